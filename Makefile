@@ -13,8 +13,9 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 SGLANG_VENV := .venv-sglang
 SGLANG_BIN := $(SGLANG_VENV)/bin
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
-# trackio's pins clash with ours too (pillow): what it needs lies in a folder that only its tests look into.
-TRACKIO := .venv-trackio
+# The pins of trackio and Inspect AI clash with ours too (pillow, fsspec): they lie, with what of theirs we lack, in a
+# folder that only their tests look into.
+READERS := .venv-readers
 SGLANG_NEEDS := $(addprefix plugins/engines/sglang/slime_engine_sglang/,requirements-cpu.txt requirements-cpu-no-deps.txt)
 
 # .ci/run has failed tests run again: PYTEST=".venv/bin/python .ci/pytest_again.py".
@@ -23,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 
-.PHONY: install constraints sglang view-assets view-screenshots browser demo demo-tools test test-smoke test-backends test-trackio lint types size docs oracle benchmarks clean
+.PHONY: install constraints sglang view-assets view-screenshots browser demo demo-tools test test-smoke test-backends test-readers lint types size docs oracle benchmarks clean
 
 install: $(STAMP)
 
@@ -57,8 +58,8 @@ $(SGLANG_STAMP): $(SGLANG_NEEDS) $(SGLANG_CONSTRAINTS)
 	$(SGLANG_BIN)/python $(PIP_INSTALL) --no-deps -r $(word 2,$(SGLANG_NEEDS))
 	touch $(SGLANG_STAMP)
 
-$(TRACKIO)/.installed: $(STAMP)
-	$(BIN)/python $(PIP_INSTALL) --target $(TRACKIO) "trackio>=0.20"
+$(READERS)/.installed: $(STAMP) requirements-readers.txt
+	$(BIN)/python $(PIP_INSTALL) --no-deps --upgrade --target $(READERS) -r requirements-readers.txt
 	touch $@
 
 # The page of `slime view` with uPlot, as wheels contain it: needs Node and npm. Without it the page's sources are served.
@@ -104,9 +105,11 @@ test: install
 test-smoke: install $(NEEDS_SGLANG)
 	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(ARGS)
 
-# trackio's tracker and export, against the real library.
-test-trackio: install $(TRACKIO)/.installed
-	PYTHONPATH=$(CURDIR)/$(TRACKIO) $(PYTEST) -k trackio plugins/hooks/trackers tests/integration/test_export.py $(ARGS)
+# trackio's tracker and export, and logs for Inspect AI, read back by the real libraries.
+test-readers: export OMP_NUM_THREADS := 1
+test-readers: export TORCH_COMPILE_DISABLE := 1
+test-readers: install $(READERS)/.installed
+	PYTHONPATH=$(CURDIR)/$(READERS) $(PYTEST) -k "trackio or inspect" plugins/hooks/trackers/tests tests/integration/test_export.py $(ARGS)
 
 # The whole, or one part of it: make test-backends PART=ray
 PARTS_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill)
@@ -138,11 +141,14 @@ docs: install
 oracle: install
 	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 
-# benchmarks/README.md says what each one needs and prints; ratios also go into the table outputs/benchmarks.md.
+# The commands of benchmarks/summary.txt, on a machine with nothing else to do; their ratios become the table of
+# docs/performance.md. TRL_PYTHON=PATH names the environment of end_to_end.py (benchmarks/README.md).
+benchmarks: export BENCH_TABLE := benchmarks/table.md
 benchmarks: install
-	mkdir -p outputs && rm -f outputs/benchmarks.md
-	for script in overhead rollout_overhead startup engine trainer trainers weight_sync; do \
-	    BENCH_TABLE=outputs/benchmarks.md $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
+	rm -f $(BENCH_TABLE)
+	set -e; while read -r words; do echo "== $$words"; \
+	    $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < benchmarks/summary.txt
+	$(BIN)/python scripts/generate_docs.py
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -93,8 +94,16 @@ def ratio(name: str, ours: Sequence[float], theirs: Sequence[float], *, floor: f
     if path := os.environ.get("BENCH_TABLE"):
         with Path(path).open("a", encoding="utf-8") as file:
             if not file.tell():
-                file.write("| what | ratio | spread | over the floor |\n|---|---|---|---|\n")
+                file.write(f"{machine()}\n\n| what | ratio | spread | over the floor |\n|---|---|---|---|\n")
             file.write(f"| {name} | {other / mine:.2f} | {noise} | {above} |\n")
+
+
+def machine() -> str:
+    """What a table was measured on, and when."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    model = models[0] if models else platform.machine()
+    return f"{time.strftime('%d %B %Y')}, {os.cpu_count()} cores ({model}), Python {platform.python_version()}."
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

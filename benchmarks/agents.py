@@ -233,7 +233,7 @@ def staged(kind: str, num_samples: int, reward: Path) -> Measured:
             tokenizer=CharTokenizer(),
             engine=engine(kind),
             generator=resolver.generator(kind, "benchmark"),
-            rewards=RewardStage(args, scorer, resolver.reward, workers=resolver.workers),
+            rewards=RewardStage(args, scorer, resolver.reward, workers=resolver),
             filters=FilterStage(args, None),
             resolve_generator=resolver.generator,
         ),

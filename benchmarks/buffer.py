@@ -197,7 +197,17 @@ def main() -> None:
         return
     found: dict[str, dict[str, float]] = {}
     for name in (*PLAIN, *BUFFERS):
-        words = [sys.executable, __file__, "--side", name, "--groups", str(sizes[0]), "--state-groups", str(sizes[1])]
+        words = [
+            sys.executable,
+            __file__,
+            "--busy-anyway",
+            "--side",
+            name,
+            "--groups",
+            str(sizes[0]),
+            "--state-groups",
+            str(sizes[1]),
+        ]
         words += ["--group-size", str(sizes[2]), "--tokens", str(sizes[3])]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:

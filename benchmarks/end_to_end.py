@@ -13,6 +13,10 @@ the whole rollout at once; forward and backward over as many samples as slime pa
 logged or saved), "defaults" keeps its batch of 8 per device and its gradient checkpointing. Both sides normalise
 rewards within the group, recompute log-probs before the first of two optimizer steps, use no KL and AdamW.
 
+`--mix` draws the length of every answer from a log-normal distribution (median 64, at most 512), the same lengths on
+both sides: `transformers.generate` goes on until the longest of its batch is done, and TRL trains on answers padded to
+it. `--model` takes larger random models than the quick start's.
+
 The last line is a bound: the time that the matrix products of this work take at the speed this machine multiplies
 matrices of these shapes. No implementation in the same precision can be faster, so it says how large a ratio can get.
 This file runs under both interpreters, so it imports slime and trl inside functions.
@@ -23,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -48,15 +53,35 @@ def share_of_digits(text):
 def reward(args, sample):
     return share_of_digits(sample.response)
 '''
-GENERATE = '''"""single_turn with the end token ignored: every answer has the same length."""
+GENERATE = '''"""single_turn with the end token ignored: every answer has the length drawn for it."""
 
 import slime_generator_single_turn
 
+LENGTHS = %s
+
 
 async def generate(args, sample, sampling_params, *, context):
-    params = {**sampling_params, "ignore_eos": True}
+    length = LENGTHS[sample.index %% len(LENGTHS)]
+    params = {**sampling_params, "ignore_eos": True, "max_new_tokens": length}
     return await slime_generator_single_turn.generate(args, sample, params, context=context)
 '''
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.3M": {},
+    "5M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8},
+    "30M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 9, "num_attention_heads": 16,
+            "num_key_value_heads": 8},
+}  # fmt: skip
+"""What differs from the quick start's model, whose heads have 32 numbers."""
+MIX_MEDIAN, MIX_SIGMA, MIX_LONGEST = 64, 1.0, 512
+
+
+def drawn_lengths(count: int) -> list[int]:
+    """Log-normal lengths of answers, in tokens; one of them is the longest allowed."""
+    rng = random.Random(0)
+    lengths = [max(1, min(MIX_LONGEST, round(MIX_MEDIAN * rng.lognormvariate(0, MIX_SIGMA)))) for _ in range(count)]
+    return [MIX_LONGEST, *lengths[1:]]
 
 
 @dataclass(frozen=True)
@@ -70,19 +95,24 @@ class Job:
     """Python file with `share_of_digits(text)`."""
     num_prompts: int
     group_size: int
-    new_tokens: int
+    lengths: list[int]
+    """Of the answers of a rollout, in tokens."""
     rollouts: int
     """Timed ones; one more is done before them."""
     threads: int
     """0 leaves threads and OpenMP as each side comes."""
     micro_batch: int
-    """Samples per forward and backward pass of TRL; slime packs up to as many tokens as they have."""
+    """Samples per forward and backward pass of TRL; slime packs up to as many tokens as they have on average."""
     trl_defaults: bool = False
     """Leave TRL's batch per device and gradient checkpointing as they come."""
 
     @property
     def samples(self) -> int:
         return self.num_prompts * self.group_size
+
+    @property
+    def equal(self) -> bool:
+        return len(set(self.lengths)) == 1
 
 
 @dataclass(frozen=True)
@@ -94,8 +124,8 @@ class Measured:
     cpu_seconds: list[float]
     """CPU time of all its threads and of all processes it started."""
     samples_per_rollout: int
-    response_lengths: tuple[int, int]
-    """Shortest and longest answer."""
+    response_lengths: list[int]
+    """Of the last rollout, in ascending order."""
     prompt_tokens: int
     """Of one rollout."""
 
@@ -103,15 +133,19 @@ class Measured:
 # -- inputs ----------------------------------------------------------------------------------------------
 
 
-def write_inputs(work: Path, num_prompts: int) -> tuple[Path, Path, Path]:
-    """The quick start's model with random weights, its prompts as text, and the reward function."""
+def write_inputs(work: Path, num_prompts: int, shape: str) -> tuple[Path, Path, Path]:
+    """A model of the quick start's kind with random weights, its prompts as text, and the reward function."""
     from slime_command_init import task
-    from slime_command_init.tiny_model import write_random_model
+    from slime_command_init.tiny_model import hf_config, write_tokenizer
 
     from slime_core.data.tokenizer import load_tokenizer, render_prompt
+    from slime_core.models.config import load_model_config
+    from slime_core.models.decoder import init_weights
+    from slime_core.models.hf_io import write_config, write_weights
 
     model, prompts, reward = work / "model", work / "prompts.jsonl", work / "bench_reward.py"
-    write_random_model(model, seed=0)
+    write_config(model, {**hf_config(write_tokenizer(model)), "max_position_embeddings": 1024, **SHAPES[shape]})
+    write_weights(model, init_weights(load_model_config(model), seed=0).items())
     tokenizer = load_tokenizer(model)
     problems, _ = task.split_problems()
     rows = [{"prompt": render_prompt(tokenizer, task.question(problem))} for problem in problems[:num_prompts]]
@@ -126,8 +160,9 @@ def write_inputs(work: Path, num_prompts: int) -> tuple[Path, Path, Path]:
 def slime_command(job: Job, work: Path) -> list[str]:
     """`slime train` on the embedded default."""
     generate = work / "bench_generate.py"
-    generate.write_text(GENERATE, encoding="utf-8")
-    prompt_tokens = 16
+    generate.write_text(GENERATE % job.lengths, encoding="utf-8")
+    prompt_tokens, longest = 16, max(job.lengths)
+    packed = job.micro_batch * (sum(job.lengths) // job.samples + prompt_tokens)
     flags: dict[str, Any] = {
         "hf-checkpoint": job.model,
         "prompt-data": job.prompts,
@@ -136,10 +171,10 @@ def slime_command(job: Job, work: Path) -> list[str]:
         "custom-generate-function-path": f"{generate}:generate",
         "rollout-batch-size": job.num_prompts,
         "n-samples-per-prompt": job.group_size,
-        "rollout-max-response-len": job.new_tokens,
+        "rollout-max-response-len": longest,
         "num-rollout": job.rollouts + 1,
         "num-steps-per-rollout": STEPS_PER_ROLLOUT,
-        "max-tokens-per-gpu": job.micro_batch * (job.new_tokens + prompt_tokens),
+        "max-tokens-per-gpu": max(packed, longest + 2 * prompt_tokens),
         "advantage-estimator": "grpo",
         "lr": "1e-4",
         "lr-decay-style": "constant",
@@ -169,12 +204,11 @@ def run_slime(job: Job, python: str, work: Path) -> Measured:
     events = [json.loads(line) for line in clock.read_text(encoding="utf-8").splitlines()]
     ends = [event for event in events if event["event"] == "step_end"]
     rollouts = [event for event in events if event["event"] == "rollout_end"]
-    lengths = [length for event in rollouts for length in event["response_lengths"]]
     return Measured(
         seconds=differences([event["time"] for event in ends]),
         cpu_seconds=differences([event["cpu"] for event in ends]),
         samples_per_rollout=len(rollouts[-1]["response_lengths"]),
-        response_lengths=(min(lengths), max(lengths)),
+        response_lengths=sorted(rollouts[-1]["response_lengths"]),
         prompt_tokens=rollouts[-1]["prompt_tokens"],
     )
 
@@ -187,8 +221,7 @@ def run_trl(job: Job, python: str, work: Path) -> Measured:
     result.unlink(missing_ok=True)
     words = ["--busy-anyway", "--trl-job", json.dumps(asdict(job)), "--trl-result", str(result)]
     run_process([python, str(Path(__file__).resolve()), *words], {}, job.threads)
-    raw = json.loads(result.read_text(encoding="utf-8"))
-    return Measured(**{**raw, "response_lengths": tuple(raw["response_lengths"])})
+    return Measured(**json.loads(result.read_text(encoding="utf-8")))
 
 
 def trl_main(job: Job, result: Path) -> None:
@@ -221,6 +254,8 @@ def trl_main(job: Job, result: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
+    if not job.equal:
+        model.generate = generate_drawn_lengths(model, job.lengths, tokenizer.eos_token_id)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
@@ -236,10 +271,37 @@ def trl_main(job: Job, result: Path) -> None:
         seconds=differences([wall for wall, _ in ends]),
         cpu_seconds=differences([cpu for _, cpu in ends]),
         samples_per_rollout=seen["calls"][-1],
-        response_lengths=(min(seen["lengths"]), max(seen["lengths"])),
+        response_lengths=sorted(seen["lengths"][-job.samples :]),
         prompt_tokens=prompt_tokens,
     )
     result.write_text(json.dumps(asdict(measured)), encoding="utf-8")
+
+
+def generate_drawn_lengths(model: Any, lengths: list[int], end: int) -> Any:
+    """`model.generate` in which row `i` has its end token at `lengths[i]`, and none before."""
+    import torch
+    from transformers import LogitsProcessor, LogitsProcessorList
+
+    at = torch.tensor(lengths)
+
+    class Ends(LogitsProcessor):
+        def __init__(self, prompt: int) -> None:
+            self.prompt = prompt
+
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            last = at == ids.shape[1] - self.prompt + 1
+            scores[:, end] = -torch.inf
+            scores[last] = -torch.inf
+            scores[last, end] = 0.0
+            return scores
+
+    generate = model.generate
+
+    def generate_with_ends(input_ids: torch.Tensor, **more: Any) -> Any:
+        ends = LogitsProcessorList([Ends(input_ids.shape[1])])
+        return generate(input_ids=input_ids, logits_processor=ends, **more)
+
+    return generate_with_ends
 
 
 def trl_config(job: Job, directory: str) -> Any:
@@ -257,8 +319,8 @@ def trl_config(job: Job, directory: str) -> Any:
         gradient_accumulation_steps=job.samples // steps // micro_batch,
         generation_batch_size=job.samples,
         num_generations=job.group_size,
-        max_completion_length=job.new_tokens,
-        generation_kwargs={"min_new_tokens": job.new_tokens},
+        max_completion_length=max(job.lengths),
+        generation_kwargs={"min_new_tokens": max(job.lengths)} if job.equal else None,
         temperature=1.0,
         beta=0.0,
         learning_rate=1e-4,
@@ -304,10 +366,13 @@ def versions(python: str, names: list[str]) -> str:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--trl-python", default=sys.executable, metavar="PATH", help="interpreter that has trl")
+    trl = os.environ.get("TRL_PYTHON", sys.executable)
+    parser.add_argument("--trl-python", default=trl, metavar="PATH", help="interpreter that has trl (TRL_PYTHON)")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--new-tokens", type=int, default=20)
+    parser.add_argument("--new-tokens", type=int, default=20, help="of every answer")
+    parser.add_argument("--mix", action="store_true", help="log-normal lengths of answers instead")
+    parser.add_argument("--model", choices=SHAPES, default="0.3M", help="parameters")
     parser.add_argument("--rollouts", type=int, default=3, help="timed rollouts of each process")
     parser.add_argument("--repeats", type=int, default=2, help="processes of each side, in turns")
     parser.add_argument("--threads", type=int, default=1, help="of each side; 0 is whatever each side does by itself")
@@ -328,14 +393,15 @@ def main() -> None:
 
 def compare(options: argparse.Namespace, work: Path) -> None:
     """Run the sides in turns and print the table."""
-    model, prompts, reward = write_inputs(work, options.prompts)
+    model, prompts, reward = write_inputs(work, options.prompts, options.model)
+    samples = options.prompts * options.group_size
     job = Job(
         model=str(model),
         prompts=str(prompts),
         reward=str(reward),
         num_prompts=options.prompts,
         group_size=options.group_size,
-        new_tokens=options.new_tokens,
+        lengths=drawn_lengths(samples) if options.mix else [options.new_tokens] * samples,
         rollouts=options.rollouts,
         threads=options.threads,
         micro_batch=options.micro_batch,
@@ -351,7 +417,8 @@ def compare(options: argparse.Namespace, work: Path) -> None:
             runs.append(runners[side]())
             print(f"{side}: {', '.join(f'{s:.3f}' for s in runs[-1].seconds)} s per rollout", flush=True)
             check(side, runs[-1], job)
-    report(job, found, bound_seconds(job, found))
+    lengths = "lengths of the mix" if options.mix else f"{options.new_tokens} tokens"
+    report(f"{options.model}, {lengths}", job, found, bound_seconds(job, found))
 
 
 def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
@@ -368,7 +435,7 @@ def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
     projections = 2 * heads * hf["head_dim"] + 2 * hf["num_key_value_heads"] * hf["head_dim"]
     layers, head = hf["num_hidden_layers"] * hidden * (projections + 3 * inner), hf["vocab_size"] * hidden
     prompt = next(iter(found.values()))[0].prompt_tokens // job.group_size
-    response = job.samples * job.new_tokens
+    response = sum(job.lengths)
     passes = 1 + 3 + (STEPS_PER_ROLLOUT - 1) / STEPS_PER_ROLLOUT
     operations = 2 * passes * (layers * (response + prompt) + head * response)
     torch.set_num_threads(1)
@@ -385,17 +452,18 @@ def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
 def check(side: str, measured: Measured, job: Job) -> None:
     """Both sides did the work asked for."""
     assert measured.samples_per_rollout == job.samples, f"{side}: {measured.samples_per_rollout} samples per rollout"
-    assert measured.response_lengths == (job.new_tokens, job.new_tokens), f"{side}: {measured.response_lengths} tokens"
+    assert measured.response_lengths == sorted(job.lengths), f"{side}: answers of {measured.response_lengths} tokens"
     assert len(measured.seconds) == job.rollouts, f"{side}: {len(measured.seconds)} timed rollouts"
 
 
-def report(job: Job, found: dict[str, list[Measured]], bound: float) -> None:
+def report(name: str, job: Job, found: dict[str, list[Measured]], bound: float) -> None:
     """Wall time is what a user waits for; CPU time says how much of a difference is other load on the machine."""
     wall = {side: [s for run in runs for s in run.seconds] for side, runs in found.items()}
     cpu = {side: [s for run in runs for s in run.cpu_seconds] for side, runs in found.items()}
+    of = str(job.lengths[0]) if job.equal else f"{min(job.lengths)} to {max(job.lengths)}"
     threads = f"{job.threads} thread(s)" if job.threads else "threads as each side comes"
     print(
-        f"\n{job.samples} samples ({job.num_prompts} prompts x {job.group_size}) of {job.new_tokens} new tokens,"
+        f"\n{job.samples} samples ({job.num_prompts} prompts x {job.group_size}) of {of} new tokens,"
         f" {STEPS_PER_ROLLOUT} optimizer steps per rollout, float32, CPU, {threads}\n"
     )
     header = ["side", "rollouts", "wall s", "spread", "samples/s", "CPU s", "spread", "samples/CPU-s"]
@@ -407,7 +475,7 @@ def report(job: Job, found: dict[str, list[Measured]], bound: float) -> None:
         rows.append([side, str(len(wall[side])), *cells])
     print(table(header, rows))
     print()
-    what = f"GRPO step, {job.new_tokens} tokens"
+    what = f"GRPO step, {name}"
     for side in [side for side in found if side != SLIME and SLIME in found]:
         ratio(f"{what}, {side} / slime, wall", wall[SLIME], wall[side])
         ratio(f"{what}, {side} / slime, processor", cpu[SLIME], cpu[side], floor=bound)

@@ -62,13 +62,13 @@ class Row:
     """Peak memory while `ours` ran."""
 
 
-def build(size: str, directory: Path) -> int:
+def build(size: str, directory: Path, context: int) -> int:
     hidden, layers, heads, kv_heads, dim, inner = SIZES[size]
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=VOCABS.get(size, VOCAB), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=dim, intermediate_size=inner, tie_word_embeddings=True,
-        max_position_embeddings=2048, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+        max_position_embeddings=context, eos_token_id=1, pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
     model = transformers.Qwen3ForCausalLM(config)
     model.save_pretrained(directory)
@@ -137,7 +137,7 @@ def bench(options: argparse.Namespace) -> list[Row]:
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
-            params = build(size, directory)
+            params = build(size, directory, max(2048, options.prompt + options.tokens))
             print(f"# {size}: {params:,} parameters", flush=True)
             for dtype in options.dtypes:
                 core = make_core(directory, dtype, options.device)
@@ -175,7 +175,8 @@ def measure(
     flops = decode_flops(model.config.to_dict(), [len(prompt) for prompt in prompts], lengths)
     peak = peak_flops(dtype, options)
     row = Row(workload, size, dtype, n, total / ours, total / hf, flops / ours / peak, mib)
-    ratio(f"tokens, {workload} {size} {dtype} x{n}: transformers / engine", [ours], [hf], floor=flops / peak)
+    what = f"tokens, {workload} {size} {dtype} x{n}, prompts of {options.prompt}: transformers / engine"
+    ratio(what, [ours], [hf], floor=flops / peak)
     return row
 
 

@@ -127,7 +127,7 @@ def make_stage(loaded: Any, reward_file: Path, engine: Any = None, runner: Any =
         tokenizer=CharTokenizer(),
         engine=instant_engine() if engine is None else engine,
         generator=resolver.generator("single_turn", "benchmark"),
-        rewards=RewardStage(args, scorer, resolver.reward, workers=resolver.workers),
+        rewards=RewardStage(args, scorer, resolver.reward, workers=resolver),
         filters=FilterStage(args, None),
         resolve_generator=resolver.generator,
     )

@@ -25,12 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _harness import Parser, spread, table
+from _harness import Parser, ratio, spread, table
 from _measure import PeakMemory, matmul_flops_per_second, step_flops, wait_for
 
 from slime_core.config import Args
 
-SPEED_AIM, MEMORY_AIM = 2.0, 0.25
 MEDIUM = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 8192}
 LARGE = {
     "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "vocab_size": 151_936,
@@ -60,18 +59,20 @@ def make_model(directory: Path, shape: dict[str, Any]) -> None:
     write_config(directory, hf)
 
 
-def make_samples(count: int, vocab: int) -> list[tuple[list[int], int]]:
-    """(tokens, response length) with prompts of 16-48 tokens and log-normal responses: median 64, at most 768."""
+def make_samples(count: int, vocab: int, length: int | None = None) -> list[tuple[list[int], int]]:
+    """(tokens, response length) with prompts of 16-48 tokens; responses of `length`, or log-normal ones: median 64, at
+    most 768."""
     rng = random.Random(0)
     samples = []
     for _ in range(count):
-        prompt, response = rng.randint(16, 48), min(768, max(4, round(rng.lognormvariate(4.16, 0.9))))
+        prompt, drawn = rng.randint(16, 48), min(768, max(4, round(rng.lognormvariate(4.16, 0.9))))
+        response = length or drawn
         samples.append(([rng.randrange(vocab) for _ in range(prompt + response)], response))
     return samples
 
 
-def micro_batches(count: int) -> list[list[int]]:
-    return [list(range(i, min(i + MICRO_BATCH, count))) for i in range(0, count, MICRO_BATCH)]
+def micro_batches(count: int, size: int = MICRO_BATCH) -> list[list[int]]:
+    return [list(range(i, min(i + size, count))) for i in range(0, count, size)]
 
 
 def train_batch(samples: list[tuple[list[int], int]]) -> Any:
@@ -123,7 +124,7 @@ def slime_step(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> Cal
         loss = -output.log_probs.sum() / total
         return loss, {"loss": loss}
 
-    return lambda: trainer.train_step(batch, micro_batches(len(samples)), loss_fn).metrics["loss"]
+    return lambda: trainer.train_step(batch, micro_batches(len(samples), job["micro_batch"]), loss_fn).metrics["loss"]
 
 
 def plain_step(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> Callable[[], float]:
@@ -156,7 +157,7 @@ def plain_step(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> Cal
     def step() -> float:
         optimizer.zero_grad()
         value = 0.0
-        for positions in micro_batches(len(samples)):
+        for positions in micro_batches(len(samples), job["micro_batch"]):
             ids, attention, mask = padded(positions)
             with torch.autocast(device, torch.bfloat16, enabled=job["dtype"] == "bfloat16"):
                 logits = network(input_ids=ids, attention_mask=attention, use_cache=False).logits
@@ -201,7 +202,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(job["threads"])
     if job["what"] == "head":
         return head_memory(job["side"], job["device"])
-    samples = make_samples(job["samples"], job["vocab"])
+    samples = make_samples(job["samples"], job["vocab"], job["length"])
     step = (slime_step if job["side"] == "slime" else plain_step)(job, samples)
     return timed(step, job["device"])
 
@@ -236,9 +237,9 @@ def report(name: str, results: dict[str, list[dict[str, Any]]], tokens: int) -> 
         noise = spread([r["seconds"] for r in found])
         rows.append([side, f"{tokens / wall:,.0f}", noise, f"{tokens / cpu:,.0f}", f"{mib:,.0f}"])
     print(f"\n{name}\n" + table(["side", "tokens/s", "spread", "tokens/cpu-s", "peak MiB"], rows))
-    ours, theirs = medians["slime"], medians["plain"]
-    speed, per_cpu = theirs["seconds"] / ours["seconds"], theirs["cpu"] / ours["cpu"]
-    print(f"speed x{speed:.2f}, per processor second x{per_cpu:.2f}, peak memory x{ours['mib'] / theirs['mib']:.2f}")
+    for key, what in (("seconds", "wall"), ("cpu", "processor"), ("mib", "peak memory")):
+        ours, theirs = ([r[key] for r in results[side]] for side in ("slime", "plain"))
+        ratio(f"{name}: transformers / trainer, {what}", ours, theirs)
     return medians
 
 
@@ -257,6 +258,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--length", type=int, help="tokens of every response, instead of log-normal numbers")
+    parser.add_argument("--micro-batch", type=int, default=MICRO_BATCH, help="samples per forward and backward pass")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", action="store_true", help="the demo's 331k-parameter model instead of one of 5M")
     size.add_argument("--large", action="store_true", help="Qwen3-0.6B's shape, for a GPU")
@@ -275,14 +278,18 @@ def main() -> None:
     place = {"threads": options.threads, "device": options.device, "dtype": options.dtype}
     with tempfile.TemporaryDirectory() as directory:
         make_model(Path(directory), shape)
-        job = {**place, "model": directory, "samples": options.samples, "vocab": shape["vocab_size"]}
-        lengths = [len(tokens) for tokens, _ in make_samples(options.samples, shape["vocab_size"])]
+        job = {**place, "model": directory, "vocab": shape["vocab_size"]}
+        job |= {"samples": options.samples, "length": options.length, "micro_batch": options.micro_batch}
+        lengths = [len(tokens) for tokens, _ in make_samples(options.samples, shape["vocab_size"], options.length)]
         tokens = sum(lengths)
-        name = f"optimizer step, {options.samples} samples, {tokens} tokens (aim: speed x{SPEED_AIM:g})"
+        of = f"of {options.length} + prompt" if options.length else "log-normal"
+        name = f"optimizer step, {options.samples} samples {of}, {tokens} tokens"
         medians = report(name, compare({**job, "what": "step"}, options.rounds), tokens)
         utilisation(medians, step_flops({**HF, **shape}, lengths), place, options.peak_tflops)
+    if options.length:
+        return
     head = compare({**place, "what": "head", "dtype": "float32"}, options.rounds)
-    name = f"log-prob step, {HEAD_TOKENS} tokens, vocabulary {HEAD_VOCAB:,} (aim: peak memory x{MEMORY_AIM:g})"
+    name = f"log-prob step, {HEAD_TOKENS} tokens, vocabulary {HEAD_VOCAB:,}"
     report(name, head, HEAD_TOKENS)
 
 

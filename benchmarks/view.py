@@ -35,8 +35,8 @@ def made(folder: Path, rollouts: int) -> Path:
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
         print(f"making a run of {rollouts * 500:,} samples in {folder}", flush=True)
-        run = MadeRun(path, rollouts, groups=62, per_group=8, tokens=30, evaluations=40, items=500, commit_every=20)
-        run.write()
+        shape = {"groups": 62, "per_group": 8, "tokens": 30, "evaluations": 40, "items": 500}
+        MadeRun(path, rollouts, **shape, commit_every=20, shadowed=60).write()
         done.touch()
     return path
 
@@ -65,6 +65,7 @@ def questions(rollouts: int, rng: random.Random) -> dict[str, Callable[[], tuple
         "run: curves": lambda: ("metrics", {"name": ["rollout/raw_reward", "train/loss", "eval/held"]}),
         "run: new steps": lambda: ("metrics", {"name": ["train/loss"], "since": rollouts - 5}),
         "run: is there anything new": lambda: ("pulse", {}),
+        "run: what it waits for": lambda: ("waits", {}),
         "rollout": lambda: ("rollout", rollout()),
         "rollout: text": lambda: ("search", {**rollout(), "text": f"answer {rng.randrange(100)}"}),
         "samples: best": lambda: ("samples", {"order": "best"}),
@@ -78,6 +79,7 @@ def questions(rollouts: int, rng: random.Random) -> dict[str, Callable[[], tuple
         "sample": lambda: ("sample", sample()),
         "timeline": lambda: ("timeline", {"rollout": rng.randrange(min(rollouts, 800))}),
         "evaluation": lambda: ("evaluation", {"data_set": "held"}),
+        "shadows": lambda: ("shadows", {}),
         "row of the data": lambda: ("prompt", {"row": rng.randrange(1000)}),
     }  # fmt: skip
 

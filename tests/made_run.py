@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from slime_runs.files import FOLDER, file_name, trained_name, write_file
+from slime_runs.files import FOLDER, file_name, shadow_name, trained_name, write_file
 from slime_runs.index import Index, facts
 
 from slime_core.data.ledger_files import SegmentRef, write_segment
@@ -39,6 +39,8 @@ class MadeRun:
     commit_every: int = 2
     traced: int = 400_000
     """Samples whose times are in the trace, as many as a run keeps."""
+    shadowed: int = 0
+    """Newest rollouts that a shadow reward and a shadow filter have judged."""
     texts: Sequence[str] = ()
     """Responses of the first samples of each rollout."""
     seed: int = 0
@@ -62,6 +64,8 @@ class MadeRun:
                 rows = self._rollout(number)
                 self._keep(index, file_name(number), rows)
                 self._trained(number, rows)
+                if number >= self.rollouts - self.shadowed:
+                    self._shadow(number, rows)
                 if number * self.groups * self.per_group < self.traced:
                     trace.write(self._times(number, rows))
         for at in range(self.evaluations):
@@ -128,6 +132,19 @@ class MadeRun:
             self.path / FOLDER / trained_name(number),
             [lines[i : i + _PER_FRAME] for i in range(0, len(lines), _PER_FRAME)],
         )
+
+    def _shadow(self, number: int, rows: list[dict[str, Any]]) -> None:
+        verdicts = [
+            {
+                "index": row["index"], "group_index": row["group_index"], "kept": row["kept"]["fate"] == "trained",
+                "score": row["kept"]["score"], "filters": {"zero_std": True},
+                "rewards": {"mine.py:reward": round(self._rng.random(), 3)}, "seconds": {"mine.py:reward": 1e-4},
+            }
+            for row in rows
+        ]  # fmt: skip
+        frames = [verdicts[i : i + self.per_group] for i in range(0, len(verdicts), self.per_group)]
+        path = self.path / FOLDER / shadow_name(number)
+        write_file(path, [[orjson.dumps(verdict) for verdict in frame] for frame in frames])
 
     def _times(self, number: int, rows: list[dict[str, Any]]) -> bytes:
         start = _BEGAN + 10.0 * number

@@ -16,9 +16,8 @@ from slime_core.config.flags import SettingsParser
 from slime_core.config.foreign import ByOwner, ForeignFlags, Lists, by_owner, find_foreign, find_owners
 from slime_core.config.layers import collect, lay_below, validate
 from slime_core.config.origins import Entry, Origin
-from slime_core.config.role_settings import check_role_settings
-from slime_core.config.rules import apply_rules
-from slime_core.config.schema import Args, Defaults
+from slime_core.config.schema import RULES, Args, Defaults
+from slime_core.config.sections.base import run_rules
 from slime_core.config.settings import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
@@ -97,9 +96,11 @@ def load_settings(
     theirs = by_owner(foreign, layered.foreign)
     settings.warnings += _unused_foreign(settings, theirs)
     _derive_from_foreign(settings, theirs)
-    apply_rules(settings)
+    run_rules(settings, RULES)
     settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
-    if not settings.is_absent("megatron_config_path"):
+    if args.megatron_config_path and not settings.is_absent("megatron_config_path"):
+        from slime_core.config.role_settings import check_role_settings
+
         settings.warnings += check_role_settings(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)

@@ -7,14 +7,13 @@
           lr: 1e-5
           recompute_granularity: full
 
-`load_settings` checks the file; `launch.trainers.Trainers` asks `role_args` once for each trainer it builds. An entry
-may hold what a trainer alone reads: the settings in `PER_ROLE`, flags of another program that the chosen trainer takes,
-and keys of the user's own. The loop and the loss read the run's `args`, never these.
+`load_settings` checks the file; `launch.trainers.role_args` reads it for each trainer that is built. An entry may hold
+what a trainer alone reads: the settings in `PER_ROLE`, flags of another program that the chosen trainer takes, and keys
+of the user's own. The loop and the loss read the run's `args`, never these.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -49,36 +48,8 @@ PER_ROLE = (
 )
 """slime's own settings that may differ between roles: those of the optimizer, of memory, precision and checkpoints."""
 
-OF_CRITIC: Mapping[str, Any] = {
-    "kl_coef": 0.0,
-    "use_kl_loss": False,
-    "use_opd": False,
-    "keep_old_actor": False,
-    "custom_advantage_function_path": None,
-}
-"""What a critic's trainer sees whatever the run's settings are: it has no reference, no teacher and no advantages."""
-
 _IGNORED = ("num_nodes", "num_gpus_per_node")
 """Keys of THUDM/slime's files; the critic has the actor's processes."""
-
-
-def role_args(args: Args, role: Role) -> Any:
-    """The settings that a role's trainer is built with: a copy of `args`, or `args` itself where nothing differs.
-
-    Raises:
-        ConfigError: The file of --megatron-config-path cannot be used.
-    """
-    own = {name: entry.value for name, entry in role_overrides(args).get(role, {}).items()}
-    if role == "critic":
-        own = {**OF_CRITIC, **own}
-        if "lr" in own:
-            own["critic_lr"] = None  # the entry says it for this role alone, --critic-lr for every critic
-    if not own:
-        return args
-    changed = copy.copy(args)
-    for name, value in own.items():
-        setattr(changed, name, value)
-    return changed
 
 
 def check_role_settings(args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:

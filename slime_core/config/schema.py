@@ -1,4 +1,4 @@
-"""Every setting of slime as one flat, typed object: `Args`.
+"""Every setting of slime as one flat, typed object, `Args`, and the order of the rules between them.
 
 Sections (modules under `sections`) are inherited, so `args.rollout_batch_size` needs no path. Names, types and
 defaults are THUDM/slime's; a default that differs says so here:
@@ -10,7 +10,7 @@ defaults are THUDM/slime's; a default that differs says so here:
 - `use_tensorboard` is None, which means where tensorboard is installed;
 - `train_backend`, `rollout_engine` are "auto" (`config/backends.py`), where THUDM/slime has Megatron and SGLang only.
 
-`Args` alone checks single values. Files, environment, flags and rules between values are `settings.load_settings`.
+`Args` alone checks single values. Files, environment and flags are `load.load_settings`, which runs the rules.
 """
 
 from __future__ import annotations
@@ -21,51 +21,72 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from slime_core.config.sections.algorithm import AlgorithmArgs
-from slime_core.config.sections.base import Section
-from slime_core.config.sections.cluster import ClusterArgs
-from slime_core.config.sections.data import DataArgs
-from slime_core.config.sections.environment import EnvironmentArgs, SandboxArgs, ToolArgs
-from slime_core.config.sections.evaluation import EvalArgs, EvalDataset
-from slime_core.config.sections.logging import DebugArgs, LoggingArgs
-from slime_core.config.sections.progress import AsyncArgs, ProgressArgs
-from slime_core.config.sections.reward import RewardArgs
-from slime_core.config.sections.rollout import EngineArgs, ModelArgs, RolloutArgs
-from slime_core.config.sections.run import RunArgs
-from slime_core.config.sections.train import CheckpointArgs, LoraArgs, OptimizerArgs, TrainArgs, WeightArgs
+from slime_core.config.sections import (
+    algorithm,
+    cluster,
+    data,
+    environment,
+    evaluation,
+    logging,
+    progress,
+    reward,
+    rollout,
+    run,
+    train,
+)
+from slime_core.config.sections.base import Rule, Section
 
 
 class Given(
-    RunArgs,
-    ModelArgs,
-    DataArgs,
-    RolloutArgs,
-    EngineArgs,
-    RewardArgs,
-    EnvironmentArgs,
-    ToolArgs,
-    SandboxArgs,
-    ProgressArgs,
-    AlgorithmArgs,
-    OptimizerArgs,
-    LoraArgs,
-    TrainArgs,
-    WeightArgs,
-    AsyncArgs,
-    CheckpointArgs,
-    EvalArgs,
-    LoggingArgs,
-    DebugArgs,
-    ClusterArgs,
+    run.RunArgs,
+    rollout.ModelArgs,
+    data.DataArgs,
+    rollout.RolloutArgs,
+    rollout.EngineArgs,
+    reward.RewardArgs,
+    environment.EnvironmentArgs,
+    environment.ToolArgs,
+    environment.SandboxArgs,
+    progress.ProgressArgs,
+    algorithm.AlgorithmArgs,
+    train.OptimizerArgs,
+    train.LoraArgs,
+    train.TrainArgs,
+    train.WeightArgs,
+    progress.AsyncArgs,
+    train.CheckpointArgs,
+    evaluation.EvalArgs,
+    logging.LoggingArgs,
+    logging.DebugArgs,
+    cluster.ClusterArgs,
 ):
     """One attribute per flag: what somebody gave, or the default; None is what the rules have yet to fill in."""
 
-    eval_datasets: list[EvalDataset] = Field(default_factory=list)
+    eval_datasets: list[evaluation.EvalDataset] = Field(default_factory=list)
     """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""
 
 
 SECTIONS: tuple[type[Section], ...] = Given.__bases__
 """In the order of the help text."""
+
+RULES: tuple[Rule, ...] = (
+    rollout.model_is_named,
+    *run.RULES,
+    *logging.RULES,
+    *data.RULES,
+    *progress.RULES,
+    *rollout.RULES,
+    *train.RULES,
+    *evaluation.RULES,
+    rollout.response_is_bounded,
+    *reward.RULES,
+    *algorithm.RULES,
+    *cluster.RULES,
+    progress.asynchrony,
+)
+"""In the order in which they run; each stands below the settings that it is about. An earlier one derives what a later
+one reads: data comes before what divides it, the lengths of a rollout before those of evaluation, which they are the
+default of."""
 
 
 @dataclass(frozen=True)

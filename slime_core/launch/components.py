@@ -16,7 +16,6 @@ from typing import Any
 import pluggy
 
 from slime_core.config import Settings
-from slime_core.config.role_settings import role_overrides
 from slime_core.config.spec import flag_specs
 from slime_core.data.dumps import SavedRollout, UnusedSource
 from slime_core.data.tools import AUTO, run_tools
@@ -344,8 +343,11 @@ def _check_roles(settings: Settings, parts: Components) -> None:
             )
         return
     given = [settings.cite(name) for name in ("critic_lr", "critic_load", "value_clip") if settings.is_given(name)]
-    if "critic" in role_overrides(args):
-        given.append(f"the entry for critic of --megatron-config-path {args.megatron_config_path!r}")
+    if args.megatron_config_path:
+        from slime_core.config.role_settings import role_overrides
+
+        if "critic" in role_overrides(args):
+            given.append(f"the entry for critic of --megatron-config-path {args.megatron_config_path!r}")
     if given:
         shown = ", ".join(given)
         logger.warning("without effect, since %s has no critic: %s", chosen, shown)

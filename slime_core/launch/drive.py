@@ -22,7 +22,7 @@ from slime_core.errors import ConfigError
 from slime_core.launch import drain
 from slime_core.launch.journal import Journal
 from slime_core.launch.prepare import Prepared
-from slime_core.launch.ranks import is_rank
+from slime_core.launch.process import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, how_to_go_on, restore, unfinished_evaluations
 from slime_core.launch.trainers import Trainers
 from slime_core.models.hf_io import copy_assets

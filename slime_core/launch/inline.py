@@ -22,8 +22,7 @@ from slime_core.launch.drive import RunParts, begin_run_dir, build_learner, buil
 from slime_core.launch.findings import run_preflight
 from slime_core.launch.lock import sole_writer
 from slime_core.launch.prepare import Prepared, prepare
-from slime_core.launch.process import is_leader, num_processes
-from slime_core.launch.ranks import is_rank, rollouts_told, start_ranks
+from slime_core.launch.process import is_leader, is_rank, num_processes, rollouts_told
 from slime_core.launch.resume import commit_to_resume, named_commit
 from slime_core.launch.rollout_factory import build_data_source
 from slime_core.launch.trainers import Trainers
@@ -50,6 +49,8 @@ def train(settings: Settings) -> dict[str, Any]:
         first_results()
         # Each rank tells of its own start, but it takes a second until it can.
         print(f"slime: starting {run.processes} trainer processes", file=sys.stderr, flush=True)
+        from slime_core.launch.ranks import start_ranks
+
         with published(args, "parent of the ranks"):
             return start_ranks(run)
     with sole_writer(run_dir) if is_leader() else nullcontext(), published(args, f"rank {os.environ.get('RANK', '0')}"):

@@ -49,8 +49,8 @@ class InlineLauncher:
     def train(self, settings: Settings) -> dict[str, Any]:
         """In this process, or as one of its ranks."""
         with waiting("loading code", deadline=None, then="as long as it takes"):
-            from slime_core.launch import inline, ranks
-        with ranks.as_rank():
+            from slime_core.launch import inline, process
+        with process.as_rank():
             return inline.train(settings)
 
 

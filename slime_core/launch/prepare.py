@@ -18,8 +18,7 @@ from slime_core.errors import ConfigError, DataError
 from slime_core.launch.component_settings import check_component_settings
 from slime_core.launch.components import Components, resolve_components
 from slime_core.launch.lock import file_lock
-from slime_core.launch.process import is_leader, set_up_process
-from slime_core.launch.ranks import processes_of
+from slime_core.launch.process import is_leader, processes_of, set_up_process
 from slime_core.launch.resolver import Resolver
 from slime_core.launch.rollout_factory import build_rollout
 from slime_core.launch.starting_points import check_named_model, check_starting_points

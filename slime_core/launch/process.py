@@ -1,4 +1,5 @@
-"""What every process of a run sets once, threads, seeds, and how often garbage is collected; and which one it is."""
+"""What every process of a run sets once, threads, seeds, how often garbage is collected; how many there are, and which
+one this is."""
 
 from __future__ import annotations
 
@@ -6,16 +7,26 @@ import atexit
 import gc
 import os
 import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy
 import torch
 
+from slime_core.config import Settings
 from slime_core.errors import ConfigError
+from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args
 
 GC_THRESHOLDS = (50_000, 20, 10)
 """Of the cyclic garbage collector, by generation. With Python's 700, scanning the samples and tasks of a large rollout
 again and again takes more than half of the CPU time of dispatching them (`benchmarks/overhead.py`)."""
+SELF = "RANK_PID_OF_SLIME"
+"""Environment variable: the rank's own process id, by which it knows itself from what it starts."""
+ROLLOUTS = "ROLLOUTS_OF_SLIME"
+"""Environment variable: how many rollouts `--num-epoch` is, which the process that starts the ranks has counted."""
 
 
 def set_up_process(args: Args) -> None:
@@ -49,3 +60,74 @@ def num_processes() -> int:
         raise ConfigError(
             f"environment variable WORLD_SIZE={text!r}: an integer is needed; torchrun sets it"
         ) from error
+
+
+def processes_of(settings: Settings, trainer: Any) -> int:
+    """Processes that train together in this run, on all nodes.
+
+    Args:
+        settings: The run's.
+        trainer: The trainer's class; None for a run that does not train.
+
+    Raises:
+        ConfigError: torchrun has started another number, or has to start them, since there are several nodes.
+    """
+    started = num_processes()
+    by_torchrun = "WORLD_SIZE" in os.environ
+    ask = getattr(trainer, "processes", None)
+    if ask is None:
+        return started
+    needed: int | None = ask(settings)
+    nodes = settings.args.actor_num_nodes
+    if nodes > 1 and not by_torchrun and not launcher_traits(settings).spans_nodes:
+        each = needed // nodes if needed else "N"
+        raise ConfigError(
+            f"{settings.cite('actor_num_nodes')}: --launcher {settings.args.launcher} starts processes on this machine"
+            " only. Name one that has a cluster (such as --launcher ray), or on every node, type"
+            f" torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d"
+            " --rdzv-endpoint HOST:PORT"
+            f" -m slime_core {settings.command} ... with the same settings"
+        )
+    if needed is None:
+        return started
+    if by_torchrun and started != needed:
+        raise ConfigError(
+            f"{settings.cite('train_backend')} needs {needed} process(es) with these settings, and torchrun started"
+            f" {started}: type torchrun --nproc-per-node {needed}, or leave torchrun out"
+        )
+    return needed
+
+
+def is_rank() -> bool:
+    """Whether this process is one that `start_ranks` started."""
+    return os.environ.get(SELF) == str(os.getpid())
+
+
+def rollouts_told() -> int | None:
+    """What the process that started this rank has counted; None in others."""
+    return int(os.environ[ROLLOUTS]) if is_rank() else None
+
+
+@contextmanager
+def as_rank() -> Iterator[None]:
+    """Around the work of every process: one that `start_ranks` started reports its error to the one that did.
+
+    Raises:
+        SystemExit: Such a process has failed.
+    """
+    if not is_rank():
+        yield
+        return
+    from slime_core.launch.rank_errors import ASKED_TO_END, report
+
+    if not is_leader():
+        # It has nothing to clean up, and a handler would not run while it waits in a collective call.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(ASKED_TO_END) from None
+    except Exception as error:
+        report(error)
+        raise SystemExit(1) from error

@@ -1,8 +1,7 @@
-"""Several training processes on this machine: how many a run needs, starting them, and being one of them.
+"""Several training processes on this machine: starting them, and waiting for their end.
 
-`launch.run` and `launch/inline.py` call it. Where the trainer's class asks for processes and torchrun has not started
-any, this process starts the same command once per rank, each under a guard (`procs/guard.py`), and has the store at
-which they meet::
+Called by `launch/inline.py` where the trainer's class asks for processes and torchrun has not started any. This process
+starts the same command once per rank, each under a guard (`procs/guard.py`), and has the store at which they meet::
 
     slime train ...   checks everything, starts the ranks, waits
       rank 0          the run; its output is the command's
@@ -19,16 +18,13 @@ import os
 import select
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.config import Settings
-from slime_core.errors import ConfigError, TrainError
+from slime_core.errors import TrainError
 from slime_core.launch.drain import Drain
-from slime_core.launch.launchers import launcher_traits
-from slime_core.launch.process import is_leader, num_processes
+from slime_core.launch.process import ROLLOUTS, SELF
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
 from slime_core.procs.guarded import Guarded, python
 from slime_core.waits import waiting
@@ -40,85 +36,10 @@ FOLDER = "ranks"
 """Folder of the run directory with the output of all ranks but 0."""
 PARENT = "RANK_OF_SLIME"
 """Environment variable: the process that started this rank."""
-SELF = "RANK_PID_OF_SLIME"
-"""Environment variable: the rank's own process id, by which it knows itself from what it starts."""
-ROLLOUTS = "ROLLOUTS_OF_SLIME"
-"""Environment variable: how many rollouts `--num-epoch` is, which the process that starts the ranks has counted."""
 GRACE_S = 30.0
 """From the signal that ends a rank to SIGKILL: rank 0 stops its engines meanwhile."""
 _LEFTOVER_S = 10.0
 """For the guards of what a killed rank had started."""
-
-
-def processes_of(settings: Settings, trainer: Any) -> int:
-    """Processes that train together in this run, on all nodes.
-
-    Args:
-        settings: The run's.
-        trainer: The trainer's class; None for a run that does not train.
-
-    Raises:
-        ConfigError: torchrun has started another number, or has to start them, since there are several nodes.
-    """
-    started = num_processes()
-    by_torchrun = "WORLD_SIZE" in os.environ
-    ask = getattr(trainer, "processes", None)
-    if ask is None:
-        return started
-    needed: int | None = ask(settings)
-    nodes = settings.args.actor_num_nodes
-    if nodes > 1 and not by_torchrun and not launcher_traits(settings).spans_nodes:
-        each = needed // nodes if needed else "N"
-        raise ConfigError(
-            f"{settings.cite('actor_num_nodes')}: --launcher {settings.args.launcher} starts processes on this machine"
-            " only. Name one that has a cluster (such as --launcher ray), or on every node, type"
-            f" torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d"
-            " --rdzv-endpoint HOST:PORT"
-            f" -m slime_core {settings.command} ... with the same settings"
-        )
-    if needed is None:
-        return started
-    if by_torchrun and started != needed:
-        raise ConfigError(
-            f"{settings.cite('train_backend')} needs {needed} process(es) with these settings, and torchrun started"
-            f" {started}: type torchrun --nproc-per-node {needed}, or leave torchrun out"
-        )
-    return needed
-
-
-def is_rank() -> bool:
-    """Whether this process is one that `start_ranks` started."""
-    return os.environ.get(SELF) == str(os.getpid())
-
-
-def rollouts_told() -> int | None:
-    """What the process that started this rank has counted; None in others."""
-    return int(os.environ[ROLLOUTS]) if is_rank() else None
-
-
-@contextmanager
-def as_rank() -> Iterator[None]:
-    """Around the work of every process: one that `start_ranks` started reports its error to the one that did.
-
-    Raises:
-        SystemExit: Such a process has failed.
-    """
-    if not is_rank():
-        yield
-        return
-    from slime_core.launch.rank_errors import ASKED_TO_END, report
-
-    if not is_leader():
-        # It has nothing to clean up, and a handler would not run while it waits in a collective call.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise SystemExit(ASKED_TO_END) from None
-    except Exception as error:
-        report(error)
-        raise SystemExit(1) from error
 
 
 def start_ranks(run: Prepared) -> dict[str, Any]:

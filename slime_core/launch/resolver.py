@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -20,8 +20,10 @@ from slime_core.plugins.options import option_name
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec, resolve, with_list_function
 from slime_core.plugins.signatures import constructor_values
-from slime_core.plugins.workers.pool import WorkerPool
 from slime_core.protocols import RewardTraits, traits_of
+
+if TYPE_CHECKING:
+    from slime_core.plugins.workers.pool import WorkerPool
 
 DEFAULTS = {
     "data_source_path": "dataset",
@@ -40,9 +42,7 @@ class Resolver:
         self._settings = settings
         self.command = settings.command
         self.used: list[Resolved] = []
-        size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
-        self.workers = WorkerPool(self.args, size, memory_limit=self.args.rm_memory_limit) if size else None
-        """Of plain rewards; no process is started before one is called."""
+        self._workers: WorkerPool | None = None
 
     def setting(self, kind: str, name: str) -> Any:
         """The object that setting `name` (or its default) selects; None when it selects nothing."""
@@ -100,12 +100,32 @@ class Resolver:
         if self.args.group_rm:
             spec = with_list_function("rewards", spec, origin)
         resolved = self.spec("rewards", spec, origin)
-        caller = RewardCaller(resolved, self.args, workers=self.workers, spec=spec, group=self.args.group_rm)
+        workers = None if self.args.rm_workers == 0 else self.workers
+        caller = RewardCaller(resolved, self.args, workers=workers, spec=spec, group=self.args.group_rm)
         self.used += [replace(member, origin=f"{origin} {spec!r}") for member in caller.members]
         for found in (resolved, *caller.members):
             if check := traits_of(found.obj, RewardTraits).check:
                 check(self.args, training=self.command != "eval")
         return caller
+
+    def workers(self) -> WorkerPool:
+        """The processes of plain rewards; none is started before one is called."""
+        if self._workers is None:
+            from slime_core.plugins.workers.pool import WorkerPool
+
+            size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
+            self._workers = WorkerPool(self.args, size, memory_limit=self.args.rm_memory_limit)
+        return self._workers
+
+    def settings_changed(self) -> None:
+        """Have the processes of rewards see the settings as they are now."""
+        if self._workers is not None:
+            self._workers.settings_changed()
+
+    def close(self) -> None:
+        """End the processes of rewards. Safe to call twice."""
+        if self._workers is not None:
+            self._workers.close()
 
     def generator(self, spec: str, origin: str = "sample.generate_function_path") -> GenerateCaller:
         """A generate function ready to be called."""

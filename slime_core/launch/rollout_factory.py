@@ -38,7 +38,7 @@ def build_rollout(
     """
     with_engine = parts.engine is not None
     source = build_data_source(args, parts) if draws else None
-    rewards = RewardStage(args, parts.reward, resolver.reward, workers=resolver.workers)
+    rewards = RewardStage(args, parts.reward, resolver.reward, workers=resolver)
     if with_engine:
         check_named_rewards(rewards, args, source)
     return RolloutStage(

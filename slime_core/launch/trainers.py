@@ -6,18 +6,52 @@ process group that both use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime_core.config.role_settings import role_args
 from slime_core.errors import CheckpointError
 from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args, Trainer
 
+if TYPE_CHECKING:
+    from slime_core.config.role_settings import Role
+
 CRITIC = "critic"
 """Folder of a checkpoint that holds what the critic's trainer saves."""
+OF_CRITIC: Mapping[str, Any] = {
+    "kl_coef": 0.0,
+    "use_kl_loss": False,
+    "use_opd": False,
+    "keep_old_actor": False,
+    "custom_advantage_function_path": None,
+}
+"""What a critic's trainer sees whatever the run's settings are: it has no reference, no teacher and no advantages."""
+
+
+def role_args(args: Args, role: Role) -> Any:
+    """The settings that a role's trainer is built with: a copy of `args`, or `args` itself where nothing differs.
+
+    Raises:
+        ConfigError: The file of --megatron-config-path cannot be used.
+    """
+    own: dict[str, Any] = {}
+    if args.megatron_config_path:
+        from slime_core.config.role_settings import role_overrides
+
+        own = {name: entry.value for name, entry in role_overrides(args).get(role, {}).items()}
+    if role == "critic":
+        own = {**OF_CRITIC, **own}
+        if "lr" in own:
+            own["critic_lr"] = None  # the entry says it for this role alone, --critic-lr for every critic
+    if not own:
+        return args
+    changed = copy.copy(args)
+    for name, value in own.items():
+        setattr(changed, name, value)
+    return changed
 
 
 class Trainers:

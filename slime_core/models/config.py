@@ -7,12 +7,17 @@ A model family is a plugin of kind `models`, named by HF's `model_type`: a funct
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError, PluginNotFoundError
+
+if TYPE_CHECKING:
+    import torch
+
+    from slime_core.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,10 @@ class ModelConfig:
     moe: MoEConfig | None = None
     """None: a dense decoder."""
     images: bool = False
-    """A vision-language model: the numbers here are its language model's, and transformers builds all of it."""
+    """A vision-language model: the numbers here are its language model's, and `build` makes all of it."""
+    build: Callable[[ModelConfig, str, torch.device], Decoder] | None = None
+    """Makes the model that is trained, float32 on the device, of an HF-layout directory; None: a `Decoder` of these
+    numbers. With `images` its `hidden` takes the keyword `images`, a `TrainInputs` or None of each sequence."""
     eos_token_ids: tuple[int, ...] = ()
     hf: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The whole `config.json`."""
@@ -66,7 +74,7 @@ class ModelConfig:
         return self.moe if self.moe is not None and layer in self.moe.layers else None
 
     @classmethod
-    def from_hf(cls, hf: Mapping[str, Any], *, moe: MoEConfig | None = None, **switches: bool) -> ModelConfig:
+    def from_hf(cls, hf: Mapping[str, Any], *, moe: MoEConfig | None = None, **switches: Any) -> ModelConfig:
         """Read the fields HF names alike in Llama, Qwen2 and Qwen3; `switches` say what the family does differently.
 
         Raises:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import awaited, contained
+from slime_core.plugins.execution import LOAD_DEADLINE, Component, Slots, deadline, execution_of
 from slime_core.plugins.options import option_name
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.signatures import (
@@ -32,9 +33,7 @@ from slime_core.plugins.signatures import (
     takes_list,
     unbound,
 )
-from slime_core.plugins.workers.calls import Component
-from slime_core.plugins.workers.execution import LOAD_DEADLINE, Slots, deadline, execution_of
-from slime_core.plugins.workers.threads import AbandonableThreadPool
+from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.types import Sample
 from slime_core.waits import placed, waiting
@@ -69,7 +68,7 @@ class RewardCaller:
         reward: Resolved,
         args: Args,
         *,
-        workers: WorkerPool | None = None,
+        workers: Callable[[], WorkerPool] | None = None,
         spec: str | None = None,
         inline: bool = False,
         group: bool = False,
@@ -79,8 +78,9 @@ class RewardCaller:
         Args:
             reward: What `resolve("rewards", ...)` returned.
             args: The run's settings, passed to the reward.
-            workers: Processes for plain functions; None runs them on threads, which are given up when a score is
-                cancelled, so that a reward which never returns holds up neither the others nor the process's end.
+            workers: Makes the processes for plain functions, when one is called first; None runs them on threads,
+                which are given up when a score is cancelled, so that a reward which never returns holds up neither the
+                others nor the process's end.
             spec: What `reward` was resolved from, for workers to resolve again.
             inline: Call plain functions on the event loop's thread, without deadline (this is a worker's own side).
             group: Call a function with the list of samples whatever its parameter is called (`--group-rm`).
@@ -141,7 +141,7 @@ class RewardCaller:
         """Load the component in a worker, if it runs in one. Raises as importing and building it do."""
         if self.execution == "process":
             assert self._workers is not None
-            await self._workers.load(self.component)
+            await self._workers().load(self.component)
 
     async def score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[Reward]:
         """One reward per sample, in order; a reward that scores one at a time is called for each in turn.
@@ -161,7 +161,7 @@ class RewardCaller:
             found: list[Reward] = []
             for part in parts:
                 seed = self._seed(part)
-                found += await self._workers.score(self.component, part, evaluation, self._timeout, seed)
+                found += await self._workers().score(self.component, part, evaluation, self._timeout, seed)
             return found
         keywords = {"evaluation": evaluation} if "evaluation" in self._keywords else {}
         if not self.batched:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.distributions import BUNDLE, AllowList, enter_safe_mode, entry_points, installed, is_own
+from slime_core.distributions import BUNDLE, CORE, AllowList, enter_safe_mode, entry_points, installed, is_own
 from slime_core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def load(argv: Sequence[str]) -> Command:
 
 
 def offered(argv: Sequence[str]) -> list[tuple[str, str]]:
-    """(What to type, help) of every command of an installed distribution, by name; nothing of slime is loaded for it.
+    """(What to type, help) of every command of an installed distribution; nothing of slime is loaded for it.
+
+    The core's own comes first, the others by name.
 
     A name that slime or another distribution has, too, is typed with its distribution.
     """
@@ -58,11 +60,11 @@ def offered(argv: Sequence[str]) -> list[tuple[str, str]]:
         if allow.allows(name, distribution):
             found.setdefault((_typed(name), entry.value), (distribution, help_line(entry.value, distribution)))
     names = [name for name, _ in found]
-    rows = [
-        (name if names.count(name) == 1 or is_own(distribution) else f"{distribution}:{name}", text)
-        for (name, _), (distribution, text) in found.items()
-    ]
-    return sorted(rows)
+    rows = []
+    for (name, _), (distribution, text) in found.items():
+        typed = name if names.count(name) == 1 or is_own(distribution) else f"{distribution}:{name}"
+        rows.append((distribution != CORE, typed, text))
+    return [(typed, text) for _, typed, text in sorted(rows)]
 
 
 def help_line(target: str, distribution: str) -> str:

@@ -133,7 +133,7 @@ class RewardTraits(Traits):
     """Of a reward function, or of an object of a reward's class."""
 
     execution: Literal["inline", "thread", "process"] | None = None
-    """Where it runs (`plugins.workers.execution`); None: what is usual for a function of its form."""
+    """Where it runs (`plugins.execution`); None: what is usual for a function of its form."""
     scores_groups: bool = False
     """Its list of samples must be the whole group, since scores depend on each other."""
     extract_answer: Callable[[Sample], str | None] | None = None

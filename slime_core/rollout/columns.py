@@ -103,7 +103,7 @@ def sampling_mask_columns(
             if len(offsets) != len(mask) + 1:
                 raise RolloutError(
                     f"--use-sampling-mask: sample {sample.index} does not say what its tokens were sampled among;"
-                    " generate functions append_response_tokens(meta_info=...) of the engine's answer"
+                    " generate functions append_response_tokens(meta_info=...); SGLang has it for a finite top_k only"
                 )
         columns.append((list(ids), list(offsets)))
     return [ids for ids, _ in columns], [offsets for _, offsets in columns]

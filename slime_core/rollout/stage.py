@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from slime_core.data.dumps import dump_path, newest_version, write_samples
 from slime_core.data.ledger import Ledger, RecordedSource
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.plugins.workers.threads import AbandonableThreadPool
+from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.procs import leftovers
 from slime_core.protocols import Args, RolloutEngine
 from slime_core.rollout import stage_state

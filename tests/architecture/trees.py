@@ -11,7 +11,13 @@ CORE = ROOT / "slime_core"
 KINDS = ("agents", "commands", "engines", "launchers", "sandboxes", "testing", "trainers", "weight_transports")
 LOCKSTEP = sorted(
     package
-    for place in (*(f"{kind}/*" for kind in KINDS), "environments/session", "hooks/trackers", "hooks/shadow")
+    for place in (
+        *(f"{kind}/*" for kind in KINDS),
+        "environments/session",
+        "hooks/trackers",
+        "hooks/shadow",
+        "models/vision_language",
+    )
     for package in ROOT.glob(f"plugins/{place}/slime_*")
 )
 """Packages that use more of the core than its public names, and are held to the same rules."""

@@ -21,8 +21,8 @@ from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.environment import engine_python
 from slime_engine_sglang.fleet import Fleet
 from slime_engine_sglang.planner import make_plan
-from slime_engine_sglang.router_process import RouterProcess
-from slime_engine_sglang.server import ServerProcess
+from slime_engine_sglang.programs import RouterProcess, ServerProcess
+from slime_engine_sglang.service import Place
 
 from slime_core.config import Args, load_settings
 from slime_core.errors import ConfigError
@@ -150,13 +150,7 @@ def started_pair(
 
 def _running(args: Any, model: Path) -> Iterator[Running]:
     plan = make_plan(args, device="cpu")
-    fleet = Fleet(
-        plan,
-        python=engine_python(args),
-        directory=Path(args.run_dir) / "engines",
-        timeout=args.engine_start_timeout,
-        host="127.0.0.1",
-    )
+    fleet = Fleet(plan, Place(engine_python(args), Path(args.run_dir) / "engines", args.engine_start_timeout))
     try:
         asyncio.run(_launch(fleet))
         servers, router = fleet.models[0].servers, fleet.models[0].router

@@ -21,7 +21,8 @@ from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.api.router import HARMLESS, Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker
-from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.programs import RouterProcess
+from slime_engine_sglang.service import Place
 
 from slime_core.config import Args
 from slime_core.errors import EngineError
@@ -194,7 +195,7 @@ PARAMS = {
 
 async def test_which_fields_the_router_drops(sglang_python: Path, tmp_path: Path) -> None:
     """Fails with a router version that passes on others than `router.FIELDS` and `router.PARAMS`."""
-    process = RouterProcess("echo", {}, device="cpu", python=sglang_python, log=tmp_path / "router.log", timeout=60.0)
+    process = RouterProcess("echo", {}, Place(sglang_python, tmp_path, 60.0), device="cpu")
     http = Http(timeout=30.0)
     await http.open()
     try:

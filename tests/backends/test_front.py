@@ -12,7 +12,8 @@ import pytest
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker
-from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.programs import RouterProcess
+from slime_engine_sglang.service import Place
 
 from tests.front_servers import in_thread, tiny
 
@@ -25,7 +26,7 @@ async def test_a_router_in_front_of_two_servers_of_slime(
     sglang_python: Path, tmp_path: Path, make_text_model: Callable[..., tuple[Path, Any]]
 ) -> None:
     serve = partial(tiny, make_text_model("qwen3", seed=1)[0])
-    process = RouterProcess("slime", {}, device="cpu", python=sglang_python, log=tmp_path / "router.log", timeout=120.0)
+    process = RouterProcess("slime", {}, Place(sglang_python, tmp_path, 120.0), device="cpu")
     http = Http(timeout=60.0)
     await http.open()
     try:

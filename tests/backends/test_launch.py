@@ -19,7 +19,8 @@ import pytest
 import torch
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.engine import SglangEngine
-from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.programs import RouterProcess
+from slime_engine_sglang.service import Place
 
 from slime_core.errors import EngineError
 from tests.backends.conftest import Running
@@ -135,10 +136,7 @@ async def test_servers_join_a_router_that_is_running_and_leave_it(
     sglang_pair: Running, sglang_python: Path, sglang_args: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Its own servers are the two of the pair, as servers that run already: only what the engine does to it is new."""
-    router = RouterProcess(
-        "other", {"policy": "round_robin"}, device="cpu", python=sglang_python, log=tmp_path / "log",
-        timeout=60.0,
-    )  # fmt: skip
+    router = RouterProcess("other", {"policy": "round_robin"}, Place(sglang_python, tmp_path, 60.0), device="cpu")
     await router.launch()
     args = sglang_args(sglang_pair.model, tmp_path, rollout_num_gpus=0)
     args.rollout_external_engine_addrs = sglang_pair.urls

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.programs import RouterProcess
+from slime_engine_sglang.service import Place
 
 from tests.backends.conftest import Running
 from tests.backends.whole_runs import command_line
@@ -26,9 +27,7 @@ def test_its_processes_are_forks_of_the_first(sglang_server: Running) -> None:
 
 
 async def test_a_killed_router_comes_back_at_its_address(sglang_python: Path, tmp_path: Path) -> None:
-    router = RouterProcess(
-        "default", {"policy": "round_robin"}, device="cpu", python=sglang_python, log=tmp_path / "log", timeout=60
-    )
+    router = RouterProcess("default", {"policy": "round_robin"}, Place(sglang_python, tmp_path, 60), device="cpu")
     try:
         await router.launch()
         assert "not started directly" not in router.log.read_text(), "this version needs its own, slow launcher"

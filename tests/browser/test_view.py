@@ -282,9 +282,12 @@ def test_a_live_run_is_followed_without_a_click(browser: Any, tmp_path: Path) ->
     with in_thread(serve(run)) as url, page_of(browser) as page:
         page.goto(url)
         page.get_by_text("2 of 2 rollouts").wait_for()
+        page.locator("summary", has_text="settings").click()
         MadeRun(run, rollouts=5).write()
         page.get_by_text("5 of 5 rollouts").wait_for(timeout=30_000)
         page.locator("tr.row", has_text="4").first.wait_for()
+        assert page.get_by_role("cell", name="hf_checkpoint").is_visible(), "what was opened stays open"
+        assert "null" not in page.locator("main").inner_text()
 
 
 def test_the_page_as_it_is_in_a_checkout_without_node(

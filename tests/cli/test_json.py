@@ -33,7 +33,7 @@ READERS = (
     ("why", "RUN", "--learning"), ("doctor", "RUN"), ("ledger", "verify", "RUN"), ("ledger", "show", "RUN"),
     ("ledger", "show", "RUN", "--group", "0"), ("ledger", "show", "RUN", "--state", "trained"),
     ("rewards", "replay", "RUN", "--with", "exact"), ("report", "RUN", "--output", "OUT"),
-    ("export", "RUN", "--format", "hf", "-o", "OUT"),
+    ("export", "RUN", "--format", "hf", "-o", "OUT"), ("resample", "RUN", "0"),
 )  # fmt: skip
 OTHERS = (
     ("models", "list"), ("models", "show", "qwen3-4B"), ("plugins", "list"), ("plugins", "doctor"), ("doctor",),
@@ -42,6 +42,9 @@ OTHERS = (
     ("rewards", "score", "--with", "NAN", "--response", "4", "--label", "4"),
     ("tokens", "check", "MODEL"), ("config", "show", "--rollout-batch-size", "4"),
     ("check", "--flags-only", *SETTING), ("plan", "--num-gpus", "0", *SETTING),
+    ("engines", "plan", "--num-gpus", "8", "--rollout-engine", "sglang", *SETTING),
+    ("eval", "--hf-checkpoint", "MODEL", "--eval-prompt-data", "held", "ROWS", "--input-key", "question",
+     "--custom-rm-path", "NAN", "--rollout-max-response-len", "4", "--run-dir", "OUT"),
 )  # fmt: skip
 
 
@@ -105,7 +108,12 @@ def state(request: pytest.FixtureRequest, run_dir: Path, tmp_path: Path) -> Path
 def printed(argv: tuple[str, ...], state: Path, tmp_path: Path, capfd: Any) -> tuple[int, list[Any]]:
     nan = tmp_path / "nan.py"
     nan.write_text("def reward(args, sample):\n    return float('nan')\n", encoding="utf-8")
-    words = {"NAN": f"{nan}:reward", "RUN": state, "DIR": state.parent, "OUT": tmp_path / "out", "MODEL": tiny_model()}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "2 + 2 = ?"}\n', encoding="utf-8")
+    words = {
+        "NAN": f"{nan}:reward", "RUN": state, "DIR": state.parent, "OUT": tmp_path / "out", "MODEL": tiny_model(),
+        "ROWS": rows,
+    }  # fmt: skip
     status = main([*(str(words.get(word, word)) for word in argv), "--json"])
     said = capfd.readouterr()
     found = parsed(said.out)

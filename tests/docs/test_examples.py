@@ -127,7 +127,7 @@ def test_the_judge_is_what_the_page_shows_and_runs_where_it_says() -> None:
     pool = WorkerPool(Args(), 1)  # which starts nothing before it is asked
     for spec, execution in (("reward.py", "async"), ("reward.py:blocking", "process")):
         found = resolve("rewards", str(folder / spec))
-        assert RewardCaller(found, Args(), workers=pool, spec=str(folder / spec)).execution == execution
+        assert RewardCaller(found, Args(), workers=lambda: pool, spec=str(folder / spec)).execution == execution
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_rows_for_datasets(run: Run, slime: Any, tmp_path: Path) -> None:
     assert len({tuple(row) for row in rows}) == 1, "all have the same columns"
     again = slime("export", run.path, "--format", "hf", "-o", folder, check=False)
     assert "is there already" in again.stderr
-    datasets = pytest.importorskip("datasets", reason="slime export --format hf was not read back: no datasets here")
+    datasets = pytest.importorskip("datasets")
     found = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
     assert (found["train"].num_rows, found["evaluation"].num_rows) == (32, 16)
 
@@ -46,7 +46,7 @@ def test_logs_for_inspect(run: Run, slime: Any, tmp_path: Path) -> None:
     found = json.loads(paths[1].read_text())
     scores = [sample["scores"]["reward"]["value"] for sample in found["samples"]]
     assert sum(scores) / len(scores) == pytest.approx(dict(run.series("eval/held"))[2])
-    log = pytest.importorskip("inspect_ai.log", reason="logs were not read back: no inspect-ai here")
+    log = pytest.importorskip("inspect_ai.log", reason="make test-readers has one")
     read = log.read_eval_log(str(paths[1]))
     assert (read.status, len(read.samples)) == ("success", 8)
     assert read.results.scores[0].metrics["mean"].value == pytest.approx(sum(scores) / len(scores))
@@ -68,7 +68,7 @@ def test_traces_for_opentelemetry(run: Run) -> None:
 
 
 def test_metrics_for_trackio(run: Run, slime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trackio", reason="make test-trackio has one")
+    pytest.importorskip("trackio", reason="make test-readers has one")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # which it reads when it is imported
     done = slime("export", run.path, "--format", "trackio")
     assert f"metrics of 3 steps -> trackio, project slime, run {run.name}" in done.stdout

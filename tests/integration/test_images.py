@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from slime_command_view.server import make_app
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model
+from starlette.testclient import TestClient
 
 from slime_core.data.dumps import read_samples
 from slime_core.multimodal import image_token_of, image_url
@@ -49,6 +51,13 @@ def test_from_rows_to_a_run_that_was_killed_in_a_rollout(tmp_path: Path, zygote:
         assert s.prompt_tokens[first : first + IMAGE_TOKENS] == [token] * IMAGE_TOKENS
         once = s.prompt_tokens[: first + 1] + s.prompt_tokens[first + IMAGE_TOKENS :]
         assert sent[tuple(s.image_data())] == once, "one token for its image"
+
+    with TestClient(make_app(whole), base_url="http://127.0.0.1") as page:
+        shown = page.get(
+            "api/sample", params={"rollout": 0, "sample": next(s.index for s in pictured if "0" in s.prompt)}
+        ).json()["images"]
+    path = str(tmp_path / "0.png")
+    assert {"name": path, "source": image_url(path)} in shown
 
     first, second = (load_file(whole / WEIGHTS.format(rollout)) for rollout in range(2))
     assert not torch.equal(_vision(first), _vision(second)), "the second step reached the vision tower"

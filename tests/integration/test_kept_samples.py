@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_view.server import make_app
 from slime_runs import Run
 from slime_runs.files import file_name, sample_files
 from slime_runs.index import Filter, facts
 from slime_runs.store import SampleStore, _Writer
+from starlette.testclient import TestClient
 
 from slime_core.data.dumps import read_samples
 from slime_core.types import Sample
@@ -40,7 +42,7 @@ def test_every_sample_is_kept_with_what_it_was_paid(run_dir: Path) -> None:
     assert sample.rollout_log_probs is not None
     assert len(sample.rollout_log_probs) == stored[0].entry.response_tokens
     means = dict(run.series("rollout/raw_reward"))
-    given = run.trained(3)[stored[0].entry.sample_index or 0]
+    given = run.trained(3)[stored[0].entry.key]
     assert len(given["log_probs"]) == len(sample.rollout_log_probs)
     assert given["log_probs"] == pytest.approx(sample.rollout_log_probs, abs=1e-4)
     entropies = [row["entropy"] for row in run.trained(3).values()]
@@ -238,3 +240,35 @@ def test_runs_of_other_seeds_are_the_noise_of_a_comparison(tiny: TinyRun, slime:
     assert all(noise is not None for _, noise in reward["values"])
     text = slime("compare", tmp_path / "a1", tmp_path / "b1").stdout
     assert "takes two runs of each" in text
+
+
+FANNED = """
+import copy
+
+async def two(args, sample, sampling_params, context):
+    \"\"\"One execution, which becomes two samples of other tokens.\"\"\"
+    parts = [sample, copy.deepcopy(sample)]
+    for part in parts:
+        out = await context.engine.generate(part.tokens, {**sampling_params, "sampling_seed": None})
+        part.append_response_tokens(args, out.token_ids, out.log_probs, meta_info=out.meta_info, text=out.text)
+    return parts
+"""
+
+
+def test_samples_of_one_execution_have_each_what_the_trainer_made_of_it(
+    tiny: TinyRun, slime: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "two.py").write_text(FANNED)
+    flags = {"custom_generate_function_path": f"{tmp_path / 'two.py'}:two", "num_rollout": 1, "eval_interval": None}
+    slime("train", *tiny.argv(tmp_path, run_dir=tmp_path, **flags))
+    run = Run(tmp_path)
+    stored, given = list(run.samples()), run.trained(0)
+    assert sorted(found.entry.key for found in stored) == [(index, part) for index in range(16) for part in (0, 1)]
+    assert len({tuple(found.sample.tokens) for found in stored}) > 16
+    for found in stored:
+        own = given[found.entry.key]["log_probs"]
+        assert own == pytest.approx(found.sample.rollout_log_probs, abs=1e-4)
+    with TestClient(make_app(tmp_path), base_url="http://127.0.0.1") as page:
+        for found in stored[:4]:
+            where = {"rollout": 0, "sample": found.entry.sample_index, "part": found.entry.part}
+            assert page.get("api/sample", params=where).json()["tokens"]["ids"] == found.sample.tokens

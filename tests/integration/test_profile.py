@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_view.server import make_app
 from slime_runs import Run
 from slime_runs.profile import profile
+from starlette.testclient import TestClient
 
 from tests.conftest import TinyRun
 from tests.until import until
@@ -63,6 +65,11 @@ def test_a_run_says_where_its_time_went(mode: str, tiny: TinyRun, slime_ranks: A
     assert overlapping([span for span in spans if span["pid"] != 1]) == []
     found = profile(Run(tmp_path))
     assert 0 < found["passes"]["actor_train"] <= found["stages"]["train"] <= found["seconds"]
+    with TestClient(make_app(tmp_path), base_url="http://127.0.0.1") as page:
+        assert page.get("trace").text == (tmp_path / "profile" / "trace.json").read_text()
+        told = page.get("api/profile").json()
+    assert dict(told["rows"])["  actor_train"] == found["passes"]["actor_train"]
+    assert told["trace"] == (tmp_path / "profile" / "trace.json").stat().st_size
     if mode == "sync":
         assert sum(found["stages"].values()) <= found["seconds"]
         assert found["generating"] <= found["stages"]["rollout"]

@@ -66,11 +66,11 @@ def test_training_is_the_same_without_them(runs: tuple[Run, Run, str]) -> None:
 def test_what_they_make_of_it_is_kept(runs: tuple[Run, Run, str]) -> None:
     _, run, said = runs
     for rollout in range(2):
-        rows, stored = run.shadow(rollout), {s.entry.sample_index: s for s in run.samples() if s.entry.data_set is None}
+        rows, stored = run.shadow(rollout), {s.entry.key: s for s in run.samples() if s.entry.data_set is None}
         assert len(rows) == 16
-        for index, row in rows.items():
+        for key, row in rows.items():
             paid = {spec.rpartition("/")[2]: value for spec, value in row["rewards"].items()}
-            assert paid == {"rm.py": stored[index].entry.score, "shadows.py:long": stored[index].entry.response_tokens}
+            assert paid == {"rm.py": stored[key].entry.score, "shadows.py:long": stored[key].entry.response_tokens}
             assert list(row["filters"].values()) == [row["group_index"] % 2 == 0]
             assert row["kept"]
     assert said.count("no service") == 1

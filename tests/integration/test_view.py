@@ -130,6 +130,10 @@ def test_what_pages_ask_for_besides(view: View) -> None:
     visits = view.ask("prompt", row=row)["visits"]
     assert {visit["events"][0]["row"] for visit in visits} == {row}
     assert view.ask("waits") == {"alive": False, "overdue": False, "processes": []}
+    spent = view.ask("profile")
+    assert {"rollouts", "  generating", "training", "weights", "else"} <= {name for name, _ in spent["rows"]}
+    assert spent["trace"] is None
+    assert "slime train --profile writes it" in view.client.get("trace").text
 
 
 def places(columns: dict[str, list[Any]]) -> list[str]:
@@ -271,7 +275,10 @@ def test_a_renderer_is_shown_in_a_frame_that_runs_nothing(
     assert "renderer 'broken' (toy): KeyError: 'state'" in failed.text
 
 
-@pytest.mark.parametrize("damage", ["killed", "no index", "torn sample file", "torn lines", "other version", "empty"])
+@pytest.mark.parametrize(
+    "damage",
+    ["killed", "no index", "torn sample file", "torn lines", "other version", "a commit made again", "empty"],
+)
 def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> None:
     run = MadeRun(tmp_path / "run").write()
     board = {"host": "elsewhere", "pid": 1}
@@ -288,6 +295,9 @@ def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> 
             with (run / name).open("ab") as file:
                 file.write(b'{"step": 9, "e"')
         (run / "checkpoints" / "rollout_0000003" / "ledger.json").write_text("{")
+    elif damage == "a commit made again":
+        (run / "checkpoints" / "rollout_0000001.01").mkdir()
+        (run / "checkpoints" / "rollout_0000001.01" / "model.safetensors").touch()
     elif damage == "other version":
         (run / "waits").mkdir()
         (run / "waits" / "elsewhere-1.json").write_text(json.dumps(board))
@@ -308,8 +318,10 @@ def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> 
     assert view.ask("runs")["runs"][0]["run"] == "."
     view.ask("timeline", rollout=3)
     view.ask("prompt", row=1)
+    view.ask("profile")
     for rollout in rollouts:
         assert view.ask("rollout", rollout=rollout)["count"] > 0
+        assert view.ask("sample", rollout=rollout)["kept_weights"] == [0, 2][: 1 + (damage == "a commit made again")]
     assert {path: (moved / path.relative_to(run)).read_bytes() for path in before} == before
 
 

@@ -120,7 +120,7 @@ def test_it_is_only_for_who_has_the_token_and_from_this_page(view: View, place: 
     assert view.client.post("api/score", json=wish, headers={"origin": "http://evil.example"}).status_code == 403
     assert view.client.post("api/score", data={"reward": "random"}).status_code == 415
     assert view.client.get("api/score", params=wish).status_code == 405
-    for wrong in ({"reward": ""}, {"reward": "random", "nth": -1}, {"reward": "random", "shell": "x"}):
+    for wrong in ({"reward": ""}, {"reward": "random", "part": "x"}, {"reward": "random", "shell": "x"}):
         assert view.client.post("api/score", json={**place, **wrong}).status_code == 400
     assert view.client.post("api/resample", json={"rollout": 999, "sample": 0}).status_code == 404
 

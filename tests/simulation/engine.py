@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from slime_core.errors import EngineError
-from slime_core.plugins.workers.execution import deadline
+from slime_core.plugins.execution import deadline
 from slime_core.protocols import Args, GenerateTraits
 from slime_core.types import FilterDecision, GenerationOutput, Sample
 

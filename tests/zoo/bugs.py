@@ -8,16 +8,15 @@ caught, and `why` says so. `test_zoo.py` holds every entry to it and `docs/silen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, pstdev, stdev
 from typing import Any
 
 import torch
 
-from slime_core.types import NOT_SAMPLED
-from tests.zoo import plant
-from tests.zoo.plant import Plant, rolled
+from tests.zoo import mutations as m
+from tests.zoo.plant import Plant, nothing, wrapped
 
 
 @dataclass(frozen=True)
@@ -27,280 +26,283 @@ class Bug:
     name: str
     what: str
     source: str
-    """Project and number of an issue or pull request; empty where it is folklore."""
+    """Repository and number of the issue or pull request that reported it, or one like it."""
     plant: Plant
     check: str | None
     after: int = 1
+    says: str = ""
+    """Words of the printed cause that are this bug's."""
+    emulated: str = ""
+    """Where the code planted is not the code with the bug: what stands for it, and why."""
     why: str = ""
     """Why it is not caught."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _by_group(rewards: list[float], groups: list[int], of: Any) -> list[float]:
-    return [of([r for r, g in zip(rewards, groups) if g == group], reward) for reward, group in zip(rewards, groups)]
+def _shaped(around: Callable[..., Any]) -> Plant:
+    return wrapped("slime_estimator_grpo.group_normalize", around)
 
 
-def _masks(change: Any) -> Plant:
-    def of(batch: Any) -> None:
-        batch.loss_masks = [change(mask) for mask in batch.loss_masks]
-
-    return plant.batches(of)
+def _advantages(change: Any) -> Plant:
+    return wrapped("slime_core.estimator.EstimatorBase.advantages", m.advantages(change))
 
 
-def _column(name: str, change: Any) -> Plant:
-    def of(batch: Any) -> None:
-        setattr(batch, name, [change(row) for row in getattr(batch, name)])
-
-    return plant.batches(of)
+def _row(around: Callable[..., Any]) -> Plant:
+    return wrapped("slime_core.rollout.batch._make_row", around)
 
 
-def _reject_after(batch: Any) -> None:
-    seen: set[int] = set()
-    for position, group in enumerate(batch.group_indices):
-        if group not in seen and batch.rewards[position]:
-            seen.add(group)
-            batch.loss_masks[position] = [0] * len(batch.loss_masks[position])
+def _append(around: Callable[..., Any]) -> Plant:
+    return wrapped("slime_core.sample.Sample.append_response_tokens", around)
 
 
-def _swap_rows(batch: Any) -> None:
-    batch.rewards = rolled(batch.rewards)
+def _scored(around: Callable[..., Any]) -> Plant:
+    return wrapped("slime_core.trainers.embedded.trainer.token_log_probs", around)
 
 
-def _tool_output(batch: Any) -> None:
-    batch.token_weight_versions = [
-        [NOT_SAMPLED if t == 1 else batch.weight_version for t in range(n)] for n in batch.response_lengths
-    ]
+def _hidden(around: Callable[..., Any]) -> Plant:
+    return wrapped("slime_core.trainers.embedded.trainer.hidden_states", around)
 
 
-def _newer(batch: Any) -> None:
-    batch.token_weight_versions = [[batch.weight_version + 1] * n for n in batch.response_lengths]
+def _written(*parts: str) -> Plant:
+    return wrapped("slime_core.engines.embedded.weights.FusedWeights.update", m.not_written(*parts))
 
 
-def _fail(groups: list[list[Any]]) -> None:
-    groups[0][0].status, groups[0][0].reward = "failed", 0.0
-    groups[0][0].status = type(groups[0][1].status)("failed")
+def _weights(around: Callable[..., Any]) -> Plant:
+    return wrapped("slime_core.learning.tensors.Denominators.weights", around)
 
 
-def _mix(groups: list[list[Any]]) -> None:
-    a, b = groups[0][0], groups[1][0]
-    a.group_index, b.group_index = b.group_index, a.group_index
+def _total(change: Any) -> Plant:
+    return wrapped("slime_core.learning.loss.PolicyLoss._total", m.total(change))
 
 
-def _mispair(groups: list[list[Any]]) -> None:
-    for group in groups:
-        for sample, reward in zip(group, rolled([s.reward for s in group])):
-            sample.reward = reward
+def _rate(around: Callable[..., Any]) -> Plant:
+    return wrapped("slime_core.trainers.embedded.schedule.LearningRateSchedule.at", around)
 
 
-def _twice(groups: list[list[Any]]) -> None:
-    for sample in (s for g in groups for s in g):
-        sample.tokens = [sample.tokens[0], *sample.tokens]
-        sample.spans = None
+def _for_the_reference(target: str, around: Callable[[Any], Any]) -> Plant:
+    def plant(patch: Any) -> None:
+        now = m.OfTheReference()
+        wrapped("slime_core.trainers.embedded.trainer.EmbeddedTrainer.log_probs", now.watch)(patch)
+        wrapped(f"slime_core.trainers.embedded.trainer.{target}", around(now))(patch)
+
+    return plant
 
 
-def _texts(groups: list[list[Any]]) -> None:
-    for group in groups:
-        for sample, text in zip(group, rolled([s.response for s in group])):
-            sample.response = text
+def _few_prompts(patch: Any) -> None:
+    def rows(original: Any, path: Any, count: int) -> Any:
+        made = original(path, 4)
+        path.write_text(made.read_text().replace("=?", "=?" + " think about it" * 3))
+        return made
+
+    wrapped("slime_testing_contracts.tiny.write_rows", rows)(patch)
+    wrapped("slime_core.engines.embedded.core.EngineCore.flush_cache", lambda *_: None)(patch)
 
 
-def _stale(weights: dict[str, torch.Tensor], first: dict[str, torch.Tensor], *names: str) -> None:
-    for name in weights:
-        if not names or any(part in name for part in names):
-            weights[name] = first[name]
-
-
-def _old(change: Any) -> Plant:
-    """Of the old log-probs, computed before the first step."""
-
-    def around(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = original(self, *args, **kwargs)
-        tensors.old_log_probs = [change(part) for part in tensors.old_log_probs]
-        return tensors
-
-    return plant.wrapped("slime_core.learning.passes.Passes.run", around)
-
-
-def _reference(change: Any) -> Plant:
-    def around(original: Any, self: Any, *args: Any, role: str = "actor", **kwargs: Any) -> Any:
-        found = original(self, *args, role=role, **kwargs)
-        return [change(part) for part in found] if role == "ref" else found
-
-    return plant.wrapped("slime_core.trainers.embedded.trainer.EmbeddedTrainer.log_probs", around)
-
-
-def _following(original: Any, self: Any, *args: Any) -> Any:
-    found = original(self, *args)
-    self.trainer.update_reference()
-    return found
-
-
-def _dropout(original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return torch.nn.functional.dropout(original(*args, **kwargs), 0.3, training=torch.is_grad_enabled())
-
-
-def _entropy_sign(original: Any, self: Any, *args: Any) -> Any:
-    loss, terms = original(self, *args)
-    turned = loss + 2 * self.args.entropy_coef * terms["entropy_loss"]
-    return turned, terms | {"loss": turned.detach()}
-
-
-def _kl_twice(original: Any, self: Any, *args: Any) -> Any:
-    loss, terms = original(self, *args)
-    turned = loss + self.args.kl_loss_coef * terms["kl_loss"]
-    return turned, terms | {"loss": turned.detach()}
-
-
-def _scaled(factor: float) -> Plant:
-    weights = "slime_core.learning.tensors.Denominators.weights"
-    return plant.wrapped(weights, lambda original, *args: original(*args) * factor)
-
-
-def _targets(original: Any, hidden: Any, head: Any, targets: Any, **kwargs: Any) -> Any:
-    return original(hidden, head, targets.roll(1), **kwargs)
-
-
-def _lr(factor: float) -> Plant:
-    at = "slime_core.trainers.embedded.schedule.LearningRateSchedule.at"
-    return plant.wrapped(at, lambda original, *args: original(*args) * factor)
-
-
-def _keep(*parts: str) -> Plant:
-    def back(optimizer: Any, before: dict[str, torch.Tensor]) -> None:
-        for name, values in before.items():
-            if not parts or any(part in name for part in parts):
-                optimizer._view(optimizer.values, name).copy_(values)
-
-    return plant.after_steps(back)
-
-
-def _no_gradient(optimizer: Any) -> None:
-    for name in optimizer.shapes:
-        if "q_proj" in name:
-            optimizer._view(optimizer.grads, name).zero_()
-
-
-def _backward(original: Any, loss: Any) -> None:
-    original(loss / 4)
-
-
+_in_the_update, _before_it = torch.is_grad_enabled, lambda: not torch.is_grad_enabled()
 _KL = {"use_kl_loss": True, "kl_loss_coef": 0.1}
 _ONE = {"rollout_max_response_len": 1, "n_samples_per_prompt": 8, "rollout_temperature": 0.1}
 _COLD = {"rollout_temperature": 0.5}
-_PLAIN = {"advantage_estimator": "reinforce_plus_plus"}
+_PLAIN = {"advantage_estimator": "reinforce_plus_plus", "micro_batch_size": 4}
+_TOKENS = {"rewards_normalization": False, "calculate_per_token_loss": True}
 _OWN = {"use_rollout_entropy": True}
+_STOPS = {"rollout_stop_token_ids": [*range(200, 272)]}
+_LINEAR = {"lr_decay_style": "linear", "num_rollout": 5}
+_TOOL = {"custom_generate_function_path": "tests.zoo.components:with_tool"}
+
+
+def _reward(name: str, **settings: Any) -> dict[str, Any]:
+    return {"custom_rm_path": f"tests.zoo.components:{name}", **settings}
+
+
+def _filter(name: str) -> dict[str, Any]:
+    return {"rollout_sample_filter_path": f"tests.zoo.components:{name}"}
+
 
 BUGS = (
     # -- rewards and groups
-    Bug("std_of_the_batch", "the standard deviation is the batch's, not the group's", "Seg-Zero #104", plant.normalising(
-        lambda r, g: _by_group(r, g, lambda own, x: (x - mean(own)) / (stdev(r) + 1e-6))), "advantages_deviate_by_one"),
-    Bug("std_biased", "the standard deviation divides by n", "TorchFort #38", plant.normalising(
-        lambda r, g: _by_group(r, g, lambda own, x: (x - mean(own)) / (pstdev(own) + 1e-6))), "advantages_deviate_by_one"),
-    Bug("std_is_one", "an operator's precedence makes every standard deviation 1", "Open-Reasoner-Zero #75", plant.normalising(
-        lambda r, g: _by_group(r, g, lambda own, x: x - mean(own))), "advantages_deviate_by_one"),
-    Bug("mean_of_the_batch", "mean and deviation are taken over the batch", "grpo-flat #2", plant.normalising(
-        lambda r, g: [(x - mean(r)) / (stdev(r) + 1e-6) for x in r]), "advantages_add_up"),
-    Bug("mean_of_the_first", "only the first rollout makes the mean", "PipelineRL #54", plant.normalising(
-        lambda r, g: _by_group(r, g, lambda own, x: (x - own[0]) / (stdev(own) + 1e-6))), "advantages_add_up"),
-    Bug("no_baseline", "rewards are divided and not centred", "", plant.normalising(
-        lambda r, g: _by_group(r, g, lambda own, x: x / (stdev(own) + 1e-6))), "advantages_add_up"),
-    Bug("rejected_in_baseline", "rejected rows stay in the baseline", "verl #6452", plant.batches(_reject_after), "advantages_add_up"),
-    Bug("sign_of_rewards", "the worse answer is encouraged", "", plant.normalising(
-        lambda r, g: _by_group(r, g, lambda own, x: (mean(own) - x) / (stdev(own) + 1e-6))), "better_is_better"),
-    Bug("rows_shifted", "normalised rewards go to the next row", "", plant.batches(_swap_rows), "advantages_add_up"),
-    Bug("advantages_shuffled", "advantages are gathered in another order", "", plant.advantages(
-        lambda a: [x * 0 + y[0] for x, y in zip(a, rolled(a))]), "advantage_of_its_sample"),
-    Bug("advantage_sign", "the advantage's sign is turned on its way", "", plant.advantages(lambda a: [-x for x in a]), "advantage_of_its_sample"),
-    Bug("discounted", "gamma < 1 discounts an outcome's reward", "", plant.advantages(
-        lambda a: [x * 0.95 ** torch.arange(len(x)).flip(0) for x in a]), "advantage_of_its_sample"),
-    Bug("advantages_clipped", "advantages are clipped", "", plant.advantages(lambda a: [x.clamp(-0.5, 0.5) for x in a]), "advantage_of_its_sample"),
-    Bug("length_twice", "the advantage is divided by the length once more", "", plant.advantages(lambda a: [x / len(x) for x in a]), "advantage_of_its_sample"),
-    Bug("last_token_only", "only the last token has the advantage", "", plant.advantages(
-        lambda a: [x * (torch.arange(len(x)) == len(x) - 1) for x in a]), "advantage_of_its_sample"),
-    Bug("whitened_twice", "normalised advantages are normalised once more over the batch", "reskill #12", plant.advantages(
-        lambda a: [x * 1.3 - 0.1 for x in a]), "advantage_of_its_sample"),
-    Bug("reward_of_the_prompt", "the grader parses the prompt", "", plant.nothing, "rewards_tell_answers_apart", 3,
-        settings={"custom_rm_path": "tests.zoo.rewards:of_the_prompt"}),
-    Bug("one_reward_for_all", "one reward is broadcast to its group", "", plant.samples(
-        lambda groups: [setattr(s, "reward", g[0].reward) for g in groups for s in g][:0]), "rewards_tell_answers_apart", 3,
-        settings={"rollout_max_response_len": 24}),
-    Bug("always_right", "the grader says yes to everything", "", plant.nothing, "samples_carry_gradient", 3,
-        settings={"custom_rm_path": "tests.zoo.rewards:always_right"}),
-    Bug("reward_at_random", "the reward does not depend on the answer", "", plant.nothing, "reward_of_the_answer",
-        settings={"custom_rm_path": "tests.zoo.rewards:at_random", **_ONE}),
-    Bug("rewards_mispaired", "rewards come back in the order they finished, short answers", "", plant.samples(_mispair), "reward_of_the_answer",
-        settings={"custom_rm_path": "tests.zoo.rewards:of_the_answer", **_ONE}),
-    Bug("texts_mispaired", "texts are paired with other samples' tokens, short answers", "", plant.samples(_texts), "text_of_the_tokens",
-        settings=_ONE),
-    Bug("failed_scored", "a failed rollout is scored 0 and trains", "slime #1252", plant.samples(_fail), "failed_not_scored"),
-    Bug("group_mixed", "group numbers are given out again after a drop", "NeMo-RL #3882", plant.samples(_mix), "group_of_one_prompt"),
+    Bug("std_biased", "the standard deviation divides by n", "NVIDIA/TorchFort #38",
+        _shaped(m.by_group(lambda own, x, r: (x - mean(own)) / (pstdev(own) + 1e-6))), "advantages_deviate_by_one", says="biased"),
+    Bug("rows_left_over", "rows after the last whole group are divided by a deviation of 0", "areal-project/AReaL #1673", _shaped(m.by_stride),
+        "advantages_add_up", says="the mean is not the group's", settings=_filter("remove_some")),
+    Bug("mean_of_the_batch", "mean and deviation are taken over the batch", "XU-YIJIE/grpo-flat #2",
+        _shaped(m.by_group(lambda own, x, r: (x - mean(r)) / (stdev(r) + 1e-6))), "advantages_add_up", says="the mean is not the group's"),
+    Bug("mean_of_the_first", "only the first rollout makes the mean", "ServiceNow/PipelineRL #54",
+        _shaped(m.by_group(lambda own, x, r: (x - own[0]) / (stdev(own) + 1e-6))), "advantages_add_up", says="the mean is not the group's"),
+    Bug("mean_of_other_rewards", "rewards are corrected for length, and the mean is of those before", "PrimeIntellect-ai/prime-rl #2040",
+        _shaped(m.by_group(lambda own, x, r: (0.8 * x - mean(own)) / (stdev(own) + 1e-6))), "advantages_add_up", says="the mean is not the group's",
+        emulated="every reward is shortened alike, as slime corrects none for length"),
+    Bug("sign_by_the_mean", "rewards are divided by their mean, which is below 0: the worse answer is encouraged", "huggingface/trl #5026",
+        _shaped(m.by_group(lambda own, x, r: (x - mean(own)) / (mean(own) + 1e-4))), "better_is_better", says="a sign is turned", settings=_reward("penalty")),
+    Bug("siblings_counted", "a rollout that was split into several samples counts several times", "radixark/miles #2378",
+        _shaped(m.without_siblings), "advantages_add_up", says="parts of a rollout count as rollouts", settings={"custom_generate_function_path": "tests.zoo.components:in_parts"}),
+    Bug("uneven_groups", "groups of different sizes are normalised as one", "THUDM/slime #1918",
+        _shaped(m.one_group_if_uneven), "advantages_add_up", says="the mean is not the group's", settings=_filter("remove_some")),
+    Bug("rejected_in_baseline", "rejected rows stay in the baseline", "verl-project/verl #6452", _row(m.counted_though_removed), "advantages_add_up", says="rows that are not trained on count",
+        settings=_filter("remove_one")),
+    Bug("rewards_stay_behind", "rows are reordered to balance micro-batches, their rewards are not", "verl-project/verl #2185",
+        wrapped("slime_core.types.TrainBatch.select", m.rewards_stay_behind), "advantage_of_its_sample", says="rows are in another order",
+        settings={"use_dynamic_batch_size": True, "max_tokens_per_gpu": 40, "balance_by_flops": True}),
+    Bug("advantages_broadcast", "advantages of another shape are broadcast over all rows", "McGill-NLP/nano-aha-moment #10", _advantages(m.broadcast),
+        "advantage_of_its_sample", says="broadcast",
+        emulated="the mean over the rows that came of it, as slime has tokens in one row"),
+    Bug("advantage_sign", "the sign of the advantage's weight is turned", "billy-enrizky/openbrowser-ai #48", _advantages(lambda a: [-x for x in a]),
+        "advantage_of_its_sample", says="the sign is turned"),
+    Bug("discounted", "advantages are discounted by their position in the answer", "huggingface/trl #6626",
+        _advantages(lambda a: [x * 0.95 ** torch.arange(len(x)) for x in a]), "advantage_of_its_sample", says="discounted"),
+    Bug("whitened_twice", "normalised advantages are normalised once more over the batch", "amazon-science/reskill #12", _advantages(m.whitened),
+        "advantage_of_its_sample", says="scaled"),
+    Bug("reward_of_the_prompt", "the reward is that of the prompt", "huggingface/trl #6952", nothing, "rewards_tell_answers_apart", 3, says="reads the prompt",
+        settings=_reward("of_the_prompt")),
+    Bug("one_reward_for_all", "a reward that is one number is broadcast to its group", "huggingface/trl #6533", nothing, "rewards_tell_answers_apart", 3, says="one reward goes to the whole group",
+        settings=_reward("one_for_all", group_rm=True, rollout_max_response_len=24)),
+    Bug("always_right", "the grader says yes to everything", "huggingface/cookbook #335", nothing, "samples_carry_gradient", 3, says="always says the same",
+        settings=_reward("always_right")),
+    Bug("reward_at_random", "the reward does not depend on the answer", "inclusionAI/AReno #223", nothing, "reward_of_the_answer", says="the grader is random",
+        settings=_reward("at_random", **_ONE)),
+    Bug("rewards_mispaired", "rewards come in another order than the answers, which are short", "huggingface/trl #6228", nothing, "reward_of_the_answer", says="rewards are paired with other samples",
+        settings=_reward("as_they_come", group_rm=True, **_ONE)),
+    Bug("texts_mispaired", "texts are paired with other requests' tokens, short answers", "huggingface/trl #6673",
+        wrapped("slime_core.engines.embedded.core.EngineCore.text", m.text_of_the_request_before), "text_of_the_tokens", says="texts and samples are mispaired", settings=_ONE),
+    Bug("failed_scored", "a failed rollout is scored 0 and trains", "THUDM/slime #1252",
+        wrapped("slime_core.sample.Sample.fail", m.scored_though_failed), "failed_not_scored", says="failed samples are scored", settings=_reward("breaks")),
+    Bug("group_mixed", "groups are taken from prompts that are laid out in another order", "PrimeIntellect-ai/prime-rl #600",
+        wrapped("slime_core.data.prompts.DatasetSource._number", m.numbered_across), "group_of_one_prompt", says="samples regrouped"),
     # -- tokens
-    Bug("mask_late", "the mask is shifted by one to the right", "verl #3287", _masks(lambda m: [0, *m[:-1]]), "first_token_trains"),
-    Bug("mask_early", "the mask is shifted by one to the left", "verl #3287", _masks(lambda m: [*m[1:], 0]), "end_trains"),
-    Bug("tool_output_trains", "tool output is in the loss mask", "slime #1418", plant.batches(_tool_output), "mask_within_the_sampled"),
-    Bug("versions_counted_twice", "a token's version is one too high", "prime-rl #3050", plant.batches(_newer), "versions_exist"),
-    Bug("two_bos", "the tokenizer adds a BOS to a template that has one", "OpenRLHF #393", plant.samples(_twice), "one_start_token"),
+    Bug("mask_late", "the mask is shifted by one to the right", "verl-project/verl #3287", _row(m.mask(lambda row, own: [0, *own[:-1]])), "first_token_trains", says="the mask is shifted by one"),
+    Bug("mask_early", "the mask is shifted by one to the left", "verl-project/verl #3562", _row(m.mask(lambda row, own: [*own[1:], 0])), "end_trains", says="the mask is a token short"),
+    Bug("end_masked", "the end token is also the padding token, and masked as such", "foundation-model-stack/fms-hf-tuning #436", _row(m.mask(m.padding_masked)),
+        "end_trains", says="EOS is masked as padding", settings=_STOPS),
+    Bug("tool_output_trains", "tool output is in the loss mask", "THUDM/slime #1418", _row(m.mask(lambda row, own: [1] * len(own))),
+        "mask_within_the_sampled", says="tool output is in it", settings=_TOOL),
+    Bug("versions_counted_twice", "a token's version is one too high", "PrimeIntellect-ai/prime-rl #1764",
+        wrapped("slime_core.engines.embedded.core.EngineCore.set_version", lambda f, core, version, *a: f(core, version + 1, *a)), "versions_exist", says="versions are counted twice"),
+    Bug("two_bos", "the tokenizer adds a BOS to a template that has one", "OpenRLHF/OpenRLHF #393",
+        wrapped("slime_core.data.rows.rendered_spans", m.start_twice), "one_start_token", says="the tokenizer adds a BOS",
+        emulated="the template's first token is given twice, as the model has no BOS"),
+    Bug("rendered_again", "an answer is rendered again to be trained on, as other tokens than were sampled", "huggingface/trl #6363",
+        _append(m.tokens_of_the_text), "engine_is_the_trainer", says="tokens"),
     # -- log-probs
-    Bug("log_probs_shifted", "the engine's log-probs are shifted by one", "ms-swift #8196", _column("rollout_log_probs", rolled), "engine_is_the_trainer"),
-    Bug("log_probs_of_others", "the engine's log-probs are those of other rows", "", plant.batches(
-        lambda b: setattr(b, "rollout_log_probs", [[-1.0] * len(x) for x in b.rollout_log_probs])), "engine_is_the_trainer"),
-    Bug("untempered_trainer", "the trainer does not divide by the temperature", "trl #3029", plant.log_probs(
-        lambda f, *a, **k: f(*a, **k | {"temperature": 1.0})), "engine_is_the_trainer", settings=_COLD),
-    Bug("untempered_engine", "the engine's log-probs are those of temperature 1", "trl #4159", _column(
-        "rollout_log_probs", lambda row: [0.5 * x for x in row]), "engine_is_the_trainer"),
-    Bug("temperature_twice", "the temperature is applied twice", "NeMo-RL #935", plant.log_probs(
-        lambda f, *a, **k: f(*a, **k | {"temperature": k["temperature"] ** 2})), "engine_is_the_trainer", settings=_COLD),
-    Bug("targets_shifted", "the trainer's labels are shifted by one", "prime-rl #1525", plant.log_probs(_targets), "engine_is_the_trainer"),
-    Bug("dropout", "dropout is on in the trainer", "trl #4", plant.wrapped(
-        "slime_core.trainers.embedded.trainer.hidden_states", _dropout), "engine_is_the_trainer"),
-    Bug("dropout_between_passes", "dropout is on in the update and off in the pass before it", "trl #4", plant.wrapped(
-        "slime_core.trainers.embedded.trainer.hidden_states", _dropout), "passes_agree", settings=_OWN),
-    Bug("old_log_probs_stale", "old log-probs are an update old", "trlx #107", _old(lambda part: part - 0.3), "ratio_begins_at_one",
-        settings=_OWN),
-    Bug("old_log_probs_untempered", "old log-probs are of another temperature than new ones", "trl #454", _old(lambda part: 0.8 * part),
-        "ratio_begins_at_one", settings=_OWN),
+    Bug("log_probs_shifted", "the engine's log-probs are shifted by one", "modelscope/ms-swift #8196", _append(m.appended(lambda x: [*x[1:], x[0]])),
+        "engine_is_the_trainer", says="log-probs that are shifted"),
+    Bug("log_probs_of_others", "the engine puts tokens back in the order of the requests, and log-probs not", "PaddlePaddle/FastDeploy #7773",
+        wrapped("slime_core.engines.embedded.core.EngineCore._append", m.of_the_next_request), "engine_is_the_trainer", says="another request's"),
+    Bug("log_probs_padded", "log-probs that are missing are filled up with 0", "vllm-project/vime #70", _append(m.appended(lambda x: [*x[:-2], 0.0, 0.0])),
+        "engine_is_the_trainer", says="filled up"),
+    Bug("untempered_trainer", "the trainer does not divide by the temperature", "huggingface/trl #3029", _scored(m.temperature(lambda t: 1.0)),
+        "engine_is_the_trainer", says="temperature", settings=_COLD),
+    Bug("untempered_engine", "the engine's log-probs are those of temperature 1", "huggingface/trl #4159",
+        wrapped("slime_core.engines.embedded.sampler.SamplingBatch.sample", m.at_temperature_one), "engine_is_the_trainer", says="temperature", settings=_COLD),
+    Bug("temperature_twice", "the temperature is applied twice", "NVIDIA-NeMo/RL #660", _scored(m.temperature(lambda t: t * t)), "engine_is_the_trainer", says="temperature",
+        settings=_COLD),
+    Bug("targets_shifted", "the trainer's labels are shifted by one", "PrimeIntellect-ai/prime-rl #1525", _scored(m.labels_shifted), "engine_is_the_trainer", says="labels"),
+    Bug("positions_shifted", "positions are shifted together with the inputs", "PrimeIntellect-ai/prime-rl #1525",
+        wrapped("slime_core.models.decoder.rope_cos_sin", m.positions_shifted), "engine_is_the_trainer", says="positions", settings={"dtype": "float32"}),
+    Bug("packing_leaks", "packed samples attend to each other", "NVIDIA-NeMo/RL #2105",
+        wrapped("slime_core.models.decoder.Decoder.hidden", m.as_one_sequence(lambda: True)), "engine_is_the_trainer", says="attention", settings={"micro_batch_size": 8}),
+    Bug("dropout", "dropout is on in the trainer", "huggingface/trl #4", _hidden(m.dropped(_in_the_update)), "engine_is_the_trainer", says="dropout"),
+    Bug("dropout_between_passes", "dropout is on in the update and off in the pass before it", "huggingface/trl #4", _hidden(m.dropped(_in_the_update)),
+        "passes_agree", says="dropout is on", settings=_OWN),
+    Bug("old_without_mask", "old log-probs are computed without the attention mask", "CarperAI/trlx #107",
+        wrapped("slime_core.models.decoder.Decoder.hidden", m.as_one_sequence(_before_it)), "passes_agree", says="attention", settings={"micro_batch_size": 8, **_OWN}),
+    Bug("old_untempered", "old log-probs are of another temperature than new ones", "huggingface/trl #454",
+        _scored(m.temperature(lambda t: 1.0, _before_it)), "ratio_begins_at_one", says="of another temperature", settings=_OWN | _COLD),
     # -- weights
-    Bug("tensor_not_sent", "one tensor is not sent to the engine", "verl #205", plant.sent(
-        lambda w, first: _stale(w, first, "layers.0.mlp")), "engine_serves_the_trained", 2),
-    Bug("norm_not_sent", "the last norm is not sent to the engine", "", plant.sent(
-        lambda w, first: _stale(w, first, "model.norm")), "engine_serves_the_trained", 2),
-    Bug("embeddings_not_sent", "tied embeddings are not sent to the engine", "", plant.sent(
-        lambda w, first: _stale(w, first, "embed_tokens")), "engine_serves_the_trained", 2),
-    Bug("engine_asleep", "the engine keeps the weights that it started with", "trl #5312", plant.sent(_stale), "engine_serves_the_trained", 2),
-    Bug("optimizer_of_a_copy", "the optimizer updates a copy of the weights", "accelerate #3209", _keep(), "weights_move", 2),
-    Bug("tensor_left_out", "the optimizer leaves a tensor out", "", _keep("q_proj"), "every_tensor_moves", 4),
-    Bug("tensor_detached", "a tensor is detached", "", plant.before_steps(_no_gradient), "gradient_of_every_tensor", 3),
+    Bug("tensor_not_sent", "one tensor is not sent to the engine", "verl-project/verl #205", _written("layers.0.mlp"), "engine_serves_the_trained", 2, says="a tensor is not sent"),
+    Bug("norm_not_sent", "the engine skips tensors that it knows by another name", "Tencent-Hunyuan/UniRL #166", _written("model.norm"),
+        "engine_serves_the_trained", 2, says="a tensor is not sent",
+        emulated="a tensor is skipped under its own name, as engine and trainer use the same ones"),
+    Bug("embeddings_not_sent", "tied embeddings are not sent to the engine", "PrimeIntellect-ai/prime-rl #2823", _written("embed_tokens"),
+        "engine_serves_the_trained", 2, says="a tensor is not sent"),
+    Bug("engine_asleep", "the engine keeps the weights that it started with", "huggingface/trl #5312",
+        wrapped("slime_core.engines.embedded.core.EngineCore.update_weights", m.only_the_number), "engine_serves_the_trained", 2, says="an older version"),
+    Bug("adapter_not_sent", "the adapter is not in the weights that the engine gets", "verl-project/verl-omni #553",
+        wrapped("slime_core.trainers.embedded.trainer.published_weights", m.base_only), "engine_serves_the_trained", 2, says="an adapter is not merged",
+        settings={"lora_rank": 8, "lr": 3e-2}),
+    Bug("stale_prefixes", "prefixes that older weights computed are used after a weight update", "NVIDIA-NeMo/RL #4018", _few_prompts,
+        "engine_serves_the_trained", 2, says="a cache of older weights", settings={"lr": 1e-2}),
+    Bug("optimizer_of_a_copy", "the optimizer updates a copy of the weights", "huggingface/accelerate #3209",
+        wrapped("slime_core.trainers.embedded.optimizer.FlatAdamW.__init__", m.of_a_copy), "weights_move", 2, says="the optimizer holds other tensors"),
+    Bug("tensor_left_out", "a parameter is in none of the optimizer's groups", "zjunlp/HVPNeT #5",
+        wrapped("slime_core.trainers.embedded.trainer.trained_parameters", m.without_queries), "every_tensor_moves", 4, says="the optimizer leaves it out"),
+    Bug("tensor_detached", "no gradient reaches some of the trained tensors", "locuslab/open-unlearning #178",
+        wrapped("slime_core.models.decoder.rotate", m.detached), "gradient_of_every_tensor", 3, says="detached"),
     # -- reference
-    Bug("reference_follows", "the reference is updated by accident", "dppo #47", plant.wrapped(
-        "slime_core.learning.learner.Learner.train", _following), "reference_stays", 3, settings=_KL),
-    Bug("reference_untempered", "the reference's log-probs ignore the temperature", "OpenRLHF #853", _reference(lambda p: 0.7 * p),
-        "reference_is_the_start", settings=_KL),
-    Bug("reference_of_others", "the reference is another model", "", _reference(lambda p: p - 0.5), "reference_is_the_start", settings=_KL),
+    Bug("reference_follows", "the reference is updated in every iteration", "aburkov/theLMbook #8",
+        wrapped("slime_core.learning.learner.Learner.train", m.reference_follows), "reference_stays", 3, says="is updated", settings=_KL),
+    Bug("reference_untempered", "the reference's log-probs ignore the temperature", "OpenRLHF/OpenRLHF #853",
+        _for_the_reference("token_log_probs", lambda now: m.temperature(lambda t: 1.0, now)), "reference_is_the_start", says="temperature", settings=_KL | _COLD),
+    Bug("reference_dropout", "dropout is on in the reference", "modelscope/ms-swift #7828", _for_the_reference("hidden_states", m.dropped),
+        "reference_is_the_start", says="dropout", settings=_KL),
+    Bug("reference_of_others", "the reference is another model than the one that training starts from", "huggingface/trl #1340",
+        wrapped("slime_core.trainers.embedded.trainer.EmbeddedTrainer._load_frozen", m.another_model), "reference_is_the_start",
+        says="other weights", emulated="the model with noise, where it was the base of an adapter", settings=_KL),
     # -- the step
-    Bug("ratio_detached", "the importance ratio is detached", "", plant.wrapped(
-        "slime_core.estimator.token_kl", lambda f, *a: f(*a).detach()), "gradient_there"),
-    Bug("kl_negative", "the KL's sign is turned", "", plant.wrapped(
-        "slime_core.learning.loss.PolicyLoss._kl", lambda f, *a: -f(*a)), "kl_not_negative", 2, settings=_KL | {"lr": 1e-2}),
-    Bug("kl_twice", "the KL's coefficient is applied twice", "", plant.wrapped(
-        "slime_core.learning.loss.PolicyLoss._total", _kl_twice), "loss_of_its_terms", 2, settings=_KL | {"lr": 1e-2}),
-    Bug("entropy_sign", "the entropy is punished", "omnisafe #133", plant.wrapped(
-        "slime_core.learning.loss.PolicyLoss._total", _entropy_sign), "loss_of_its_terms", settings={"entropy_coef": 0.01}),
-    Bug("loss_sign", "the policy loss is maximised", "", plant.wrapped(
-        "slime_core.estimator.clipped_surrogate", lambda f, *a: (-f(*a)[0], f(*a)[1])), "loss_of_the_batch", settings=_PLAIN),
-    Bug("accumulation_averaged", "the mean of micro-batches is divided once more", "ms-swift #10117", _scaled(0.25), "loss_of_the_batch",
+    Bug("ratio_detached", "the importance ratio is a constant", "Goekdeniz-Guelmez/mlx-lm-lora #55",
+        wrapped("slime_core.estimator.token_kl", lambda f, *a: torch.zeros_like(f(*a))), "gradient_there", says="detached"),
+    Bug("kl_maximised", "the KL is subtracted from the loss", "Unakar/Logic-RL #58",
+        _total(lambda args, loss, terms: -2 * args.kl_loss_coef * terms["kl_loss"]), "loss_of_its_terms", 2, says="wrong sign", settings=_KL | {"lr": 1e-2}),
+    Bug("kl_negative", "the KL is computed with the wrong sign", "marin-community/marin #1708",
+        wrapped("slime_core.learning.loss.PolicyLoss._kl", lambda f, *a: -f(*a)), "kl_not_negative", 2, says="wrong sign", settings=_KL | {"lr": 1e-2}),
+    Bug("kl_twice", "the KL is applied twice", "verl-project/verl #265",
+        _total(lambda args, loss, terms: args.kl_loss_coef * terms["kl_loss"]), "loss_of_its_terms", 2, says="factor", settings=_KL | {"lr": 1e-2}),
+    Bug("entropy_sign", "the entropy is punished", "BerkinChen/AlphaSAGE #2",
+        _total(lambda args, loss, terms: 2 * args.entropy_coef * terms["entropy_loss"]), "loss_of_its_terms", says="wrong sign", settings={"entropy_coef": 0.01}),
+    Bug("loss_sign", "the policy loss is negated twice", "fla-org/flash-linear-attention #1073",
+        wrapped("slime_core.estimator.clipped_surrogate", lambda f, *a: (-f(*a)[0], f(*a)[1])), "loss_of_the_batch", says="the sign is turned", settings=_PLAIN),
+    Bug("accumulation_averaged", "the mean of micro-batches is divided once more", "modelscope/ms-swift #10117", _weights(m.mean_of_means),
+        "loss_of_the_batch", says="micro-batches", settings=_PLAIN),
+    Bug("accumulation_summed", "micro-batches are added up, each with its own mean", "huggingface/trl #3021", _weights(m.own_mean), "loss_of_the_batch", says="micro-batches each for itself",
         settings=_PLAIN),
-    Bug("accumulation_summed", "micro-batches are added up, each with its own mean", "trl #3021", _scaled(4.0), "loss_of_the_batch",
-        settings=_PLAIN),
-    Bug("padding_in_the_mean", "padding is counted in the mean", "SkyRL #462", _scaled(0.5), "loss_of_the_batch", settings=_PLAIN),
-    Bug("lr_scaled", "the learning rate is multiplied by the number of processes", "", _lr(8.0), "learning_rate_as_set"),
-    Bug("lr_zero", "the schedule is at its end from the first step on", "SkyRL #873", _lr(0.0), "learning_rate_as_set"),
-    Bug("lr_halved", "the schedule counts micro-batches as steps", "starVLA #210", _lr(0.5), "learning_rate_as_set"),
+    Bug("padding_in_the_mean", "padding is counted in the mean", "NovaSky-AI/SkyRL #462", _weights(m.over_padding), "loss_of_the_batch", says="padding",
+        settings=_TOKENS | _STOPS | _reward("penalty")),
+    Bug("masked_in_the_mean", "tokens that are masked are counted in the mean", "huggingface/trl #6369", _weights(m.over_masked), "loss_of_the_batch", says="tokens that are masked",
+        settings=_TOKENS | _TOOL | _reward("penalty")),
+    Bug("lr_scaled", "the learning rate is multiplied by the number of processes", "mala-project/mala #422", _rate(lambda f, s, n: 8 * f(s, n)),
+        "learning_rate_as_set", says="scaled",
+        emulated="by eight, in one process"),
+    Bug("lr_over", "the schedule has as many steps as rollouts, and there are two steps a rollout", "NovaSky-AI/SkyRL #873",
+        wrapped("slime_core.trainers.embedded.schedule._total_steps", lambda f, *a: f(*a) // 2), "learning_rate_as_set", 3,
+        says="of another length", settings=_LINEAR | {"num_steps_per_rollout": 2}),
+    Bug("lr_by_processes", "the schedule goes a step on for each process", "huggingface/accelerate #2926", _rate(lambda f, s, n: f(s, 8 * n)),
+        "learning_rate_as_set", 2, says="of another length or unit",
+        emulated="eight steps, in one process", settings=_LINEAR),
+    Bug("lr_by_micro_batches", "the schedule counts micro-batches as steps", "starVLA/starVLA #210", _rate(lambda f, s, n: f(s, 4 * n)),
+        "learning_rate_as_set", 3, says="unit", settings=_LINEAR),
     # -- not caught
-    Bug("top_p_in_training", "top-p sampling in training, log-probs of the whole distribution", "verl #6240", plant.nothing, None,
+    Bug("top_p_in_training", "top-p sampling in training, log-probs of the whole distribution", "verl-project/verl #6240", nothing, None,
         why="log-probs agree; warned of when the run starts, with `--use-sampling-mask` as the way out", settings={"rollout_top_p": 0.5}),
-    Bug("backward_scaled", "gradients are scaled and the loss is not", "ms-swift #10116", plant.wrapped(
-        "torch.autograd.backward", _backward), None, why="Adam does not feel it, and the loss that is reported is right"),
-    Bug("ratio_upside_down", "old and new log-probs are exchanged", "", plant.wrapped(
-        "slime_core.estimator.token_kl", lambda f, new, old: f(old.detach() * 0 + old, new)), None,
-        why="at ratio 1 value and gradient norm are those of the right loss"),
+    Bug("backward_scaled", "gradients are scaled and the loss is not", "NVIDIA/Megatron-LM #906",
+        wrapped("torch.autograd.backward", lambda f, loss: f(loss / 4)), None, why="Adam does not feel it, and the loss that is reported is right"),
+    Bug("last_micro_batch", "gradients are cleared before each micro-batch, and the last one's are left", "pytorch/torchtitan #3575",
+        wrapped("slime_core.trainers.embedded.trainer.EmbeddedTrainer._output", m.cleared_before_each), None,
+        why="loss and log-probs are right, and a part's gradient looks like the whole's", settings={"micro_batch_size": 4}),
+    Bug("labels_of_other_rows", "answers are graded by the labels of other rows", "allenai/open-instruct #1484",
+        wrapped("slime_core.data.prompts.DatasetSource._number", m.label_of_the_row_before), None, why="a label that is wrong is a label"),
 )  # fmt: skip
+
+SOUND: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "steps": {"num_steps_per_rollout": 2},
+    "kl": {"use_kl_loss": True, "kl_loss_coef": 0.1},
+    "cold": {"rollout_temperature": 0.7},
+    "long": {"rollout_max_response_len": 48, "calculate_per_token_loss": True},
+    "ppo": {"advantage_estimator": "ppo", "num_steps_per_rollout": 2},
+    "whitened": {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True},
+    "unwhitened": {"advantage_estimator": "reinforce_plus_plus"},
+    "cispo": {"advantage_estimator": "cispo"},
+    "async": {"async_training": True},
+    "interval": {"async_training": True, "update_weights_interval": 2},
+    "entropy": {"entropy_coef": 0.01, "use_rollout_entropy": True},
+    "nearly equal": _reward("nearly_equal"),
+    "own advantages": {"custom_advantage_function_path": "tests.zoo.components:own_advantages"},
+    "lora": {"lora_rank": 8, "lr": 1e-2},
+    "float32": {"dtype": "float32", "rollout_temperature": 0.7},
+    "linear": {"lr_decay_style": "linear", "num_steps_per_rollout": 2},
+    "balanced": {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 40, "balance_by_flops": True},
+    "tool": {"custom_generate_function_path": "tests.zoo.components:with_tool"},
+    "parts": {"custom_generate_function_path": "tests.zoo.components:in_parts"},
+    "removed": {"rollout_sample_filter_path": "tests.zoo.components:remove_one"},
+    "failing": {"custom_rm_path": "tests.zoo.components:breaks"},
+    "dynamic sampling": {"dynamic_sampling_filter_path": "nonzero_std", "rollout_max_response_len": 24},
+    "stopping": {"rollout_stop_token_ids": [*range(200, 272)], "async_training": True, "num_steps_per_rollout": 2},
+}

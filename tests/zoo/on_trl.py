@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/zoo/on_trl.py --trl-python /tmp/trl-venv/bin/python
 
-Prints `trl.json`'s rows, beside which `docs/silent-bugs.md` is generated. A bug is said when the run logs a warning or
-raises an error which the sound run does not; numbers that are merely printed say nothing. TRL's environment:
-benchmarks/README.md, `end_to_end.py`. Without an engine of its own TRL has no weights to send.
+Writes `trl.json`, from which `docs/silent-bugs.md` is generated. A bug is said when the run logs a warning or raises an
+error which the sound run does not, or logs a metric that names it (`_named`); other numbers say nothing. TRL's
+environment: benchmarks/README.md, `end_to_end.py`. Without an engine of its own TRL has no weights to send.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STEPS, GROUP = 5, 4
+STEPS, GROUP, RATE = 5, 4, 1e-3
 
 
 def _output(change: Callable[[dict[str, Any]], object]) -> Callable[[Any], None]:
@@ -74,14 +75,15 @@ def _early(mask: Any) -> Any:
     return torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], 1)
 
 
-def _rewards(trainer: Any) -> None:
-    made = trainer._calculate_rewards
+def _dropout(trainer: Any) -> None:
+    from torch.nn.functional import dropout
 
-    def first(*args: Any, **kwargs: Any) -> Any:
-        rewards = made(*args, **kwargs)
-        return rewards[::GROUP].repeat_interleave(GROUP, 0)
+    trainer.model.model.norm.register_forward_hook(lambda module, _, states: dropout(states, 0.3, module.training))
 
-    trainer._calculate_rewards = first
+
+def _gradients(trainer: Any) -> None:
+    made = trainer.accelerator.backward
+    trainer.accelerator.backward = lambda loss, **kwargs: made(loss / 4, **kwargs)
 
 
 def _loss(trainer: Any) -> None:
@@ -135,19 +137,23 @@ BUGS: dict[str, tuple[Callable[[Any], None] | None, dict[str, Any]]] = {
     "sound": (None, {}),
     "sound, KL": (None, {"beta": 0.1}),
     "advantage_sign": (_advantages(lambda a: -a), {}),
-    "advantages_shuffled": (_advantages(lambda a: a.roll(1, 0)), {}),
+    "rewards_stay_behind": (_advantages(lambda a: a.roll(1, 0)), {}),
+    "advantages_broadcast": (_advantages(lambda a: a * 0 + a[0]), {}),
     "whitened_twice": (_advantages(lambda a: a * 1.3 - 0.1), {}),
-    "one_reward_for_all": (_rewards, {}),
+    "one_reward_for_all": (None, {"reward": "one"}),
     "always_right": (None, {"reward": "always"}),
     "reward_of_the_prompt": (None, {"reward": "prompt"}),
+    "reward_at_random": (None, {"reward": "random"}),
     "mask_late": (_mask(_late), {}),
     "mask_early": (_mask(_early), {}),
     "untempered_trainer": (_untempered, {}),
+    "dropout": (_dropout, {}),
     "optimizer_of_a_copy": (_back(), {}),
     "tensor_left_out": (_back("q_proj"), {}),
     "reference_follows": (_after_steps(_reference_follows), {"beta": 0.1}),
-    "kl_negative": (_set(beta=-0.1), {"beta": 0.1}),
+    "kl_maximised": (_set(beta=-0.1), {"beta": 0.1}),
     "loss_sign": (_loss, {}),
+    "backward_scaled": (_gradients, {}),
     "lr_scaled": (_rate, {}),
 }
 """Name in `bugs.py` -> how it is planted, and settings."""
@@ -162,12 +168,23 @@ class _Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def _named(logged: list[dict[str, float]]) -> list[str]:
+    """What metrics say that have one right value: all groups of equal rewards, another rate than was set."""
+    flat = [step["frac_reward_zero_std"] for step in logged if "frac_reward_zero_std" in step]
+    rates = {step["learning_rate"] for step in logged if step.get("learning_rate", 0.0) > RATE}
+    found = [f"`learning_rate` is {max(rates):g} where {RATE:g} was set"] if rates else []
+    return found + (["`frac_reward_zero_std` is 1 in each step"] if flat and min(flat) == 1.0 else [])
+
+
 def _rewarded(kind: str) -> Callable[..., list[float]]:
     def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
         if kind == "always":
             return [1.0] * len(completions)
+        if kind == "random":
+            return [random.random() for _ in completions]
         texts = prompts if kind == "prompt" else completions
-        return [sum(c.isdigit() for c in text) / max(len(text), 1) for text in texts]
+        scores = [sum(c.isdigit() for c in text) / max(len(text), 1) for text in texts]
+        return scores[:1] if kind == "one" else scores
 
     return reward
 
@@ -188,7 +205,7 @@ def trl_main(model: str, name: str) -> None:
     rows = [{"prompt": f"<|user|>{a}+{a + 3}=?<|end|><|assistant|>"} for a in range(10, 90)]
     config = GRPOConfig(
         output_dir=os.path.join(model, "trl"), use_cpu=True, bf16=False, per_device_train_batch_size=16,
-        num_generations=GROUP, max_completion_length=12, learning_rate=1e-3, max_steps=STEPS, logging_steps=1,
+        num_generations=GROUP, max_completion_length=12, learning_rate=RATE, max_steps=STEPS, logging_steps=1,
         save_strategy="no", report_to="none", disable_tqdm=True, gradient_checkpointing=False, num_iterations=2,
         dataloader_pin_memory=False, beta=settings.get("beta", 0.0),
     )  # fmt: skip
@@ -207,7 +224,7 @@ def trl_main(model: str, name: str) -> None:
             trainer.train()
         except Exception as problem:  # what a bug may end in
             error = f"{type(problem).__name__}: {problem}"
-    lines = sorted({*said.lines, *(str(w.message) for w in caught)})
+    lines = sorted({*said.lines, *(str(w.message) for w in caught), *_named(trainer.state.log_history)})
     weights = sum(float(p.detach().double().abs().sum()) for p in trainer.model.parameters())
     print(json.dumps({"said": lines, "error": error, "steps": trainer.state.global_step, "weights": weights}))
 
@@ -233,12 +250,11 @@ def main() -> int:
             found[name] = json.loads(done.stdout.splitlines()[-1])
             print(name, found[name], file=sys.stderr, flush=True)
     sound = {json.dumps(BUGS[name][1]): found.pop(name) for name in [*found] if name.startswith("sound")}
-    sound[json.dumps({"reward": "prompt"})] = sound[json.dumps({})]
     usual = {line for one in sound.values() for line in one["said"]}
     assert not any(one["error"] for one in sound.values()), sound
     new = {}
     for name, one in found.items():
-        beside = sound[json.dumps({} if name == "always_right" else BUGS[name][1])]
+        beside = sound[json.dumps({k: v for k, v in BUGS[name][1].items() if k != "reward"})]
         assert one["error"] or one["weights"] != beside["weights"], f"{name} changes nothing: it is not planted"
         new[name] = [*(line for line in one["said"] if line not in usual), *filter(None, [one["error"]])]
     table = {"version": asked.stdout.split()[-1], "steps": STEPS, "said": new}

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
-from slime_command_inspect.learning import examine_run
 
-from tests.zoo.bugs import BUGS, Bug
+from slime_core.cli.main import main
+from tests.zoo.bugs import BUGS, SOUND, Bug
 
-SOUND: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "steps": {"num_steps_per_rollout": 2},
-    "kl": {"use_kl_loss": True, "kl_loss_coef": 0.1},
-    "cold": {"rollout_temperature": 0.7},
-    "long": {"rollout_max_response_len": 48, "calculate_per_token_loss": True},
-    "ppo": {"advantage_estimator": "ppo", "num_steps_per_rollout": 2},
-    "whitened": {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True},
-    "unwhitened": {"advantage_estimator": "reinforce_plus_plus"},
-    "cispo": {"advantage_estimator": "cispo"},
-    "async": {"async_training": True},
-    "entropy": {"entropy_coef": 0.01, "use_rollout_entropy": True},
-}
 NOT_CAUGHT_AFTER = 5
 QUICK = {bug.check: bug for bug in reversed(BUGS) if bug.check and bug.after == 1}
 """One of each check; the rest are slow by their number."""
@@ -40,18 +28,24 @@ def incidents(run: Any) -> dict[str, int]:
     return {found["check"]: found["rollout_id"] + 1 for found in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("bug", map(_marked, BUGS))
-def test_a_bug_is_named(bug: Bug, run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bug", [_marked(bug) for bug in BUGS])
+def test_a_bug_is_named(bug: Bug, run_loop: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """By `slime doctor RUN`, in a line whose cause is this bug's."""
     bug.plant(monkeypatch)
     run = run_loop(steps=bug.after if bug.check else NOT_CAUGHT_AFTER, **bug.settings)
-    found, (text, wrong) = incidents(run), examine_run(run.run_dir)
-    assert wrong == bool(found)
+    capsys.readouterr()
+    found, status = incidents(run), main(["doctor", str(run.run_dir)])
+    assert status == bool(found)
+    printed = capsys.readouterr().out
     if bug.check is None:
-        assert found == {}
+        assert (found, printed.splitlines()[0]) == ({}, "no invariant was broken")
         assert bug.why
     else:
         assert found.get(bug.check) == bug.after, found
-        assert f"[{bug.check}]" in text
+        (line,) = [line for line in printed.splitlines() if line.endswith(f"[{bug.check}]")]
+        assert line.startswith(f"rollout {bug.after - 1}: ")
+        assert bug.says in line
+        assert bug.says
         assert bug.after <= NOT_CAUGHT_AFTER
 
 
@@ -62,5 +56,6 @@ def test_a_sound_run_is_not_accused(name: str, run_loop: Any) -> None:
 
 def test_most_bugs_are_caught() -> None:
     assert len(BUGS) >= 60
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+ #\d+", bug.source) for bug in BUGS), "a bug that nobody reported"
     assert sum(bug.check is not None for bug in BUGS) >= 0.9 * len(BUGS)
     assert len({bug.name for bug in BUGS}) == len(BUGS)

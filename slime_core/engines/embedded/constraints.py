@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _COMPACT: Any = {"whitespace_flexible": False}
 """JSON without white space, which a model that has not learnt better goes on with for ever."""
-LONGEST = 1 << 16
-"""Characters of a schema or an expression."""
 
 
 class Constraint:

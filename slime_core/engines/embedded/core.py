@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from slime_core.engines.embedded.constraints import Constraints
 from slime_core.engines.embedded.detokenizer import TextStream, decode
 from slime_core.engines.embedded.kv_cache import KVCache
 from slime_core.engines.embedded.memory import EngineMemory
@@ -33,6 +33,7 @@ from slime_core.routed_experts import RoutedExperts
 from slime_core.weights.checksum import tensor_checksum
 
 if TYPE_CHECKING:
+    from slime_core.engines.embedded.constraints import Constraints
     from slime_core.engines.embedded.invariant_runner import InvariantDecodeBatch, InvariantRunner
 
 PAUSE_MODES = ("abort", "in_place", "retract")
@@ -95,7 +96,6 @@ class EngineCore:
         self._prefixes = PrefixCache() if options.prefix_cache else None
         self.scheduler = Scheduler(cache, self._prefixes, options.max_running)
         self._options = options
-        self.constraints = Constraints(tokenizer, config.vocab_size, self.eos_ids)
         self._num_drawn = 0
         self._batch: DecodeBatch | InvariantDecodeBatch | None = None
         self._sampling: SamplingBatch | None = None
@@ -114,6 +114,13 @@ class EngineCore:
         if max_tokens < 64:
             raise ConfigError(f"--engine-max-tokens {max_tokens}: must be at least 64, one row of the KV cache")
         return min(context, max_tokens), max_tokens
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        """Makes those of requests that ask for a JSON schema or a regular expression."""
+        from slime_core.engines.embedded.constraints import Constraints
+
+        return Constraints(self.tokenizer, self.config.vocab_size, self.eos_ids)
 
     # -- requests --------------------------------------------------------------------------------------
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from slime_core.engines.embedded.constraints import LONGEST
 from slime_core.errors import EngineError, did_you_mean
 
 GREEDY_BELOW = 1e-6
 """SGLang's bound: dividing by less overflows float32."""
+LONGEST_CONSTRAINT = 1 << 16
+"""Characters of a JSON schema or a regular expression."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,9 @@ def _integers(key: str, value: Any) -> tuple[int, ...]:
 
 
 def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST:
-        raise EngineError(f"sampling_params: {key} is {str(value)[:80]!r}; allowed: text of up to {LONGEST} characters")
+    if not isinstance(value, str) or len(value) > LONGEST_CONSTRAINT:
+        allowed = f"text of up to {LONGEST_CONSTRAINT} characters"
+        raise EngineError(f"sampling_params: {key} is {str(value)[:80]!r}; allowed: {allowed}")
     return value
 
 

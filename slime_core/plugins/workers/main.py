@@ -17,8 +17,8 @@ from typing import Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.adapters import RewardCaller
+from slime_core.plugins.messages import WorkerArgs, changes, restore, sample_state, unpack_args, update_args
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.calls import WorkerArgs, changes, restore, sample_state, unpack_args, update_args
 from slime_core.procs.worker import serve
 
 

@@ -1,6 +1,6 @@
 """Long-lived worker processes in which plain rewards run, killed and replaced when a call overruns or kills them.
 
-`launch.components.Resolver` makes one pool per run; `adapters.RewardCaller` hands calls to it. One thread owns each
+`launch.resolver.Resolver` makes one pool per run; `adapters.RewardCaller` hands calls to it. One thread owns each
 process: it starts it, writes a call, waits for the answer under the deadline, and kills the process with all it
 started when none comes, so only the samples of that call are lost. A call whose process is killed by a signal is
 made once more in a fresh one, since mostly somebody else killed it.
@@ -21,17 +21,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.workers.calls import Call, Component, pack_args
-from slime_core.plugins.workers.execution import START_DEADLINE
+from slime_core.plugins.execution import START_DEADLINE, Component
+from slime_core.plugins.messages import pack_args
+from slime_core.plugins.workers.process import Call, RewardProcess
+from slime_core.procs.worker import WorkerDied
 from slime_core.protocols import Args
 from slime_core.types import Sample
 from slime_core.waits import placed
-
-if TYPE_CHECKING:
-    from slime_core.plugins.workers.process import RewardProcess
 
 logger = logging.getLogger(__name__)
 
@@ -248,9 +247,6 @@ class WorkerPool:
 
     def _started(self) -> RewardProcess:
         """A process that answers and has tried to load what is known. Raises DeadlineExceeded, WorkerDied."""
-        from slime_core.plugins.workers.process import RewardProcess
-        from slime_core.procs.worker import WorkerDied
-
         assert self._packed is not None
         if self._closed:
             raise WorkerDied("the run has ended")
@@ -282,8 +278,6 @@ class WorkerPool:
 
 def _was_killed(outcome: object) -> bool:
     """Whether a signal ended the process that ran the call."""
-    from slime_core.procs.worker import WorkerDied
-
     return isinstance(outcome, WorkerDied) and outcome.killed
 
 

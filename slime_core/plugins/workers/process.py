@@ -5,18 +5,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.errors import PluginError
-from slime_core.plugins.workers.calls import Call, Component, apply, args_changes, sample_state
-from slime_core.plugins.workers.execution import LOAD_DEADLINE, START_DEADLINE, DeadlineExceeded, overrun
+from slime_core.plugins.execution import LOAD_DEADLINE, START_DEADLINE, Component, DeadlineExceeded, overrun
+from slime_core.plugins.messages import apply, args_changes, sample_state
 from slime_core.procs.worker import Worker
+from slime_core.types import Sample
 
 _BATCH_BYTES = 1 << 16
 """Of all requests but the first: what a socket holds, so that neither side waits for the other to read."""
+
+
+@dataclass
+class Call:
+    """One call of a reward, and what became of it."""
+
+    component: Component
+    samples: Sequence[Sample]
+    evaluation: bool
+    timeout: float | None
+    seed: int
+    begun: Callable[[], None]
+    future: asyncio.Future[list[Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    process: RewardProcess | None = None
+    """Which one runs it now."""
+    given_up: bool = False
+    """Nobody waits for it any more."""
+    outcome: list[Any] | BaseException | None = None
+    """Rewards, or what went wrong."""
 
 
 class WorkerError(Exception):

@@ -6,14 +6,13 @@ what the run would find without it, the reference that of its own checkpoint, th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
 from slime_core.errors import ConfigError, TrainError
 from slime_core.models.decoder import Decoder
-from slime_core.models.lora_linear import base_weights, merged_weights
 from slime_core.trainers.embedded import state
 from slime_core.trainers.embedded.settings import TrainerSettings
 
@@ -53,14 +52,14 @@ class FrozenModels:
 
     def copy(self, role: str, actor: Decoder) -> None:
         """Give the model the actor's weights. Raises TrainError as `[]` does."""
-        _copy(self[role], actor)
+        self._copy(self[role], actor)
         self._reference_moved |= role == REFERENCE
 
     def check_reference_fits(self, actor: Decoder) -> None:
         """Raise ConfigError unless the reference, if there is one, can take the actor's weights."""
         if REFERENCE not in self:
             return
-        ours, theirs = ({k: tuple(v.shape) for k, v in base_weights(m).items()} for m in (actor, self[REFERENCE]))
+        ours, theirs = ({k: tuple(v.shape) for k, v in merged(m, self._settings)} for m in (actor, self[REFERENCE]))
         differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         if differ:
             raise ConfigError(
@@ -73,7 +72,7 @@ class FrozenModels:
         """Write what `load` would not find otherwise."""
         if self._reference_moved:
             state.save_frozen(directory, state.REFERENCE, tensors(self[REFERENCE]))
-        if OLD_ACTOR in self and not _equal(self[OLD_ACTOR], actor):
+        if OLD_ACTOR in self and not self._is_copy(self[OLD_ACTOR], actor):
             state.save_frozen(directory, state.OLD_ACTOR, tensors(self[OLD_ACTOR]))
 
     def load(self, directory: Path, actor: Decoder) -> None:
@@ -84,7 +83,15 @@ class FrozenModels:
         if OLD_ACTOR in self:
             old = self[OLD_ACTOR]
             if finetune or not state.load_frozen(directory, state.OLD_ACTOR, tensors(old)):
-                _copy(old, actor)
+                self._copy(old, actor)
+
+    def _copy(self, target: Decoder, source: Decoder) -> None:
+        with torch.no_grad():
+            for old, (_, new) in zip(target.parameters(), merged(source, self._settings), strict=True):
+                old.copy_(new)
+
+    def _is_copy(self, one: Decoder, other: Decoder) -> bool:
+        return all(torch.equal(a, b) for a, (_, b) in zip(one.parameters(), merged(other, self._settings), strict=True))
 
 
 def tensors(model: Decoder) -> dict[str, torch.Tensor]:
@@ -92,11 +99,10 @@ def tensors(model: Decoder) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def _copy(target: Decoder, source: Decoder) -> None:
-    with torch.no_grad():
-        for old, (_, new) in zip(target.parameters(), merged_weights(source), strict=True):
-            old.copy_(new)
+def merged(model: Decoder, settings: TrainerSettings) -> Iterable[tuple[str, torch.Tensor]]:
+    """As `tensors`, with the adapters of a run that trains such merged into what they adapt, one at a time."""
+    if settings.lora is None:
+        return tensors(model).items()
+    from slime_core.models.lora_linear import merged_weights
 
-
-def _equal(one: Decoder, other: Decoder) -> bool:
-    return all(torch.equal(a, b) for a, (_, b) in zip(one.parameters(), merged_weights(other), strict=True))
+    return merged_weights(model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -77,10 +77,9 @@ def hidden_states(
     """
     rows = None if every_row else micro.rows
     if model.config.images:
-        from slime_core.models.vision_language import VisionLanguageModel
-
-        assert isinstance(model, VisionLanguageModel)
-        return model.hidden(micro.token_ids, micro.lengths, rows=rows, images=micro.images)
+        built: Any = model
+        found: torch.Tensor = built.hidden(micro.token_ids, micro.lengths, rows=rows, images=micro.images)
+        return found
     if micro.images is not None:
         raise TrainError(f"the samples have images, and a {model.config.model_type} model takes text only")
     return model.hidden(micro.token_ids, micro.lengths, rows=rows, routing=routing)

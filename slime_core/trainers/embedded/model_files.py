@@ -14,23 +14,22 @@ import torch
 from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights
-from slime_core.models.lora_linear import merged_weights
 from slime_core.trainers.embedded import state
-from slime_core.trainers.embedded.frozen import tensors
+from slime_core.trainers.embedded.frozen import merged, tensors
 from slime_core.trainers.embedded.settings import TrainerSettings
 
 
-def published_weights(model: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
+def published_weights(model: Decoder, settings: TrainerSettings) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and float32 tensors, adapters merged; a tied output layer is left out, as HF does."""
     names = model.published
-    yield from ((names.get(name, name), tensor) for name, tensor in merged_weights(model))
+    yield from ((names.get(name, name), tensor) for name, tensor in merged(model, settings))
 
 
 def save(directory: Path, model: Decoder, config: ModelConfig, settings: TrainerSettings) -> None:
     """Write the HF-layout model, and the adapters where there are any; `config` is what its config.json says."""
     state.save_model(
         directory,
-        dict(published_weights(model)),
+        dict(published_weights(model, settings)),
         config,
         settings.hf_checkpoint,
         settings.save_dtype,
@@ -61,9 +60,7 @@ def load_model(directory: str, settings: TrainerSettings, device: torch.device) 
         ConfigError: It cannot be read.
     """
     config = load_model_config(directory)
-    if config.images:
-        from slime_core.models.vision_language import VisionLanguageModel
-
-        return VisionLanguageModel.from_directory(config, directory, device)
+    if config.build is not None:
+        return config.build(config, directory, device)
     weights = read_weights(directory, device)
     return Decoder.from_weights(config, weights, device, recompute=settings.recompute, origin=directory)

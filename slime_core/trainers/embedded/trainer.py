@@ -355,7 +355,7 @@ class EmbeddedTrainer:
 
         The tensors are the live parameters where there is no adapter: copy what must outlast the next step.
         """
-        yield from published_weights(self.model)
+        yield from published_weights(self.model, self.settings)
 
     def update_reference(self) -> None:
         """Copy the actor's weights into the reference. Raises TrainError when the run has no reference."""

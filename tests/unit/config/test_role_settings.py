@@ -9,9 +9,10 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.config.foreign import find_owners
-from slime_core.config.role_settings import OF_CRITIC, PER_ROLE, check_role_settings, role_args, role_overrides
+from slime_core.config.role_settings import PER_ROLE, check_role_settings, role_overrides
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
+from slime_core.launch.trainers import OF_CRITIC, role_args
 from tests.unit.config.conftest import Load
 
 

@@ -79,8 +79,7 @@ def attack(
     try:
         return asyncio.run(_attacked(resolver.reward(spec, origin), cases, made, deadline))
     finally:
-        if resolver.workers is not None:
-            resolver.workers.close()
+        resolver.close()
 
 
 async def _attacked(caller: RewardCaller, cases: Sequence[Case], made: bool, deadline: float | None) -> Report:

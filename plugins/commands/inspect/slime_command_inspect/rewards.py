@@ -189,8 +189,7 @@ async def _rescored(
             parts = [await rescore(stage, scorer, saved, label=label) for saved in own]
             found.append((spec, [outcome for part in parts for outcome in part]))
     finally:
-        if resolver.workers is not None:
-            resolver.workers.close()
+        resolver.close()
     return found
 
 

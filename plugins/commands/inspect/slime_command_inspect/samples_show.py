@@ -41,7 +41,7 @@ def run(namespace: argparse.Namespace) -> int:
         group_index=namespace.group,
         data_set=namespace.data_set or "",
         fate="dropped" if namespace.dropped else None,
-        failed=namespace.failed,
+        status="failed" if namespace.failed else None,
     )
     count = 0
     wanted_ones = disagreements(found_run) if namespace.disagree else None
@@ -51,7 +51,7 @@ def run(namespace: argparse.Namespace) -> int:
         limit=None if namespace.disagree else namespace.n,
         text=namespace.grep,
     ):
-        if wanted_ones is not None and (sample.entry.rollout, sample.entry.sample_index) not in wanted_ones:
+        if wanted_ones is not None and (sample.entry.rollout, sample.entry.key) not in wanted_ones:
             continue
         if count == namespace.n:
             break

@@ -21,12 +21,15 @@ from slime_runs.files import INDEX, Frame, Row, parse_name, read_frames
 _COLUMNS = (
     "file", "rollout", "data_set", "group_index", "sample_index", "place", "offset", "size", "score", "status", "fate",
     "prompt_tokens", "response_tokens", "trained_tokens", "oldest_version", "newest_version", "failure", "data_row",
+    "part",
 )  # fmt: skip
 _PLACE = ("file", "rollout", "place", "offset", "size")
 _FACTS = tuple(name for name in _COLUMNS if name not in _PLACE)
 _TOTALS = (
     "file", "rollout", "data_set", "samples", "scored", "score", "dropped", "failed", "truncated", "tokens"
 )  # fmt: skip
+_COUNTED = ("dropped", "failed", "truncated")
+"""Status or fate whose samples `totals` counts, so that rollouts without any are not searched."""
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL, thinned INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS samples ({", ".join(_COLUMNS)});
@@ -37,9 +40,9 @@ CREATE INDEX IF NOT EXISTS of_worst ON samples (data_set, score, rollout DESC);
 CREATE INDEX IF NOT EXISTS of_group ON samples (group_index);
 CREATE INDEX IF NOT EXISTS of_row ON samples (data_row);
 CREATE INDEX IF NOT EXISTS of_file ON samples (file);
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 """
-_VERSION = 2
+_VERSION = 3
 
 ORDERS = {
     "rollout": ("rollout DESC, group_index, sample_index", ""),
@@ -49,6 +52,8 @@ ORDERS = {
     "file": ("file, rowid", ""),
 }
 """Name -> order, and the condition on those that come first."""
+Key = tuple[int, int]
+"""Index of a sample (-1: it has none), and its part."""
 Facts = tuple[object, ...]
 """What is known of a sample wherever it lies: `_FACTS`."""
 _CLOCK_STEPS = 2000
@@ -82,6 +87,13 @@ class Entry:
     failure: str | None
     data_row: int | None
     """Row of the training data that its prompt is."""
+    part: int
+    """Of several samples that one execution became (fan-out), which have the same `sample_index`; 0 is the first."""
+
+    @property
+    def key(self) -> Key:
+        """By which `Run.trained` and `Run.shadow` know it."""
+        return -1 if self.sample_index is None else self.sample_index, self.part
 
     @property
     def frame(self) -> Frame:
@@ -113,11 +125,11 @@ class Filter:
     """Name of an evaluation's data set, "" for training alone."""
     group_index: int | None = None
     sample_index: int | None = None
+    part: int | None = None
     data_row: int | None = None
     file: str | None = None
     status: str | None = None
     fate: str | None = None
-    failed: bool = False
     min_score: float | None = None
     max_score: float | None = None
     min_tokens: int | None = None
@@ -128,7 +140,7 @@ class Filter:
         """The SQL condition and its values."""
         terms: list[tuple[str, object]] = [
             (f"{name} = ?", getattr(self, name))
-            for name in ("rollout", "group_index", "sample_index", "file", "data_row", "status", "fate")
+            for name in ("rollout", "group_index", "sample_index", "part", "file", "data_row", "status", "fate")
             if getattr(self, name) is not None
         ]
         if self.data_set is not None:
@@ -136,9 +148,10 @@ class Filter:
         bounds = {"score >= ?": self.min_score, "score <= ?": self.max_score}
         bounds |= {"response_tokens >= ?": self.min_tokens, "response_tokens <= ?": self.max_tokens}
         terms += [(term, value) for term, value in bounds.items() if value is not None]
-        if self.failed:
-            terms.append(("status = ?", "failed"))
-        return " AND ".join(["1", *(term for term, _ in terms)]), [value for _, value in terms]
+        counted = [
+            f"rollout IN (SELECT rollout FROM totals WHERE {n})" for n in (self.status, self.fate) if n in _COUNTED
+        ]
+        return " AND ".join(["1", *counted, *(term for term, _ in terms)]), [value for _, value in terms]
 
 
 class Index:
@@ -341,5 +354,5 @@ def facts(row: Row) -> Facts:
         kept.get("fate", "trained"), len(row.get("tokens") or ()) - response, response,
         response if mask is None else len(mask) - mask.count(0), min(versions, default=None),
         max(versions, default=None), None if not failure else f"{failure.get('where')}: {failure.get('error')}",
-        row.get("row"),
+        row.get("row"), kept.get("part", 0),
     )  # fmt: skip

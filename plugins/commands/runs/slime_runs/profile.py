@@ -25,9 +25,12 @@ _FULL_PASS = 4096
 """Tokens of the trainer's passes where nothing says otherwise."""
 
 
-def profile(run: Run) -> dict[str, Any]:
-    """Seconds by stage, as JSON values; "seconds" is 0 where there is no timeline."""
-    parts, spans, passes, events = _read(run)
+def profile(run: Run, *, samples: bool = True) -> dict[str, Any]:
+    """Seconds by stage, as JSON values; "seconds" is 0 where there is no timeline.
+
+    Without `samples`, which most of a timeline is about, nothing is said of generating and scoring.
+    """
+    parts, spans, passes, events = _read(run, samples)
     total = sum(end - start for start, end in parts)
     seconds = {name: sum(end - start for start, end in spans[name]) for name in STAGES if spans[name]}
     generated, scored = _union(spans["generated"]), _union(spans["generated"] + spans["scored"])
@@ -46,13 +49,13 @@ def profile(run: Run) -> dict[str, Any]:
     return {**found, "advice": _advice(run, found, metrics, events)}
 
 
-def _read(run: Run) -> tuple[Spans, dict[str, Spans], dict[str, float], list[dict[str, Any]]]:
+def _read(run: Run, samples: bool) -> tuple[Spans, dict[str, Spans], dict[str, float], list[dict[str, Any]]]:
     """Beginning and end of each part of the run; spans by event; seconds of rank 0's passes; events of rollouts."""
     parts: Spans = []
     spans: dict[str, Spans] = defaultdict(list)
     passes: Counter[str] = Counter()
     rollouts = []
-    for event in run.trace():
+    for event in run.trace(samples=samples):
         times = event["t"]
         if event["e"] == "run":
             parts.append((times, times))
@@ -132,25 +135,31 @@ def _of_passes(
     ]
 
 
+def rows(found: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """(what, seconds) of `profile` in order; what is a part of the one above it begins with two blanks."""
+    total = found["seconds"]
+    told: list[tuple[str, float]] = []
+    for stage, name in STAGES.items():
+        if stage in found["stages"]:
+            waits = stage == "rollout" and found["async"]
+            told.append(("waiting for rollouts" if waits else name, found["stages"][stage]))
+        if stage == "rollout":
+            inside = {"generating": "generating", "scoring_alone": "only scoring", "engine_held": "engine held"}
+            told += [(f"  {text}", found[key]) for key, text in inside.items() if found[key] > total / 1000]
+        if stage == "train":
+            told += [(f"  {key}", seconds) for key, seconds in found["passes"].items()]
+    if not found["async"]:
+        told.append(("else", max(0.0, total - sum(found["stages"].values()))))
+    return told
+
+
 def lines(found: Mapping[str, Any]) -> list[str]:
     """`profile` as a table, and what there is to say of it."""
     total, rollouts = found["seconds"], max(found["rollouts"], 1)
     if not total:
         return []
-
-    def row(name: str, seconds: float) -> tuple[str, ...]:
-        return name, f"{seconds:.2f} s", f"{seconds / total:.0%}", f"{seconds / rollouts:.3f} s"
-
-    rows: list[tuple[str, ...]] = [("where the time went", f"{total:.2f} s", "", "per rollout")]
-    for stage, name in STAGES.items():
-        if stage in found["stages"]:
-            waits = stage == "rollout" and found["async"]
-            rows.append(row("waiting for rollouts" if waits else name, found["stages"][stage]))
-        if stage == "rollout":
-            inside = {"generating": "generating", "scoring_alone": "only scoring", "engine_held": "engine held"}
-            rows += [row(f"  {text}", found[key]) for key, text in inside.items() if found[key] > total / 1000]
-        if stage == "train":
-            rows += [row(f"  {key}", seconds) for key, seconds in found["passes"].items()]
-    if not found["async"]:
-        rows.append(row("else", max(0.0, total - sum(found["stages"].values()))))
-    return [*table(rows), *found["advice"]]
+    told = [
+        (name, f"{seconds:.2f} s", f"{seconds / total:.0%}", f"{seconds / rollouts:.3f} s")
+        for name, seconds in rows(found)
+    ]
+    return [*table([("where the time went", f"{total:.2f} s", "", "per rollout"), *told]), *found["advice"]]

@@ -17,10 +17,8 @@ from slime_core import Args, hookimpl
 from slime_core.observability.timeline import FILE, open_timeline
 from slime_runs import profile
 from slime_runs.perfetto import Trace
-from slime_runs.run import Run
+from slime_runs.run import PROFILE, Run
 
-TRACE = "profile/trace.json"
-"""In the run directory."""
 logger = logging.getLogger(__name__)
 
 
@@ -37,7 +35,7 @@ class Profiler:
         if args.profile:
             self._run_dir = run_dir
             with self._kept_going():
-                self._trace = Trace(run_dir / FILE, run_dir / TRACE)
+                self._trace = Trace(run_dir / FILE, run_dir / PROFILE)
 
     @hookimpl
     def slime_rollout_trained(self, args: Args, trained: Any) -> None:
@@ -65,7 +63,7 @@ class Profiler:
         run_dir, self._run_dir, self._trace = self._run_dir, None, None
         if run_dir is not None:
             spent = profile.lines(profile.profile(Run(run_dir)))
-            print("\n".join(["", *spent, f"for Perfetto: {run_dir / TRACE}", ""]), flush=True)
+            print("\n".join(["", *spent, f"for Perfetto: {run_dir / PROFILE}", ""]), flush=True)
 
     @contextmanager
     def _kept_going(self) -> Iterator[None]:
@@ -74,4 +72,4 @@ class Profiler:
             yield
         except OSError as error:
             self._trace = None
-            logger.warning("%s: %s; the profile is not written on", TRACE, error)
+            logger.warning("%s: %s; the profile is not written on", PROFILE, error)

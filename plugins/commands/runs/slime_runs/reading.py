@@ -73,7 +73,7 @@ def header(found: StoredSample) -> str:
     reason = (found.row.get("kept") or {}).get("reason")
     versions = {entry.oldest_version, entry.newest_version} - {None}
     parts = [
-        f"{place}, group {entry.group_index}, sample {entry.sample_index}",
+        f"{place}, group {entry.group_index}, sample {entry.sample_index}" + f", part {entry.part}" * (entry.part > 0),
         f"reward {number(entry.score)}",
         f"{entry.status}, {entry.fate}" + (f" ({plain(reason)})" if reason else ""),
         f"{entry.prompt_tokens} + {entry.response_tokens} tokens, {entry.trained_tokens} trained",
@@ -90,9 +90,9 @@ def lines(run: Run, found: StoredSample, *, colour: bool, limit: int | None = No
         text.append(f"label: {one_line(str(label), 500)}")
     if isinstance(found.row.get("reward"), dict):
         text.append("reward: " + ", ".join(f"{key} {_value(value)}" for key, value in found.row["reward"].items()))
-    if found.entry.fate == "trained" and (row := run.trained(found.entry.rollout).get(found.entry.sample_index or 0)):
+    if found.entry.fate == "trained" and (row := run.trained(found.entry.rollout).get(found.entry.key)):
         text.append(f"advantage {_mean(row.get('advantages'))}")
-    if found.entry.data_set is None and (shadow := run.shadow(found.entry.rollout).get(found.entry.sample_index or 0)):
+    if found.entry.data_set is None and (shadow := run.shadow(found.entry.rollout).get(found.entry.key)):
         text.append(one_line(in_words(shadow, number), 500))
     if found.entry.failure:
         text.append(f"failed in {one_line(found.entry.failure, 500)}")

@@ -6,28 +6,44 @@ without samples, one that has not come to its first rollout) is empty, not an er
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from slime_core.errors import SlimeError
+from slime_core.checkpoint.store import find
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.observability.timeline import FILE as TIMELINE
 from slime_core.types import Sample
-from slime_core.waits.board import alive
-from slime_runs.files import FOLDER, Row, parsed_lines, read_frame, read_frames, shadow_name, trained_name
-from slime_runs.index import Entry, Filter, Index
+from slime_runs.boards import Report, read_boards
+from slime_runs.events import FILE as EVENTS
+from slime_runs.files import (
+    FOLDER,
+    Row,
+    read_frame,
+    read_frames,
+    read_lines,
+    read_object,
+    shadow_name,
+    trained_name,
+)
+from slime_runs.history import History, read_history
+from slime_runs.index import Entry, Filter, Index, Key
 
+PROFILE = "profile/trace.json"
+"""In the run directory: what `slime train --profile` writes for Perfetto."""
 Order = Literal["rollout", "best", "worst", "file"]
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
-_ROLLOUT_OF_NAME = re.compile(r"rollout_(\d+)")
+_SAMPLE = b'{"e":"sample"'
+_OF_RUN = ("config.yaml", "metrics.jsonl", FOLDER, "summary.json", "checkpoints", "waits", "incidents.jsonl")
 
 
-class RunError(SlimeError):
-    """There is no run, or not what was asked for."""
+class RunError(ConfigError):
+    """There is no run, or not what was asked for; a command ends with status 2."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +89,18 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """`summary.json` of a run that has ended by itself."""
-        return _json(self.path / "summary.json")
+        return read_object(self.path / "summary.json")
 
     def state(self) -> str:
         """ "running", "ended" (by itself), "drained" (asked to end early) or "stopped" (killed, or by an error)."""
-        boards = [_json(path) for path in sorted((self.path / "waits").glob("*.json"))]
-        if any(board is not None and alive(board) for board in boards):
+        if self.waits().alive:
             return "running"
         summary = self.summary()
         return "stopped" if summary is None else "drained" if summary.get("drained") else "ended"
+
+    def waits(self) -> Report:
+        """What its processes wait for, and which of them are alive."""
+        return read_boards(self.path)
 
     def settings(self) -> dict[str, tuple[Any, str]]:
         """Name -> (value, where it came from), as `config.yaml` has them."""
@@ -99,16 +118,13 @@ class Run:
 
     def _newest_state(self) -> dict[str, Any] | None:
         commits = sorted((self.path / "checkpoints").glob("rollout_*/state.json"))
-        return _json(commits[-1]) if commits else None
+        return read_object(commits[-1]) if commits else None
 
     # -- numbers -------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
         """One mapping per step (finished rollouts); the evaluation before the first is step 0."""
-        merged: dict[int, dict[str, Any]] = {}
-        for line in read_lines(self.path / "metrics.jsonl"):
-            merged.setdefault(line["step"], {}).update(line)
-        return [merged[step] for step in sorted(merged)]
+        return by_step(read_lines(self.path / "metrics.jsonl"))
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of one metric."""
@@ -116,11 +132,11 @@ class Run:
 
     def events(self) -> list[dict[str, Any]]:
         """What happened to engines."""
-        return list(read_lines(self.path / "events.jsonl"))
+        return list(read_lines(self.path / EVENTS))
 
-    def trace(self) -> Iterator[dict[str, Any]]:
-        """The timeline, as `slime_core.observability.timeline` writes it."""
-        return read_lines(self.path / "trace.jsonl")
+    def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
+        """The timeline, as `slime_core.observability.timeline` writes it; nearly all of it is about `samples`."""
+        return read_lines(self.path / TIMELINE, without=() if samples else _SAMPLE)
 
     def incidents(self) -> list[dict[str, Any]]:
         """What the run noticed of its numbers: "rollout_id", "check", "cause", "numbers"."""
@@ -129,6 +145,17 @@ class Run:
     def stalls(self) -> list[Path]:
         """Reports of waits that were overdue."""
         return sorted((self.path / "stalls").glob("*.txt"))
+
+    def history(self, rollout: int | None = None) -> History:
+        """The ledger of the commit after a rollout, the newest without; its digests are checked.
+
+        Raises:
+            CheckpointError: There is no such commit, or it has no ledger or a damaged one.
+        """
+        commit = find(self.path, rollout)
+        if commit is None:
+            raise CheckpointError(f"{self.path}: no commit there")
+        return read_history(commit)
 
     # -- samples -------------------------------------------------------------------------------------------
 
@@ -167,21 +194,27 @@ class Run:
                 frame, rows = (entry.file, entry.frame), self._group(entry)
             yield StoredSample(entry, rows[entry.place])
 
-    def trained(self, rollout: int, only: Collection[int] | None = None) -> dict[int, Row]:
-        """Sample index -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
+    def trained(self, rollout: int, only: Collection[int] | None = None) -> dict[Key, Row]:
+        """`Entry.key` -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
 
-        A list has one number per response token; a number is the same for all of them. `only`: these samples.
+        A list has one number per response token; a number is the same for all of them. `only` those of these
+        indices.
         """
-        path = self.path / FOLDER / trained_name(rollout)
-        if not path.is_file():
-            return {}
         starts = None if only is None else tuple(b'{"index":%d,' % index for index in only)
-        return {row["index"]: row for _, frame in read_frames(path, starts) for row in frame}
+        return self._beside(trained_name(rollout), starts)
 
-    def shadow(self, rollout: int) -> dict[int, Row]:
-        """Sample index -> what shadow components made of it: "rewards", "filters", "seconds", by their specs."""
-        path = self.path / FOLDER / shadow_name(rollout)
-        return {row["index"]: row for _, frame in read_frames(path) for row in frame} if path.is_file() else {}
+    def shadow(self, rollout: int) -> dict[Key, Row]:
+        """`Entry.key` -> what shadow components made of it: "rewards", "filters", "seconds", by their specs."""
+        return self._beside(shadow_name(rollout))
+
+    def _beside(self, name: str, starts: tuple[bytes, ...] | None = None) -> dict[Key, Row]:
+        """Rows that stand in the order of the samples; those of one index are its parts."""
+        path, found, seen = self.path / FOLDER / name, dict[Key, Row](), Counter[int]()
+        if path.is_file():
+            for row in (row for _, frame in read_frames(path, starts) for row in frame):
+                found[row["index"], seen[row["index"]]] = row
+                seen[row["index"]] += 1
+        return found
 
     def _group(self, entry: Entry) -> list[Row]:
         path = self.path / FOLDER / entry.file
@@ -191,9 +224,18 @@ class Run:
             raise RunError(f"{path}: cannot be read: {error}; the run may have replaced it just now") from error
 
 
+def by_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of metrics as one mapping per step, in order, without what is of no step."""
+    merged: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            merged.setdefault(line["step"], {}).update(line)
+    return [merged[step] for step in sorted(merged)]
+
+
 def is_run(path: Path) -> bool:
     """Whether a run has written into the directory."""
-    return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", FOLDER, "summary.json"))
+    return any((path / name).exists() for name in _OF_RUN)
 
 
 def find_runs(folder: str | Path) -> list[Run]:
@@ -217,19 +259,3 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     names = sorted({name for settings in found for name in settings} - {*_ANYWHERE})
     values = {name: [settings.get(name, (None, ""))[0] for settings in found] for name in names}
     return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not written yet, or being replaced
-        return None
-    return found if isinstance(found, Mapping) else None  # type: ignore[return-value]
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of JSON lines that may be growing; none where there is no file."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        yield from parsed_lines(file)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_runs.files import FOLDER, Row
+from slime_runs.index import Key
 from slime_runs.run import Run
 
 _NEWEST = 50
@@ -30,15 +31,18 @@ def differs(row: Row) -> bool:
     )
 
 
-def disagreements(run: Run) -> set[tuple[int, int]]:
-    """(rollout, sample index) of what a shadow differs on."""
-    return {(n, index) for n in rollouts(run) for index, row in run.shadow(n).items() if differs(row)}
+def disagreements(run: Run) -> set[tuple[int, Key]]:
+    """(rollout, `Entry.key`) of what a shadow differs on."""
+    return {(n, key) for n in rollouts(run) for key, row in run.shadow(n).items() if differs(row)}
 
 
-def newest_disagreements(run: Run, count: int) -> list[tuple[int, Row]]:
-    """(rollout, row) of the newest `count` samples that a shadow differs on; looks at as many rollouts as `summary`."""
+def newest_disagreements(run: Run, count: int) -> list[tuple[int, Key, Row]]:
+    """(rollout, `Entry.key`, row) of the newest `count` samples that a shadow differs on.
+
+    Looks at as many rollouts as `summary`.
+    """
     newest = (
-        (n, row) for n in reversed(rollouts(run)[-_NEWEST:]) for row in run.shadow(n).values() if differs(row)
+        (n, key, row) for n in reversed(rollouts(run)[-_NEWEST:]) for key, row in run.shadow(n).items() if differs(row)
     )  # fmt: skip
     return list(itertools.islice(newest, count))
 

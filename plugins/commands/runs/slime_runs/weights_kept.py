@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from slime_core.checkpoint.store import CheckpointStore, read_state, verify
+from slime_core.checkpoint.store import STATE, CheckpointStore, verify
 from slime_core.observability.run_dir import CHECKPOINTS
 from slime_core.protocols import Args
+from slime_runs.files import read_object
 from slime_runs.run import RunError
 
 
@@ -24,15 +25,15 @@ class Weights(NamedTuple):
 
 
 def kept_weights(args: Args) -> Mapping[int, Weights]:
-    """By step, in order; those of the beginning are the model's that the settings name."""
+    """By step, in order, of commits that say so; those of the beginning are the model's that the settings name."""
     begun = Path(str(args.hf_checkpoint))
     found = {}
     if (begun / "config.json").is_file() and not args.load:
         found[0] = Weights(0, args.update_weight_start_version + 1, begun)
     for path in CheckpointStore(Path(str(args.save or args.run_dir)) / CHECKPOINTS).commits():
-        state = read_state(path)
-        step = int(state["rollout_id"]) + 1
-        found[step] = Weights(step, int(state["weight_version"]), path)
+        if state := read_object(path / STATE):
+            step = int(state["rollout_id"]) + 1
+            found[step] = Weights(step, int(state["weight_version"]), path)
     return found
 
 

@@ -43,7 +43,7 @@ class Place(Body):
     data_set: str = ""
     group: int | None = None
     sample: int | None = None
-    nth: Annotated[int, Field(ge=0, le=1000)] = 0
+    part: int | None = None
 
 
 class ResampleBody(Place):
@@ -78,7 +78,7 @@ class Actions:
     ) -> list[dict[str, Any]]:
         """Each time what came out, beside what is stored. Raises Refused."""
         entry = found.entry
-        if entry.sample_index is None or asked.nth:
+        if entry.sample_index is None or entry.part:
             raise Refused(400, "slime resample knows samples by their number, and this one has none of its own")
         with tempfile.TemporaryDirectory(prefix="slime-view-") as folder:
             given: dict[str, Any] = {

@@ -79,16 +79,17 @@ def _answers(run: WatchedRun, rollouts: int, samples: int) -> _Answers:
     answers.add("run", page, run=".")
     answers.add("metrics", run_pages.metrics(run, named, -1), run=".", name=named, since=-1)
     answers.add("shadows", run_pages.shadow(run, 0), run=".")
+    answers.add("profile", run_pages.profiled(run), run=".")
     for (rollout, data_set), entries in chosen.items():
         table = samples_page.rollout(run, rollout, data_set)
-        here = {(entry.group_index, entry.sample_index) for entry in entries}
-        pairs = list(zip(table["columns"]["group_index"], table["columns"]["sample_index"]))
-        table["columns"]["stored"] = [pair in here for pair in pairs]
+        here = {(entry.group_index, entry.sample_index, entry.part) for entry in entries}
+        of_rows = [table["columns"][name] for name in ("group_index", "sample_index", "part")]
+        table["columns"]["stored"] = [place in here for place in zip(*of_rows)]
         says = {
-            (e.group_index, e.sample_index): samples_page.start_of(one.row)
+            (e.group_index, e.sample_index, e.part): samples_page.start_of(one.row)
             for e, one in zip(entries, run.stored(entries))
         }
-        table["columns"]["text"] = [says.get(pair) for pair in pairs]
+        table["columns"]["text"] = [says.get(place) for place in zip(*of_rows)]
         answers.add("rollout", table, run=".", rollout=rollout, data_set=data_set)
         for entry in entries:
             _add_sample(answers, run, entry)
@@ -109,8 +110,10 @@ def _chosen(run: WatchedRun, rollout: int, data_set: str, count: int) -> list[En
 
 def _add_sample(answers: _Answers, run: WatchedRun, entry: Entry) -> None:
     rollout, data_set, group = entry.rollout, entry.data_set or "", entry.group_index
-    wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=entry.sample_index)
+    sample, part = entry.sample_index, entry.part
+    wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample, part=part)
     place = {"run": ".", "rollout": rollout, "data_set": data_set, "group": group}
-    answers.add("sample", sample_page.sample(run, wanted, 0, None), **place, sample=entry.sample_index)
+    # The page leaves a part of 0 out of its questions.
+    answers.add("sample", sample_page.sample(run, wanted, None), **place, sample=sample, part=part or None)
     if group is not None:
         answers.add("group", samples_page.group(run, rollout, data_set, group), **place)

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from slime_command_inspect.boards import Report, read_run
-from slime_runs import shadows
+from slime_runs import profile, shadows
 from slime_runs.compare import compare
-from slime_runs.index import Entry, Filter, Index, Total
+from slime_runs.index import Entry, Filter, Index, Key, Total
 from slime_runs.overview import CURVES, evaluations
-from slime_runs.run import Order, differences
+from slime_runs.run import PROFILE, Order, differences
 
 from slime_command_view.samples_page import columns
-from slime_command_view.watched import WatchedRun
+from slime_command_view.watched import WatchedRun, stamp
 from slime_core.text import plain
 
 _NEWEST = 200
@@ -77,6 +76,7 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
     """One run: what it is, what it waits for, what was noticed, its rollouts and evaluations."""
     run.read_ahead()
     index, metrics = run.index(), run.metrics()
+    best = _ends(index, "best")
     names = sorted({name for line in metrics for name in line if name != "step"})
     return {
         **_facts(run),
@@ -85,6 +85,7 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
         "settings": [[name, value, origin] for name, (value, origin) in run.settings().items()],
         "plugins": run.plugins(),
         "summary": run.summary(),
+        "profiled": (run.path / PROFILE).is_file(),
         "waits": waits(run),
         "noticed": run.incidents(),
         "stalls": [path.name for path in run.stalls()[-_NEWEST:]],
@@ -92,8 +93,8 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
         "stored": {"samples": index.size(), "bytes": index.total_bytes()},
         "rollouts": _totals(index.rollouts()),
         "evaluated": _totals(index.evaluations()),
-        "best": columns(_ends(index, "best")),
-        "worst": columns(_ends(index, "worst")),
+        "best": columns(best),
+        "worst": columns([entry for entry in _ends(index, "worst") if entry not in best]),
     }
 
 
@@ -112,7 +113,7 @@ def _totals(totals: Sequence[Total]) -> dict[str, list[Any]]:
 def waits(run: WatchedRun) -> dict[str, Any]:
     """What `slime why` says."""
     try:
-        report: Report = read_run(run.path)
+        report = run.waits()
         return {
             "alive": report.alive,
             "overdue": report.overdue,
@@ -128,6 +129,19 @@ def waits(run: WatchedRun) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError) as error:  # half-written, or of another version
         return {"alive": None, "overdue": False, "processes": [], "unreadable": f"{type(error).__name__}: {error}"}
+
+
+def profiled(run: WatchedRun) -> dict[str, Any]:
+    """Where the time went, as `slime show` says it; "trace" is the size of what there is for Perfetto, or None."""
+    found = run.profile()
+    trace = stamp(run.path / PROFILE)
+    return {
+        "seconds": found["seconds"],
+        "rollouts": found["rollouts"],
+        "rows": profile.rows(found) if found["seconds"] else [],
+        "advice": found["advice"],
+        "trace": None if trace is None else trace[1],
+    }
 
 
 def metrics(run: WatchedRun, names: Sequence[str], since: int) -> dict[str, Any]:
@@ -154,7 +168,7 @@ def timeline(run: WatchedRun, number: int) -> dict[str, Any]:
         "rollout": number,
         "start": start,
         "stages": [
-            {"what": event["e"], "from": event["t"][0] - start, "to": event["t"][-1] - start}
+            {"what": event["e"], "from": event["t"][0] - start, "to": event["t"][-1] - start, "rank": event.get("rank")}
             for event in events
             if event["e"] not in ("sample", "run")
         ],
@@ -174,11 +188,11 @@ def timeline(run: WatchedRun, number: int) -> dict[str, Any]:
 def shadow(run: WatchedRun, most: int = _MOST_DISAGREED) -> dict[str, Any]:
     """Shadow components beside the run's own: agreement, rank correlation, cost, and the newest disagreements."""
     told = shadows.newest_disagreements(run, most)
-    entries: dict[tuple[int, int | None], Entry] = {}
-    for rollout in {rollout for rollout, _ in told}:
+    entries: dict[tuple[int, Key], Entry] = {}
+    for rollout in {rollout for rollout, _, _ in told}:
         of_rollout = run.index().find(Filter(rollout=rollout, data_set=""))
-        entries |= {(rollout, entry.sample_index): entry for entry in of_rollout}
-    shown = [(entries[place], row) for n, row in told if (place := (n, row["index"])) in entries]
+        entries |= {(rollout, entry.key): entry for entry in of_rollout}
+    shown = [(entries[n, key], row) for n, key, row in told if (n, key) in entries]
     return {
         "specs": shadows.summary(run),
         "columns": {

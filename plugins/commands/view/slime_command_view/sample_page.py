@@ -6,7 +6,10 @@ Columns, of at most `SLICE` tokens at a time: a response of a million characters
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from slime_runs.index import Filter
@@ -16,6 +19,8 @@ from slime_runs.run import RunError, StoredSample
 from slime_command_view.renderers import renderer_names
 from slime_command_view.samples_page import answer, label, message
 from slime_command_view.watched import WatchedRun
+from slime_core.checkpoint.store import rollout_of
+from slime_core.multimodal import image_url, images_of
 from slime_core.text import plain
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ _LONGEST = 100_000
 _LONGEST_CHARACTER = 8
 """Tokens of one character, at most."""
 _MOST_IMAGES = 32
+_LARGEST_IMAGE = 8 << 20
+"""Bytes of a file."""
 _PICTURES = tuple(f"data:image/{kind};" for kind in ("png", "jpeg", "webp", "gif"))
 _OF_ENGINE = {"rollout_log_probs": "engine", "token_weight_versions": "version", "teacher_log_probs": "teacher"}
 _OF_TRAINER = {
@@ -36,27 +43,25 @@ _OF_TRAINER = {
 """Stored column, one number per response token -> its name on the page."""
 
 
-def find_sample(run: WatchedRun, wanted: Filter, nth: int = 0) -> StoredSample:
-    """The sample; of several that a filter lets pass (fan-out) the `nth`. Raises RunError."""
-    entries = run.index().find(wanted, limit=nth + 1)
-    if len(entries) <= nth:
+def find_sample(run: WatchedRun, wanted: Filter) -> StoredSample:
+    """The first that passes. Raises RunError."""
+    entries = run.index().find(wanted, limit=1)
+    if not entries:
         raise RunError("the run has no such sample, or no longer: old rollouts are thinned to stay in the budget")
-    return next(run.stored(entries[nth:]))
+    return next(run.stored(entries))
 
 
-def sample(run: WatchedRun, wanted: Filter, nth: int, start: int | None) -> dict[str, Any]:
+def sample(run: WatchedRun, wanted: Filter, start: int | None) -> dict[str, Any]:
     """The page's JSON.
 
     Args:
         run: The run.
-        wanted: Rollout, data set, group and sample.
-        nth: Which of those that pass.
+        wanted: Rollout, data set, group, sample and part.
         start: First token of the slice; None: so that the response's first token is in it.
     """
-    found = find_sample(run, wanted, nth)
+    found = find_sample(run, wanted)
     entry = found.entry
-    index = entry.sample_index
-    given = run.trained(entry.rollout, {index}).get(index) if entry.fate == "trained" and index is not None else None
+    given = run.trained(entry.rollout, {entry.key[0]}).get(entry.key) if entry.fate == "trained" else None
     siblings = run.index().find(
         Filter(rollout=entry.rollout, data_set=entry.data_set or "", group_index=entry.group_index), limit=1000
     )
@@ -64,7 +69,7 @@ def sample(run: WatchedRun, wanted: Filter, nth: int, start: int | None) -> dict
         **answer(run, found, given),
         "prompt": [message(one) for one in found.messages],
         "label": label(found),
-        "siblings": [one.sample_index for one in siblings] if entry.group_index is not None else [],
+        "siblings": [[one.sample_index, one.part] for one in siblings] if entry.group_index is not None else [],
         "tokens": tokens_of(run, found, given or {}, start),
         "metadata": plain(json.dumps(found.row.get("metadata"), indent=1, ensure_ascii=False), _LONGEST),
         "images": _images(found.row.get("multimodal_inputs")),
@@ -76,7 +81,7 @@ def sample(run: WatchedRun, wanted: Filter, nth: int, start: int | None) -> dict
 def _kept_weights(run: WatchedRun) -> list[int]:
     """After how many rollouts the weights are still there."""
     commits = (run.path / "checkpoints").glob("rollout_*/model*.safetensors")
-    return sorted({0, *(int(path.parent.name.removeprefix("rollout_")) + 1 for path in commits)})
+    return sorted({0, *(rollout_of(path.parent) + 1 for path in commits)})
 
 
 def tokens_of(run: WatchedRun, found: StoredSample, given: dict[str, Any], start: int | None) -> dict[str, Any]:
@@ -143,7 +148,22 @@ def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return texts
 
 
-def _images(inputs: Any) -> list[str]:
-    """Those that the sample holds itself; what is named by a path is not read."""
-    images = (inputs or {}).get("images") or []
-    return [image for image in images if isinstance(image, str) and image.startswith(_PICTURES)][:_MOST_IMAGES]
+def _images(inputs: Any) -> list[dict[str, str | None]]:
+    """Name and data URI of each image; None for what is neither in the sample nor a file here."""
+    images = [image for image in images_of(inputs) if isinstance(image, str)][:_MOST_IMAGES]
+    return [{"name": plain(image, 200), "source": _picture(image)} for image in images]
+
+
+def _picture(image: str) -> str | None:
+    try:
+        if not image.startswith("data:") and not _is_small_file(Path(image).stat()):
+            return None
+        found = image_url(image)
+    except (OSError, ValueError):  # it is elsewhere, or an address, of which nothing is asked
+        return None
+    return found if found.startswith(_PICTURES) else None
+
+
+def _is_small_file(state: os.stat_result) -> bool:
+    """Neither a device nor a pipe, which have no end."""
+    return S_ISREG(state.st_mode) and state.st_size <= _LARGEST_IMAGE

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from slime_runs.files import FOLDER, Frame, Row, file_name, read_frame
-from slime_runs.index import Entry, Filter
+from slime_runs.index import Entry, Filter, Key
 from slime_runs.run import Order, StoredSample
 
 from slime_command_view.watched import WatchedRun
@@ -26,7 +26,8 @@ _SHOWN = 20_000
 """Characters of an answer beside its siblings."""
 _COLUMNS = (
     "rollout", "data_set", "group_index", "sample_index", "score", "status", "fate", "prompt_tokens", "response_tokens",
-    "trained_tokens", "oldest_version", "newest_version", "failure", "data_row", "offset", "size", "place",
+    "trained_tokens", "oldest_version", "newest_version", "failure", "data_row", "part", "offset", "size",
+    "place",
 )  # fmt: skip
 _START = 160
 """Characters of a prompt and of an answer in a table."""
@@ -121,13 +122,13 @@ def _step(run: WatchedRun, rollout_id: int) -> Mapping[str, Any]:
 
 
 def search(run: WatchedRun, number: int, data_set: str, text: str) -> dict[str, Any]:
-    """(group, sample) of those whose prompt or response has the text, in any case; "cut" after `_SEARCH_S`."""
+    """(group, sample, part) of those whose prompt or response has the text, in any case; "cut" after `_SEARCH_S`."""
     entries = run.index().find(Filter(rollout=number, data_set=data_set), limit=_MOST_ROWS)
     in_files = sorted(entries, key=lambda entry: (entry.file, entry.offset, entry.place))
     text, until, places = text.lower(), time.monotonic() + _SEARCH_S, list[list[int | None]]()
     for found in run.stored(in_files):
         if text in f"{found.row['prompt']}\n{found.text}".lower():
-            places.append([found.entry.group_index, found.entry.sample_index])
+            places.append([found.entry.group_index, found.entry.sample_index, found.entry.part])
         if time.monotonic() > until:
             return {"found": places, "cut": True}
     return {"found": places, "cut": False}
@@ -146,7 +147,7 @@ def group(run: WatchedRun, number: int, data_set: str, index: int) -> dict[str, 
         "row": stored[0].entry.data_row if stored else None,
         "prompt": [message(one) for one in prompt],
         "label": label(stored[0]) if stored else None,
-        "samples": [answer(run, found, trained.get(found.entry.sample_index or 0)) for found in stored],
+        "samples": [answer(run, found, trained.get(found.entry.key)) for found in stored],
         "events": [] if data_set else run.ledger.events([index])[index],
     }
 
@@ -167,13 +168,11 @@ def answer(run: WatchedRun, found: StoredSample, given: Mapping[str, Any] | None
 
 def _shadow(run: WatchedRun, entry: Entry) -> dict[str, Any] | None:
     """What shadow components made of a sample."""
-    if entry.data_set is not None or entry.sample_index is None:
-        return None
-    row = run.shadow(entry.rollout).get(entry.sample_index)
+    row = run.shadow(entry.rollout).get(entry.key) if entry.data_set is None else None
     return row and {name: row[name] for name in ("rewards", "filters", "kept")}
 
 
-def _given(run: WatchedRun, stored: Iterable[StoredSample]) -> dict[int, dict[str, Any]]:
+def _given(run: WatchedRun, stored: Iterable[StoredSample]) -> dict[Key, Row]:
     wanted = [found.entry for found in stored if found.entry.fate == "trained"]
     indices = {entry.sample_index for entry in wanted if entry.sample_index is not None}
     return run.trained(wanted[0].rollout, indices) if indices else {}

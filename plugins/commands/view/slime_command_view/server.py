@@ -4,6 +4,7 @@
     GET /static/...  scripts and styles: `built/`, which `make view-assets` makes, or else the sources in `page/`
     GET /api/...     JSON of `run_pages`, `samples_page`, `sample_page`
     GET /rendered    what a renderer makes of a sample
+    GET /trace       the trace that `slime train --profile` made for Perfetto
     POST /api/...    what `actions` does
 
 A run is named by its path below the directory that was given ("." is that directory).
@@ -12,14 +13,14 @@ A run is named by its path below the directory that was given ("." is that direc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from slime_command_serve.http.application import application
 from slime_command_serve.http.bodies import JsonRoute
@@ -28,7 +29,7 @@ from slime_command_serve.http.guard import Access
 from slime_command_serve.http.streams import json_response
 from slime_command_serve.http.threads import DeadlineThreads
 from slime_runs.index import Filter
-from slime_runs.run import RunError, StoredSample, find_runs
+from slime_runs.run import PROFILE, RunError, StoredSample, find_runs
 
 from slime_command_view import run_pages, sample_page, samples_page
 from slime_command_view.access import RENDERED_POLICY
@@ -41,6 +42,7 @@ _LOOK_AGAIN = 2.0
 """Seconds until new runs are looked for again."""
 _MOST_COMPARED = 12
 _MOST_TEXTS = 200
+_PIECE = 1 << 20
 Order = Literal["rollout", "best", "worst"]
 
 
@@ -132,9 +134,28 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
     def waits(run: str = ".") -> Response:
         return _asked(found, run, run_pages.waits)
 
+    @app.get("/api/profile")
+    def profile(run: str = ".") -> Response:
+        return _asked(found, run, run_pages.profiled)
+
+    @app.get("/trace")
+    def trace(run: str = ".") -> Response:
+        path = found[run].path / PROFILE
+        if not path.is_file():
+            raise RunError(f"{path} is not there: slime train --profile writes it")
+        # In pieces, and without its size: a run that goes on appends to it meanwhile.
+        headers = {"content-disposition": 'attachment; filename="trace.json"'}
+        return StreamingResponse(_pieces(path), media_type="application/json", headers=headers)
+
     @app.get("/api/metrics")
     def metrics(name: Annotated[list[str], Query()], run: str = ".", since: int = -1) -> Response:
         return _asked(found, run, lambda it: run_pages.metrics(it, name, since))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece
 
 
 def _add_over_time_routes(app: FastAPI, found: Runs) -> None:
@@ -193,24 +214,24 @@ def _add_sample_routes(app: FastAPI, found: Runs) -> None:
     @app.get("/api/sample")
     def sample(
         rollout: int, sample: int | None = None, group: int | None = None, run: str = ".", data_set: str = "",
-        nth: int = Query(0, ge=0, le=1000), start: int | None = None,
+        part: int | None = None, start: int | None = None,
     ) -> Response:  # fmt: skip
-        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample)
-        return _asked(found, run, lambda it: sample_page.sample(it, wanted, nth, start))
+        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample, part=part)
+        return _asked(found, run, lambda it: sample_page.sample(it, wanted, start))
 
 
 def _add_rendered(app: FastAPI, found: Runs, threads: DeadlineThreads) -> None:
     @app.get("/rendered")
     async def rendered(
         by: str, rollout: int, sample: int | None = None, group: int | None = None, run: str = ".", data_set: str = "",
-        nth: int = Query(0, ge=0, le=1000),
+        part: int | None = None,
     ) -> Response:  # fmt: skip
-        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample)
+        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample, part=part)
 
         def work() -> str:
             one = found[run]
             with one.lock:
-                stored = sample_page.find_sample(one, wanted, nth)
+                stored = sample_page.find_sample(one, wanted)
             return render(by, stored.sample) or ""
 
         try:
@@ -230,15 +251,20 @@ def _add_actions(app: FastAPI, found: Runs, threads: DeadlineThreads, acts: bool
         if not acts:
             raise Refused(403, "what starts processes is served on this machine's own address alone: leave out --host")
         wanted = Filter(
-            rollout=place.rollout, data_set=place.data_set, group_index=place.group, sample_index=place.sample
-        )
+            rollout=place.rollout, data_set=place.data_set, group_index=place.group, sample_index=place.sample,
+            part=place.part,
+        )  # fmt: skip
 
         def work() -> list[StoredSample]:
             run = found[place.run]
             with run.lock:
-                one = sample_page.find_sample(run, wanted, place.nth)
+                one = sample_page.find_sample(run, wanted)
                 whole = group and one.entry.group_index is not None
-                return list(run.stored(run.index().find(replace(wanted, sample_index=None)))) if whole else [one]
+                return (
+                    list(run.stored(run.index().find(replace(wanted, sample_index=None, part=None))))
+                    if whole
+                    else [one]
+                )
 
         return await threads.call("reading the sample", work)
 

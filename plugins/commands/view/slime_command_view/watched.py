@@ -13,9 +13,13 @@ from typing import Any
 import orjson
 from slime_runs import Run
 from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
-from slime_runs.index import Index
+from slime_runs.index import Index, Key
 from slime_runs.ledger import LedgerIndex
+from slime_runs.profile import profile
+from slime_runs.run import by_step
 from slime_runs.trace import TraceIndex
+
+from slime_core.observability.timeline import FILE as TIMELINE
 
 
 class WatchedRun(Run):
@@ -27,18 +31,15 @@ class WatchedRun(Run):
         self._metrics = _Tail(self.path / "metrics.jsonl")
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
         self._index: tuple[Any, Index | None] = (None, None)
-        self._shadows: dict[int, tuple[Any, dict[int, Row]]] = {}
+        self._shadows: dict[int, tuple[Any, dict[Key, Row]]] = {}
+        self._profile: tuple[Any, dict[str, Any]] = (None, {})
         self._ahead = False
         self._steps: list[dict[str, Any]] = []
 
     def metrics(self) -> list[dict[str, Any]]:
         """As `Run.metrics`."""
         if self._metrics.read():
-            merged: dict[int, dict[str, Any]] = {}
-            for line in self._metrics.lines:
-                if isinstance(line.get("step"), int):
-                    merged.setdefault(line["step"], {}).update(line)
-            self._steps = [merged[step] for step in sorted(merged)]
+            self._steps = by_step(self._metrics.lines)
         return self._steps
 
     def settings(self) -> dict[str, tuple[Any, str]]:
@@ -60,7 +61,7 @@ class WatchedRun(Run):
         assert self._index[1] is not None, "just opened"
         return self._index[1]
 
-    def shadow(self, rollout: int) -> dict[int, Row]:
+    def shadow(self, rollout: int) -> dict[Key, Row]:
         """As `Run.shadow`."""
         now = stamp(self.path / FOLDER / shadow_name(rollout))
         if now is None:
@@ -72,10 +73,17 @@ class WatchedRun(Run):
                 del self._shadows[next(iter(self._shadows))]
         return self._shadows[rollout][1]
 
+    def profile(self) -> dict[str, Any]:
+        """Where the time went; of a long timeline without what is known of its samples alone."""
+        now = stamp(self.path / TIMELINE)
+        if self._profile[0] != now or now is None:
+            self._profile = (now, profile(self, samples=now is None or now[1] < _LONG_TRACE))
+        return self._profile[1]
+
     @cached_property
     def timeline(self) -> TraceIndex:
         """What `trace.jsonl` has, by rollout."""
-        return TraceIndex(self.path / "trace.jsonl")
+        return TraceIndex(self.path / TIMELINE)
 
     @cached_property
     def ledger(self) -> LedgerIndex:
@@ -94,6 +102,8 @@ class WatchedRun(Run):
         return orjson.dumps([self.state(), *(stamp(self.path / name) for name in names)]).decode()
 
 
+_LONG_TRACE = 4 << 20
+"""Bytes of a timeline that takes too long to read whole while a page waits."""
 _SHADOWS = 60
 """Rollouts whose shadows are kept."""
 _COMPARED = 200
@@ -126,7 +136,7 @@ class _Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._at += len(whole)
         self._before = whole[-_COMPARED:] or self._before
-        self.lines += (found for found in parsed_lines(whole.splitlines()) if isinstance(found, dict))
+        self.lines += parsed_lines(whole.splitlines())
         return bool(whole)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from slime_core.protocols import Args
 from slime_engine_sglang.api.engine import DELTA, HttpEngine, check_sampling_mask, run_dir, without_deltas
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import server_url
-from slime_engine_sglang.api.versions import FIRST_ROUTER, untested, version_number
+from slime_engine_sglang.api.versions import FIRST_ROUTER, TESTED_VERSIONS, untested, version_number
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.environment import (
     ROUTER_DISTRIBUTION,
@@ -32,13 +32,15 @@ from slime_engine_sglang.environment import (
     installed_versions,
     missing,
 )
+from slime_engine_sglang.flag_list import SERVER, flags_for
 from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
 from slime_engine_sglang.known_defects import check_model
 from slime_engine_sglang.models_yaml import read_models
 from slime_engine_sglang.plan import LaunchPlan
 from slime_engine_sglang.planner import USES, check, find_device, make_plan, plan_of
-from slime_engine_sglang.puller_process import PullerProcess
+from slime_engine_sglang.programs import PullerProcess
 from slime_engine_sglang.servers import Supervised
+from slime_engine_sglang.service import Place
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +70,7 @@ class SglangEngine(HttpEngine):
         super().__init__(args)
         self._offloaded = []
         self.fleet: Fleet | None = None
-        self._joined: list[tuple[Router, Worker]] = []
-        self._settings_given: dict[str, object] | None = None
-        """What `start` found where it put addresses; another start must find it again."""
+        """What was launched; it has ended when `stop` returns."""
         self._puller: PullerProcess | None = None
         self._needs_puller = args.update_weight_transport == DELTA and not self.pullers
         if self._needs_puller:
@@ -86,6 +86,8 @@ class SglangEngine(HttpEngine):
         """Warnings of the plan. Raises ConfigError when it cannot work, or SGLang's environment is missing."""
         python = engine_python(settings.args)
         check_sampling_mask(settings)
+        if settings.args.use_sampling_mask:
+            _check_mask_of_servers(settings)
         warnings = [*check(settings), *without_deltas(settings)]
         check_model(settings.args.hf_checkpoint, settings.cite("hf_checkpoint"))
         if settings.args.offload_rollout and find_device(settings.args.device)[0] == "cpu":
@@ -116,38 +118,6 @@ class SglangEngine(HttpEngine):
         path = args.sglang_config
         return [] if path is None else [m.name for m in read_models(path, f"--sglang-config {path!r}") if m.serves]
 
-    # -- life ------------------------------------------------------------------------------------------
-
-    async def stop(self) -> None:
-        """End what was launched, and leave a router that was running before. Safe twice, and after half a start."""
-        supervisor = self._supervisor
-        fleet, self.fleet = self.fleet, None
-        puller, self._puller = self._puller, None
-        joined, self._joined = self._joined, []
-        if self._settings_given is not None:
-            for name in _ADDRESSES:
-                delattr(self._args, name)
-            for name, value in self._settings_given.items():
-                setattr(self._args, name, value)
-            self._settings_given = None
-        try:
-            if supervisor is not None:
-                await asyncio.to_thread(supervisor.stop)
-            for router, worker in joined:
-                try:
-                    await router.remove_worker(worker.url, timeout=_LEAVE_S)
-                except EngineError as error:  # it is not ours; the run's end must not fail with it
-                    logger.warning("the router at %s still lists %s: %s", router.url, worker.url, error)
-        finally:
-            try:
-                if fleet is not None:
-                    # Also when this task is cancelled, as by an interrupt in the middle of the start.
-                    await asyncio.shield(asyncio.to_thread(fleet.stop))
-                if puller is not None:
-                    await asyncio.shield(asyncio.to_thread(puller.close))
-            finally:
-                await super().stop()
-
     # -- memory ----------------------------------------------------------------------------------------
 
     async def release_memory(self, tags: Sequence[str] | None = None) -> None:
@@ -175,6 +145,13 @@ class SglangEngine(HttpEngine):
             self.pullers = [self._puller.url]
         return await super().update_weights_from_delta(root, version)
 
+    def _without_addresses(self, given: Mapping[str, object]) -> None:
+        """What was set before `start` found addresses; another start must find it again."""
+        for name in _ADDRESSES:
+            delattr(self._args, name)
+        for name, value in given.items():
+            setattr(self._args, name, value)
+
     # -- launching -------------------------------------------------------------------------------------
 
     async def _find_workers(self) -> tuple[WorkerPool, Router | None]:
@@ -184,13 +161,15 @@ class SglangEngine(HttpEngine):
         plan = make_plan(args, device=device, num_gpus_visible=visible)
         toward = plan.main.router_address
         directory = run_dir(args) or Path(tempfile.mkdtemp(prefix="slime-engines-"))
-        self.fleet = Fleet(
-            plan,
-            python=python,
-            directory=directory / DIRECTORY,
-            timeout=float(args.engine_start_timeout),
-            host=own_address(toward[0] if toward is not None else None),
+        place = Place(
+            python,
+            directory / DIRECTORY,
+            float(args.engine_start_timeout),
+            own_address(toward[0] if toward is not None else None),
         )
+        self.fleet = Fleet(plan, place)
+        self._undo.callback(setattr, self, "fleet", None)
+        self._undo.push_async_callback(_in_thread, self.fleet.stop)
         count = len(plan.servers)
         logger.info("starting %d SGLang servers on %s; logs in %s", count, device, directory / DIRECTORY)
         await self.fleet.launch()
@@ -200,14 +179,15 @@ class SglangEngine(HttpEngine):
             self._puller = PullerProcess(
                 Path(args.update_weight_disk_dir),
                 Path(args.update_weight_local_checkpoint_dir),
-                log=directory / DIRECTORY / "puller.log",
-                timeout=float(args.engine_start_timeout),
+                replace(place, host="127.0.0.1"),
                 pull_timeout=float(args.update_weight_timeout),
             )
+            self._undo.push_async_callback(_in_thread, self._puller.close)
             await self._puller.launch()
             self.pullers = [self._puller.url]
         found = {model.plan.name: await self._bring_in(model) for model in self.fleet.models}
-        self._settings_given = {name: getattr(args, name) for name in _ADDRESSES if hasattr(args, name)}
+        given = {name: getattr(args, name) for name in _ADDRESSES if hasattr(args, name)}
+        self._undo.callback(self._without_addresses, given)
         args.sglang_model_routers = {name: _host_port(pool, router) for name, (pool, router) in found.items()}
         pool, router = found[plan.main.name]
         args.sglang_router_ip, args.sglang_router_port = _host_port(pool, router)
@@ -226,7 +206,7 @@ class SglangEngine(HttpEngine):
             router = Router(self.http, model.router.url)
         if router is not None:
             if model.router is None:
-                self._joined += [(router, worker) for worker in pool.workers]
+                self._undo.push_async_callback(_leave, router, pool.workers)
             await asyncio.gather(*(router.add_worker(worker) for worker in pool.workers))
         self.supervised.append(
             Supervised(
@@ -240,6 +220,38 @@ class SglangEngine(HttpEngine):
             )
         )
         return pool, router
+
+
+async def _in_thread(stop: Callable[[], None]) -> None:
+    """Not cut when the task that stops the engine is cancelled, as by an interrupt in the middle of the start."""
+    await asyncio.shield(asyncio.to_thread(stop))
+
+
+async def _leave(router: Router, workers: Sequence[Worker]) -> None:
+    """Have a router that is not ours forget our servers."""
+    for worker in workers:
+        try:
+            await router.remove_worker(worker.url, timeout=_LEAVE_S)
+        except EngineError as error:  # it is not ours; the run's end must not fail with it
+            logger.warning("the router at %s still lists %s: %s", router.url, worker.url, error)
+
+
+def _check_mask_of_servers(settings: Settings) -> None:
+    """Raise ConfigError where the servers that would be launched refuse every request for a sampling mask."""
+    args, name = settings.args, "sampling_mask_max_tokens"
+    flag, asked = flags_for(args).field(SERVER, name), settings.cite("use_sampling_mask")
+    if flag is None:
+        version = installed_versions(engine_python(args))[SERVER_DISTRIBUTION]
+        raise ConfigError(
+            f"{asked}: SGLang {version} does not return what tokens are sampled among; {TESTED_VERSIONS[-1]} does"
+        )
+    most = int(getattr(args, SERVER + name, None) or flag.default)
+    for top_k in ("rollout_top_k", "eval_top_k"):
+        if (getattr(args, top_k) or 0) > most:
+            raise ConfigError(
+                f"{asked}: SGLang returns at most {most} ids of a token (--sglang-sampling-mask-max-tokens);"
+                f" {settings.cite(top_k)} is beyond"
+            )
 
 
 def _host_port(pool: WorkerPool, router: Router | None) -> tuple[str, int]:

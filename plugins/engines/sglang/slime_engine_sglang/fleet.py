@@ -13,16 +13,14 @@ import logging
 import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from slime_core.errors import EngineError
 from slime_engine_sglang.api.transport import address_towards
 from slime_engine_sglang.api.worker import Worker, WorkerState
 from slime_engine_sglang.plan import LaunchPlan, ModelPlan
-from slime_engine_sglang.router_process import RouterProcess
-from slime_engine_sglang.server import ServerProcess
-from slime_engine_sglang.service import Service
+from slime_engine_sglang.programs import RouterProcess, ServerProcess
+from slime_engine_sglang.service import Place, Service
 
 logger = logging.getLogger(__name__)
 
@@ -75,30 +73,16 @@ class ModelFleet:
 class Fleet:
     """Everything that one run starts on this machine."""
 
-    def __init__(self, plan: LaunchPlan, *, python: Path, directory: Path, timeout: float, host: str) -> None:
-        """Reserves the ports, and starts nothing.
-
-        Args:
-            plan: What to run.
-            python: Interpreter of SGLang's environment.
-            directory: For the logs.
-            timeout: Seconds until each must be ready.
-            host: Address to listen at.
-
-        Raises:
-            EngineError: A port is taken.
-        """
+    def __init__(self, plan: LaunchPlan, place: Place) -> None:
+        """Reserves the ports, and starts nothing. Raises EngineError: A port is taken."""
         self.models: list[ModelFleet] = []
-        shared: dict[str, Any] = {"python": python, "timeout": timeout, "host": host}
         try:
             for model in plan.models:
                 fleet = ModelFleet(model, [], None)
                 self.models.append(fleet)
-                for server in model.servers:
-                    fleet.servers.append(ServerProcess(server, log=directory / f"{server.name}.log", **shared))
+                fleet.servers += (ServerProcess(server, place) for server in model.servers)
                 if model.router is not None:
-                    log = directory / model.name / "router.log"
-                    fleet.router = RouterProcess(model.name, model.router, device=plan.device, log=log, **shared)
+                    fleet.router = RouterProcess(model.name, model.router, place, device=plan.device)
         except BaseException:
             self.stop()
             raise

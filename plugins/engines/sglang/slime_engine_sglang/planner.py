@@ -108,6 +108,11 @@ def check(settings: Settings) -> list[str]:
             f"{settings.cite('sglang_config')}: none of its models ({names}) receives the trainer's weights; set"
             " update_weights: true for the one that is trained."
         )
+    if settings.args.use_sampling_mask and plan.main.is_disaggregated:
+        raise ConfigError(
+            f"{settings.cite('use_sampling_mask')}: the router in front of prefill and decode servers does not ask for"
+            " it; use regular servers."
+        )
     if plan.num_nodes > 1 if cluster is None else len({server.node for server in plan.servers}) > 1:
         raise ConfigError(
             f"the servers would lie on {plan.num_nodes} nodes of {settings.cite('num_gpus_per_node')}, and this run"

@@ -13,7 +13,6 @@ READY, or a weight update could pass it by in between.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,22 +26,15 @@ from slime_core.errors import EngineError, WeightSyncError
 from slime_core.protocols import Args
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_sglang.heartbeat import Heartbeat
+from slime_engine_sglang.api.worker import Worker, WorkerPool
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.programs import RouterProcess
 from slime_engine_sglang.service import Service
-
-logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """Between two looks at whether a process still lives."""
 COMEBACK_S = 60.0
 """An external server that is silent is waited for so long without `--use-fault-tolerance`."""
-UPDATE_WAIT_S = 1800.0
-"""Longest wait for a weight update that is under way."""
-_POLL_S = 0.05
-_GO_ON = "Start it again"
 
 
 class WeightsNotKept(WeightSyncError):
@@ -197,129 +189,6 @@ class Watch(ABC):
 
 def _may_pass(error: BaseException) -> bool:
     return isinstance(error, EngineError | WeightSyncError) and not isinstance(error, WeightsNotKept)
-
-
-class WorkerWatch(Watch):
-    """A server that answers requests for tokens: ours, or another's."""
-
-    told = Told("", "restart_failed", "restarted", "lost")  # listeners of the pool tell "quarantined"
-
-    def __init__(
-        self, model: Supervised, worker: Worker, router: Router | None, heartbeat: Heartbeat, args: Args,
-        incidents: Incidents,
-    ) -> None:  # fmt: skip
-        super().__init__(model.name_of(worker), model.servers.get(worker), args, incidents)
-        self._model, self._worker, self._router, self._heartbeat = model, worker, router, heartbeat
-        if self.process is None:
-            self.told = Told("", "", "readmitted", "lost")
-            self.pause = tenacity.wait_fixed(args.rollout_health_check_interval if self.tolerant else TICK_S)
-
-    @property
-    def url(self) -> str:
-        """The worker's."""
-        return self._worker.url
-
-    def problem(self) -> str:
-        """That somebody took it out, or that its process has ended."""
-        if self._worker.state is WorkerState.QUARANTINED:
-            return self._worker.reason or "taken out"
-        return super().problem()
-
-    async def look(self) -> str:
-        """Whether it answers, generates, and serves the weights it should."""
-        pool, process = self._model.pool, self.process
-        finding = await self._heartbeat.look(pool, self._worker, lambda: process is None or process.alive)
-        if not finding.lying:
-            return finding.reason
-        # An update may have passed between its answer and now, so it is asked again while none can.
-        if not pool.update_lock.acquire(blocking=False):
-            return ""
-        try:
-            return (await self._heartbeat.weights(pool, self._worker, locked=True)).reason
-        finally:
-            pool.update_lock.release()
-
-    async def out(self, reason: str) -> float:
-        """Nothing new goes there; the router forgets it, and one that does not answer has nobody to send there."""
-        if self._worker.state is WorkerState.READY:
-            self._model.pool.set_state(self._worker, WorkerState.QUARANTINED, super().problem() or reason)
-        if self._router is not None:
-            try:
-                await self._router.remove_worker(self._worker.url)
-            except EngineError as error:
-                self.tell("router_refused", str(error))
-        return self._worker.since
-
-    async def again(self) -> None:
-        """Restart it, or find out whether it answers again; then `readmit` it."""
-        pool, worker = self._model.pool, self._worker
-        await self._unpaused()
-        if self.process is None:
-            await self._heartbeat.wake(pool, worker)
-            finding = await self._heartbeat.look(pool, worker)
-            if finding.reason and not finding.lying:
-                raise EngineError(f"{worker.url} {finding.reason}")
-        else:
-            await self.restart(self.process)
-            worker.url, worker.weight_version, worker.loaded = self.process.url, None, None
-        await self.readmit()
-
-    async def readmit(self) -> None:
-        """Bring it to the current version, check that, and let requests go to it.
-
-        Raises:
-            EngineError, WeightSyncError: It did not take the weights, or serves others; it stays out.
-        """
-        pool, worker, catch_up = self._model.pool, self._worker, self._model.catch_up
-        await self._unpaused()
-        late = EngineError(f"waited {UPDATE_WAIT_S:.0f} s for the weight update that is under way")
-        async with pool.updating(UPDATE_WAIT_S, late):
-            finding = await self._heartbeat.weights(pool, worker, locked=True)
-            unsure = self.tolerant or finding.lying or worker.weight_version != pool.version_wanted
-            if catch_up is not None and pool.version_wanted is not None and unsure:
-                if finding.reason and not finding.lying:
-                    raise EngineError(f"{worker.url} {finding.reason}")
-                await catch_up(worker)
-                worker.loaded = None
-                finding = await self._heartbeat.weights(pool, worker, locked=True)
-            if finding.reason:
-                raise WeightSyncError(f"{worker.url} {finding.reason}")
-            worker.weight_version = pool.version_wanted
-            pool.set_state(worker, WorkerState.READY)
-        if self._router is not None:
-            try:
-                await self._router.add_worker(worker)
-            except EngineError as error:  # the watch on the router adds it later; until then it is asked directly
-                self.tell("router_refused", str(error))
-
-    async def _unpaused(self) -> None:
-        """The trainer may have the memory that a server would take, and one that comes back now would not be paused."""
-        while self._model.pool.paused:
-            await asyncio.sleep(_POLL_S)
-
-    def failed(self, reason: str) -> None:
-        """The reason is shown to whoever finds no server."""
-        if self.process is not None:
-            self._model.pool.set_state(self._worker, WorkerState.QUARANTINED, reason)
-            super().failed(reason)
-        else:
-            logger.debug("%s stays out: %s", self.url, reason)
-
-    async def lose(self, error: Exception | None) -> None:
-        """Whoever waits for it goes on without it."""
-        if self.process is not None:
-            used_up = (
-                f"out for good after {self.args.rollout_max_engine_restarts} restarts (--rollout-max-engine-restarts)"
-            )
-            reason = f"{used_up}: {self._worker.reason}"
-        elif isinstance(error, WeightsNotKept):
-            reason = f"{error}. {_GO_ON}"
-        else:
-            reason = f"is gone: it has not come back within {COMEBACK_S:.0f} s ({self._worker.reason}). {_GO_ON}"
-        self._model.pool.set_state(self._worker, WorkerState.LOST, reason)
-        self.tell(self.told.lost, reason)
-        if self.process is not None:
-            await asyncio.to_thread(self.process.kill)
 
 
 class CompanionWatch(Watch):

@@ -1,7 +1,7 @@
 """A kept process that answers HTTP at ports which are reserved for it: started, waited for, started again.
 
-`ServerProcess` and `RouterProcess` say what to run and what "ready" means. A server is alive while its process
-runs, and ready when it does its work; waiting ends with the first of ready, dead and out of time.
+`programs` says what to run and what "ready" means. A server is alive while its process runs, and ready when it does its
+work; waiting ends with the first of ready, dead and out of time.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import EngineError
 from slime_core.ports import PortBlock, reserve, url_host
-from slime_core.procs.guarded import Guarded
+from slime_core.procs.guarded import Guarded, signal_of
+from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.log_tail import LogTail
-
-if TYPE_CHECKING:
-    import aiohttp
 
 GRACE_S = 2.0
 """From TERM to KILL. SGLang would take 5 to 7 seconds, of which it sleeps 5, and has nothing to save."""
@@ -50,45 +48,45 @@ def _is_trainers(variable: str) -> bool:
     return variable in _NOT_FOR_SERVERS or variable.startswith(_OF_ELASTIC)
 
 
+@dataclass(frozen=True)
+class Place:
+    """What the programs of one run share."""
+
+    python: Path
+    """Interpreter of SGLang's environment."""
+    directory: Path
+    """For the logs of all starts: NAME.log."""
+    timeout: float
+    """Seconds until each must be ready."""
+    host: str = "127.0.0.1"
+    """Address to listen at."""
+
+
 class Service(ABC):
     """One program that answers at `url` once it is ready."""
 
     ready_path = "/health"
-    """Answers 200 then, unless a subclass has its own `missing`."""
+    """Answers 200 then, unless a subclass has its own `check`."""
 
     def __init__(
-        self,
-        name: str,
-        log: Path,
-        *,
-        label: str,
-        host: str,
-        ports: int,
-        timeout: float,
-        port: int | None = None,
-        grace: float = GRACE_S,
+        self, name: str, label: str, place: Place, *, ports: int, port: int | None = None, grace: float = GRACE_S
     ) -> None:
         """Reserves the ports, and starts nothing.
 
         Args:
             name: For events.
-            log: File for the output of all starts.
             label: For messages.
-            host: Address that it listens at.
+            place: Of the run.
             ports: How many ports it takes; it answers at the first.
-            timeout: Seconds until it must be ready.
             port: The first port, where the user has chosen it.
             grace: Seconds from TERM to KILL.
 
         Raises:
             EngineError: A port is taken.
         """
-        self.name = name
-        """For events."""
-        self.host = host
-        self._label = label
-        self._timeout = timeout
-        self.log = log
+        self.name, self._label, self._place = name, label, place
+        self.host = place.host
+        self.log = log = place.directory / f"{name}.log"
         """Output of all its starts."""
         self._process = Guarded(label, stop_s=grace, log=log, shared=_SHARED, error=EngineError)
         self._reserve = partial(reserve, ports, first=port)
@@ -102,19 +100,13 @@ class Service(ABC):
     def command(self, ports: PortBlock) -> list[str]:
         """Program and arguments; it listens at `ports[0]` of `host`."""
 
-    @abstractmethod
     def environment(self) -> Mapping[str, str]:
         """Added to this process's environment."""
+        return {}
 
-    async def missing(self, session: aiohttp.ClientSession, left: float) -> str:
-        """What is not yet as it should be, for a message; "" when it is ready. Raises StrangerError.
-
-        Args:
-            session: For requests; connection errors and time-outs are the caller's to handle.
-            left: Seconds that this may take.
-        """
-        status, _ = await get_json(session, self.url + self.ready_path, left)
-        return "" if status == 200 else f"{self.url}{self.ready_path} to answer 200 (status {status})"
+    async def check(self, http: Http, left: float) -> None:
+        """Return when it is ready; may take `left` seconds. Raises StrangerError; EngineError says what is missing."""
+        await http.send("GET", self.url, self.ready_path, timeout=left, attempts=1)
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -146,7 +138,8 @@ class Service(ABC):
     def last_words(self) -> str:
         """How it ended, and the end of its log."""
         tail = self._tail
-        said = f"; {tail.end()}" if self._process.was_killed else f": {tail.describe()}"
+        killed = signal_of(self._process.poll() or 0) is not None  # of which its log tells nothing
+        said = f"; {tail.end()}" if killed else f": {tail.describe()}"
         return self._process.ending() + said
 
     def start(self) -> None:
@@ -172,10 +165,9 @@ class Service(ABC):
         Raises:
             EngineError: It ended, or is not ready in time; says what was waited for and how its log ends.
         """
-        import aiohttp
-
-        began, limit, waiting = time.monotonic(), self._timeout if timeout is None else timeout, "its first answer"
-        async with aiohttp.ClientSession() as session:
+        began, limit = time.monotonic(), self._place.timeout if timeout is None else timeout
+        waiting = "it has not answered"
+        async with Http() as http:
             while True:
                 left = began + limit - time.monotonic()
                 if not self.alive:
@@ -184,16 +176,14 @@ class Service(ABC):
                 if left <= 0:
                     raise EngineError(
                         f"{self._label} is running, but not ready after {limit:.0f} s (--engine-start-timeout);"
-                        f" waited for {waiting}: {self._tail.describe()}"
+                        f" {waiting}: {self._tail.describe()}"
                     )
                 try:
-                    waiting = await self.missing(session, min(left, _REQUEST_S))
-                except aiohttp.ClientConnectorError:
-                    waiting = f"{self.url} to accept connections"
-                except (aiohttp.ClientError, TimeoutError) as error:
-                    waiting = f"{self.url} to answer ({type(error).__name__})"
-                if not waiting:
-                    return
+                    return await self.check(http, min(left, _REQUEST_S))
+                except StrangerError:
+                    raise
+                except EngineError as error:
+                    waiting = f"last answer: {error}"
                 await asyncio.sleep(_POLL_S)
 
     async def launch(self) -> None:
@@ -234,12 +224,3 @@ class Service(ABC):
             self._process.retire()
         finally:
             self._ports.close()
-
-
-async def get_json(session: aiohttp.ClientSession, url: str, left: float) -> tuple[int, Any]:
-    """Status, and the body if it is JSON, else None."""
-    import aiohttp
-
-    async with session.get(url, timeout=aiohttp.ClientTimeout(total=left), allow_redirects=False) as answer:
-        body = await answer.json() if answer.content_type == "application/json" else await answer.read() and None
-        return answer.status, body

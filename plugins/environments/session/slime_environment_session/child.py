@@ -13,9 +13,9 @@ from typing import Any
 
 from slime_core.errors import SlimeError
 from slime_core.plugins.boundary import raised_at
+from slime_core.plugins.messages import changes, restore, unpack_args
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
-from slime_core.plugins.workers.calls import changes, restore, unpack_args
 from slime_core.procs.worker import serve
 from slime_environment_session.places import PackedSample
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core import Args, Sample, hookimpl
 from slime_hook_invariants.incident import FILE, Incident
-from slime_hook_invariants.samples import sample_incidents
+from slime_hook_invariants.samples import sample_incidents, tokens_that_may_train, trained_as_sampled
 
 if TYPE_CHECKING:
     from slime_hook_invariants.batches import Batches
@@ -24,6 +25,9 @@ __all__ = ["FILE", "Incident", "Invariants"]
 
 logger = logging.getLogger(__name__)
 
+_AHEAD = 8
+"""Rollouts that are remembered until they are trained on."""
+
 
 class Invariants:
     """The hooks of one process."""
@@ -31,11 +35,16 @@ class Invariants:
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._batches: Batches | None = None
+        self._may_train: dict[int, Counter[int | None]] = {}
+        """Rollout -> sample -> its tokens that may be trained on; where both are done in one process."""
 
     @hookimpl
     def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
         """Samples as they will become a batch."""
         self._report(args, rollout_id, sample_incidents(samples))
+        if not args.custom_convert_samples_to_train_data_path:
+            self._may_train[rollout_id] = tokens_that_may_train(samples)
+        self._may_train.pop(rollout_id - _AHEAD, None)
 
     @hookimpl
     def slime_rollout_trained(self, args: Args, trained: Any) -> None:
@@ -43,8 +52,10 @@ class Invariants:
         from slime_hook_invariants.batches import Batches, Trained
 
         self._batches = self._batches or Batches()
-        of = trained.trainer, trained.batch, trained.local, trained.tensors, list(trained.steps), trained.known
-        self._report(args, trained.batch.rollout_id, self._batches.incidents(Trained(args, *of)))
+        batch, rest = trained.batch, (trained.tensors, list(trained.steps), trained.known)
+        found = self._batches.incidents(Trained(args, trained.trainer, batch, trained.local, trained.indices, *rest))
+        self._report(args, batch.rollout_id, found)
+        self._report(args, batch.rollout_id, trained_as_sampled(self._may_train.pop(batch.rollout_id, {}), batch))
 
     def _report(self, args: Args, rollout_id: int, found: Iterable[Incident]) -> None:
         for incident in found:

@@ -17,3 +17,12 @@ class Incident(NamedTuple):
     """What this comes from, most likely first."""
     numbers: str
     """What was seen."""
+
+
+def foreign_tokens(count: int) -> Incident:
+    """Of two checks, one of which may be in another process than the samples."""
+    return Incident(
+        "mask_within_the_sampled",
+        "tokens are trained that the policy did not sample: the mask is shifted, or tool output is in it",
+        f"{count} tokens",
+    )

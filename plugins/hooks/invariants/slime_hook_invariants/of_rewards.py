@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import stdev
 
 import torch
 
@@ -12,6 +13,8 @@ from slime_hook_invariants.trained import Trained
 
 _CENTRED = ("grpo", "gspo", "cispo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 _SCALED = ("grpo", "gspo", "cispo")
+_EPSILON = 1e-6
+"""What is added to the deviation; rewards that differ by little more do not deviate by 1 then."""
 _PATIENCE = 3
 
 
@@ -31,13 +34,15 @@ def normalised(it: Trained) -> Iterator[Incident]:
             yield Incident(
                 "advantages_add_up",
                 "a group's advantages do not add up to 0: rows that are not trained on count in its statistics, a row"
-                " was lost or exchanged after it was normalised, or the mean is not the group's",
+                " was lost or exchanged after it was normalised, parts of a rollout count as rollouts, or the mean is"
+                " not the group's",
                 f"group {group}: {len(shaped)} rewards that add up to {total:.4g}",
             )
         plain = all(batch.sibling_counts[p] == 1 for p in positions) and not it.withholds
         if args.advantage_estimator in _SCALED and args.grpo_std_normalization and plain:
             spread = math.dist(shaped, [math.fsum(shaped) / len(shaped)] * len(shaped)) / math.sqrt(len(shaped) - 1)
-            if spread > 0.02 and abs(spread - 1.0) > 0.02:
+            own = stdev(batch.raw_rewards[p] for p in positions)
+            if spread > 0.02 and abs(spread - 1.0) > 0.02 and abs(spread - own / (own + _EPSILON)) > 0.02:
                 yield Incident(
                     "advantages_deviate_by_one",
                     "a group's rewards are not divided by their own standard deviation: it is taken over the batch or"
@@ -61,21 +66,21 @@ def advantages_of_rewards(it: Trained) -> Iterator[Incident]:
     """GRPO's advantage of every trained token is its sample's shaped reward."""
     args, local = it.args, it.local
     added = args.kl_coef or args.use_opd or args.normalize_advantages or args.rollout_data_postprocess_path
-    if args.advantage_estimator not in _SCALED or added:
+    if args.advantage_estimator not in _SCALED or added or args.custom_advantage_function_path:
         return
     masks = it.tensors.loss_masks
     positions = torch.repeat_interleave(torch.arange(len(masks)), torch.tensor([len(mask) for mask in masks]))
     advantages, mask = torch.cat(it.tensors.advantages), torch.cat(masks)
-    rewards = torch.tensor(local.rewards, dtype=advantages.dtype)[positions].to(advantages.device)
+    shaped = [it.batch.rewards[at] for at in it.indices]
+    rewards = torch.tensor(shaped, dtype=advantages.dtype)[positions].to(advantages.device)
     off = (advantages - rewards).abs() * mask
     for token in (off > 1e-3 * rewards.abs().clamp(min=1.0)).nonzero().flatten().tolist()[:1]:
         position = int(positions[token])
         yield Incident(
             "advantage_of_its_sample",
             "advantages are not those of their samples' rewards: rows are in another order, the sign is turned, or"
-            " they are scaled, discounted or clipped on the way",
-            f"sample {local.sample_indices[position]}: reward {local.rewards[position]:.4g}, off by"
-            f" {float(off[token]):.4g}",
+            " they are scaled, broadcast, discounted or clipped on the way",
+            f"sample {local.sample_indices[position]}: reward {shaped[position]:.4g}, off by {float(off[token]):.4g}",
         )
 
 

@@ -40,7 +40,7 @@ def ratio_one(it: Trained) -> Iterator[Incident]:
             yield Incident(
                 "passes_agree",
                 "two passes of the trainer over the same tokens disagree: dropout is on, or they differ in"
-                " temperature, padding or positions",
+                " temperature, padding, attention or positions",
                 f"{distance:.3g} nats a token",
             )
 
@@ -89,19 +89,23 @@ def loss_of_the_batch(it: Trained) -> Iterator[Incident]:
         yield Incident(
             "loss_of_the_batch",
             "the policy loss is not minus the mean advantage at ratio 1: the mean is over other tokens (padding,"
-            " prompt, micro-batches each for itself), a factor is missing, or the sign is turned",
+            " prompt, tokens that are masked, micro-batches each for itself), a factor is missing, or the sign is"
+            " turned",
             f"{first.metrics['pg_loss']:.5g}, where the advantages give {expected:.5g}",
         )
 
 
 def learning_rate(it: Trained) -> Iterator[Incident]:
-    """It is what the settings say, as far as they say it without a schedule."""
+    """It is what the settings say without a schedule, and a schedule is not over before the run is."""
     args = it.args
     rates = [step.metrics["lr"] for step in it.steps if "lr" in step.metrics]
     warms = args.lr_warmup_iters or args.lr_warmup_fraction
     constant = args.lr_decay_style == "constant" and not warms
+    to_the_end = args.lr_decay_style in ("linear", "cosine") and args.lr_decay_iters is None and not warms
+    over = to_the_end and it.batch.rollout_id + 1 < (args.num_rollout or 0)
     for rate in rates:
-        if rate > args.lr * 1.001 or (constant and abs(rate - args.lr) > 1e-3 * args.lr):
+        early = over and rate <= args.min_lr < args.lr
+        if rate > args.lr * 1.001 or early or (constant and abs(rate - args.lr) > 1e-3 * args.lr):
             yield Incident(
                 "learning_rate_as_set",
                 "the learning rate is not that of --lr: the schedule is of another length or unit, or scaled twice",

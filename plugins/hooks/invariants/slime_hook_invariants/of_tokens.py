@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from slime_hook_invariants.incident import Incident
+from slime_hook_invariants.incident import Incident, foreign_tokens
 from slime_hook_invariants.trained import Trained, sums
 
 _MOST = 0.9
@@ -15,7 +15,7 @@ _ROWS = 4
 _NATS = 0.1
 """Mean distance of trainer and engine that rounding in bfloat16 does not reach."""
 _FORWARD = 0.02
-"""The same of two passes of the trainer."""
+"""The same of two passes of the trainer, and of both in float32."""
 
 
 def mask_of_the_sampled(it: Trained) -> Iterator[Incident]:
@@ -35,11 +35,7 @@ def mask_of_the_sampled(it: Trained) -> Iterator[Incident]:
             ended += sampled[-1]
             unended += sampled[-1] and not mask[-1]
     if foreign and batch.rollout_log_probs is not None:
-        yield Incident(
-            "mask_within_the_sampled",
-            "tokens are trained that the policy did not sample: the mask is shifted, or tool output is in it",
-            f"{foreign} tokens",
-        )
+        yield foreign_tokens(foreign)
     if begun >= _ROWS and unbegun >= _MOST * begun:
         yield Incident(
             "first_token_trains",
@@ -75,7 +71,8 @@ class Gaps:
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
         """It is that of rounding, and stays so."""
-        if it.tensors.rollout_log_probs is None:
+        trained_since_the_push = it.batch.rollout_id % it.args.update_weights_interval
+        if it.tensors.rollout_log_probs is None or trained_since_the_push:
             return
         positions = [position for position in it.known if it.fresh(position)]
         if not positions:
@@ -97,15 +94,16 @@ class Gaps:
         if least is not None and mean > 20 * least + 1e-3:
             yield Incident(
                 "engine_serves_the_trained",
-                "trainer and engine came apart after a weight update: a tensor is not sent, the engine serves an older"
-                " version, or a cache of older weights is used",
+                "trainer and engine came apart after a weight update: a tensor is not sent, an adapter is not merged,"
+                " the engine serves an older version, or a cache of older weights is used",
                 f"{numbers}; it was {least:.3g}",
             )
-        elif least is None and mean > _NATS:
+        elif least is None and mean > (_FORWARD if it.args.dtype == "float32" else _NATS):
             yield Incident(
                 "engine_is_the_trainer",
                 "trainer and engine disagree from the first rollout on: another temperature, top-p, template, tokens or"
-                " attention there, log-probs shifted or stale, or positions that are wrong",
+                " attention there, log-probs that are shifted, stale, filled up or another request's, labels or"
+                " positions that are wrong, or dropout",
                 numbers,
             )
 
@@ -125,7 +123,8 @@ class References:
         if starts and float(distance.mean()) > _FORWARD:
             yield Incident(
                 "reference_is_the_start",
-                "the reference is not the model that training starts from: other weights, temperature or tokens",
+                "the reference is not the model that training starts from: other weights, temperature or tokens, or"
+                " dropout",
                 f"{float(distance.mean()):.3g} nats a token before the first step",
             )
         if moved and it.batch.rollout_id > 1 and float(distance.max()) == 0.0:

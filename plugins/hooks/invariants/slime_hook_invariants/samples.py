@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
-from slime_core import Sample, SampleStatus
-from slime_hook_invariants.incident import Incident
+from slime_core import Sample, SampleStatus, TrainBatch
+from slime_hook_invariants.incident import Incident, foreign_tokens
 
 _FEW = 2
 
@@ -20,6 +20,24 @@ def sample_incidents(samples: Sequence[Sample]) -> Iterator[Incident]:
     yield from _failed(samples)
     yield from _doubled_start(samples)
     yield from _answers(groups)
+
+
+def tokens_that_may_train(samples: Sequence[Sample]) -> Counter[int | None]:
+    """Sample -> how many of its tokens its mask trains; parts of one sample together."""
+    found: Counter[int | None] = Counter()
+    for sample in samples:
+        found[sample.index] += 0 if sample.is_removed else sample.effective_response_length
+    return found
+
+
+def trained_as_sampled(may_train: Mapping[int | None, int], batch: TrainBatch) -> Iterator[Incident]:
+    """No more trains of a sample than its mask says; of samples that are not known, nothing is."""
+    trains: Counter[int] = Counter()
+    for index, mask in zip(batch.sample_indices, batch.loss_masks):
+        trains[index] += sum(mask)
+    foreign = sum(max(count - may_train[index], 0) for index, count in trains.items() if index in may_train)
+    if foreign:
+        yield foreign_tokens(foreign)
 
 
 def _mixed(groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:

@@ -24,6 +24,8 @@ class Trained:
     """All samples of the rollout."""
     local: TrainBatch
     """Those of this process."""
+    indices: Sequence[int]
+    """Where they are in the batch."""
     tensors: Any
     """`learning.tensors.TrainTensors` of `local`."""
     steps: list[Any]

@@ -10,11 +10,14 @@ import copy
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slime_core import Args, Sample, hookimpl
 from slime_core.plugins.resolve import absolute_spec, resolve
 from slime_core.types import Group
-from slime_hook_shadow.judging import Judge, Seen
+
+if TYPE_CHECKING:
+    from slime_hook_shadow.judging import Judge
 
 __all__ = ["Shadows"]
 
@@ -60,6 +63,8 @@ class Shadows:
         if len(self._pending) >= _BEHIND:
             self._left_out += 1
             return
+        from slime_hook_shadow.judging import Judge, Seen
+
         trained = {id(sample) for sample in samples}
         seen = [Seen(copy.deepcopy(group), any(id(s) in trained for s in group)) for group in groups]
         if self._thread is None:

@@ -41,7 +41,7 @@ class Judge:
         self._workers = WorkerPool(args, 1, memory_limit=args.rm_memory_limit)
         self._rewards = [
             RewardCaller(
-                resolve("rewards", spec, origin="--shadow-rm-path"), args, workers=self._workers, spec=spec,
+                resolve("rewards", spec, origin="--shadow-rm-path"), args, workers=lambda: self._workers, spec=spec,
                 group=args.group_rm,
             )
             for spec in args.shadow_rm_path

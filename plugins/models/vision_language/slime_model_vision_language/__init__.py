@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from slime_core.models.decoder import Decoder
 
 
 def model(hf: Mapping[str, Any]) -> ModelConfig:
@@ -23,4 +28,10 @@ def model(hf: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError("config.json has no 'vision_config', which a vision-language model needs")
     tied = bool(hf.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
     found = ModelConfig.from_hf({**text, "model_type": hf.get("model_type"), "tie_word_embeddings": tied})
-    return replace(found, images=True, hf=dict(hf))
+    return replace(found, images=True, build=_build, hf=dict(hf))
+
+
+def _build(config: ModelConfig, directory: str, device: torch.device) -> Decoder:
+    from slime_model_vision_language.trained import VisionLanguageModel
+
+    return VisionLanguageModel.from_directory(config, directory, device)

@@ -22,9 +22,9 @@ from typing import Any
 
 from slime_core.errors import EngineError, SlimeError
 from slime_core.plugins.adapters import PluginNotFiniteError
+from slime_core.plugins.messages import unpack_args
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.calls import unpack_args
 from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from slime_core.config.role_settings import ROLES, role_args, role_overrides
+from slime_core.config.role_settings import ROLES, role_overrides
 from slime_core.errors import ConfigError
+from slime_core.launch.trainers import role_args
 from slime_core.models.config import read_hf_config
 from slime_core.protocols import Args
 from slime_core.trainers.settings import Role

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from slime_engine_sglang.plan import ServerPlan
-from slime_engine_sglang.server import ServerProcess
+from slime_engine_sglang.programs import ServerProcess
+from slime_engine_sglang.service import Place
 
 from slime_core.config import load_settings
 
@@ -36,8 +37,7 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., FakeServer]]:
         plan = ServerPlan(
             "default/0", "regular", {"model_path": "/models/m", **arguments}, environment=environment or {}
         )
-        log = tmp_path / "engines" / "default" / "0.log"
-        made.append(FakeServer(plan, python=Path(sys.executable), log=log, timeout=timeout))
+        made.append(FakeServer(plan, Place(Path(sys.executable), tmp_path / "engines", timeout)))
         return made[-1]
 
     yield make

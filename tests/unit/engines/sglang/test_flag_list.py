@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from slime_engine_sglang import flag_list, introspect
+from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.flag_list import ROUTER, SERVER, cache_file, flags_for, installed_flags, shipped_flags, size
 
+from slime_core.config import load_settings
 from slime_core.errors import ConfigError
 
 SERVER_ARGS = """
@@ -75,6 +77,13 @@ def test_the_environment_is_asked_once_and_its_answer_kept(python: Path, tmp_pat
     assert again.server.option_strings == first.server.option_strings
     assert imports(tmp_path) == 1
     assert list((tmp_path / "cache" / "slime").glob("*.json*")) == [cache_file({"sglang": "9.1"})], "nothing partial"
+
+
+def test_a_version_that_returns_no_sampling_mask_is_refused_before_the_start(python: Path) -> None:
+    argv = ["--hf-checkpoint", "m", "--rollout-engine", "sglang", "--device", "cpu", "--engine-python", str(python)]
+    argv += ["--rollout-top-k", "9", "--use-sampling-mask"]
+    with pytest.raises(ConfigError, match=r"^--use-sampling-mask .*SGLang 9.1 does not return .*; 0.5.23 does$"):
+        SglangEngine.check_settings(load_settings(argv, command="serve", env={}))
 
 
 def test_what_a_parser_says_becomes_flags(python: Path) -> None:

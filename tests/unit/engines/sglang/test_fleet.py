@@ -12,6 +12,7 @@ import pytest
 from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.fleet import Fleet, own_address
 from slime_engine_sglang.plan import LaunchPlan, ModelPlan, ServerPlan
+from slime_engine_sglang.service import Place
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError, EngineError
@@ -43,9 +44,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Fleet] = []
 
     def fleet(plan: LaunchPlan, timeout: float = 20.0) -> Fleet:
-        made.append(
-            Fleet(plan, python=Path(sys.executable), directory=tmp_path / "engines", timeout=timeout, host="127.0.0.1")
-        )
+        made.append(Fleet(plan, Place(Path(sys.executable), tmp_path / "engines", timeout)))
         return made[-1]
 
     yield fleet

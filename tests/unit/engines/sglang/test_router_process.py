@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.programs import RouterProcess
+from slime_engine_sglang.service import Place
 
 from slime_core.errors import EngineError
 from slime_core.ports import reserve
@@ -20,13 +21,12 @@ def fields(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(given)
         return ["x"]
 
-    monkeypatch.setattr("slime_engine_sglang.router_process.router_argv", argv)
+    monkeypatch.setattr("slime_engine_sglang.programs.router_argv", argv)
     return seen
 
 
 def make(tmp_path: Path, **arguments: Any) -> RouterProcess:
-    python = Path("/env/bin/python")
-    return RouterProcess("judge", arguments, device="cuda", python=python, log=tmp_path / "log", timeout=1.0)
+    return RouterProcess("judge", arguments, Place(Path("/env/bin/python"), tmp_path, 1.0), device="cuda")
 
 
 def test_it_has_a_metrics_port_of_its_own(fields: dict[str, Any], tmp_path: Path) -> None:

@@ -12,16 +12,16 @@ import pytest
 from slime_engine_sglang import servers
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_sglang.heartbeat import HEALTHY, Finding
 from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.supervisor import Supervisor
-from slime_runs.run import read_lines
+from slime_engine_sglang.worker_watch import WorkerWatch
+from slime_runs.events import EventLog
+from slime_runs.files import read_lines
 from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config import Args
 from slime_core.errors import EngineError
-from slime_core.observability.events import EventLog
 from tests.engine_processes import EmbeddedServer, SmallRouter
 
 READY, OUT = WorkerState.READY, WorkerState.QUARANTINED
@@ -162,18 +162,17 @@ def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(
     fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = fleet(count=1, rollout_health_check_timeout=20.0)
-    heartbeat, findings = it.supervisor._heartbeat, list[Finding]()
-    look = heartbeat.look
+    look, findings = WorkerWatch.look, list[str]()
 
-    async def noted(*given: Any) -> Finding:
-        findings.append(await look(*given))
+    async def noted(watch: WorkerWatch) -> str:
+        findings.append(await look(watch))
         return findings[-1]
 
     def looked(times: int) -> None:
         enough = len(findings) + times
         until(lambda: len(findings) >= enough, f"{times} looks")
 
-    monkeypatch.setattr(heartbeat, "look", noted)
+    monkeypatch.setattr(WorkerWatch, "look", noted)
     it.update(1)
     it.pool.paused = True
     it.servers[0].post("/pause_generation", {"mode": "in_place"})  # /health_generate now waits for 20 seconds
@@ -184,9 +183,9 @@ def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(
         looked(3)
         it.pool.version_wanted = 2
     looked(2)
-    assert set(findings) == {HEALTHY}
+    assert set(findings) == {""}
     assert it.events() == []
-    monkeypatch.setattr(heartbeat, "_timeout", 1.5)
+    it.supervisor.of_workers[it.workers[0]].timeout = 1.5
     it.pool.paused = False
     until(lambda: it.servers[0].starts >= 2 and it.workers[0].state is READY, "the paused server to be found hung")
 

@@ -19,9 +19,8 @@ import pytest
 from slime_core.config import Args
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
+from slime_core.plugins.execution import Component, DeadlineExceeded
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.calls import Component
-from slime_core.plugins.workers.execution import DeadlineExceeded
 from slime_core.plugins.workers.pool import WorkerPool
 from slime_core.plugins.workers.process import WorkerError
 from slime_core.procs.worker import Worker, WorkerDied
@@ -145,7 +144,7 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def caller(pool: WorkerPool, spec: Any, **changes: Any) -> RewardCaller:
     args = ARGS.model_copy(update=changes)
-    made = RewardCaller(resolve("rewards", str(spec)), args, workers=pool, spec=str(spec))
+    made = RewardCaller(resolve("rewards", str(spec)), args, workers=lambda: pool, spec=str(spec))
     assert made.execution == "process"
     return made
 
@@ -423,7 +422,8 @@ from slime_core.types import Sample
 
 async def main():
     args = Args(offset=0.0, rm_timeout=None)
-    call = RewardCaller(resolve("rewards", sys.argv[1]), args, workers=WorkerPool(args, 2), spec=sys.argv[1])
+    pool = WorkerPool(args, 2)
+    call = RewardCaller(resolve("rewards", sys.argv[1]), args, workers=lambda: pool, spec=sys.argv[1])
     await call.start()
     samples = [Sample(index=i, response="add 1") for i in range(8)]
     await asyncio.gather(*(call.score([s]) for s in samples))

@@ -10,7 +10,7 @@ const kept = { reward: "" };
 
 export function again(where, found, tokenView) {
   const place = Object.fromEntries(
-    Object.entries({ ...where, rollout: Number(where.rollout), group: integer(where.group), sample: integer(where.sample), nth: integer(where.nth) }).filter(([, value]) => value !== null && value !== undefined && value !== ""),
+    Object.entries({ ...where, rollout: Number(where.rollout), group: integer(where.group), sample: integer(where.sample), part: integer(where.part) }).filter(([, value]) => value !== null && value !== undefined && value !== ""),
   );
   return h("div", resampling(place, found, tokenView), scoring(place, found));
 }

@@ -17,6 +17,14 @@ export function h(what, ...rest) {
   return element;
 }
 
+// New children in the place of the old; boxes that were opened or closed stay so.
+export function renew(holder, children) {
+  const title = (box) => box.querySelector("summary").textContent;
+  const were = new Map([...holder.querySelectorAll("details")].map((box) => [title(box), box.open]));
+  holder.replaceChildren(...h("div", children).childNodes);
+  for (const box of holder.querySelectorAll("details")) box.open = were.get(title(box)) ?? box.open;
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 export function svg(tag, attributes = {}, ...children) {

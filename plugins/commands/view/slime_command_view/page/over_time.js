@@ -70,7 +70,7 @@ export async function timelinePage(asked) {
   const rows = [
     ...["rollout", "eval"].filter((what) => stages.has(what)).map((what) => ({ name: what, kind: `stage of-${what}`, spans: stages.get(what).map((stage) => [stage.from, stage.to]) })),
     ...["wait", "engine", "tools", "reward"].map((kind) => ({ name: { wait: "wait for a place", reward: "rewards" }[kind] ?? kind, kind, spans: of(kind), counted: true })),
-    ...[...stages].filter(([what]) => what !== "rollout" && what !== "eval").map(([what, some]) => ({ name: WORDS[what] ?? what, kind: `stage of-${what}`, spans: some.map((stage) => [stage.from, stage.to]) })),
+    ...[...stages].filter(([what]) => what !== "rollout" && what !== "eval").map(([what, some]) => ({ name: WORDS[what] ?? what, kind: `stage of-${what}`, spans: some.map((stage) => [stage.from, stage.to]), ranks: new Set(some.map((stage) => stage.rank)).size })),
     { name: "trainer waits", kind: "wait", spans: worked.length ? gaps(worked, low, until) : [] },
   ].filter((row) => row.spans.length);
   const [width, left] = [1100, 110];
@@ -104,7 +104,8 @@ export async function timelinePage(asked) {
     }),
     ...[0, 0.25, 0.5, 0.75, 1].map((part) => svg("text", { x: x(low + part * (until - low)) - (part === 1 ? 40 : 0), y: height - 4 }, seconds(low + part * (until - low)))),
   );
-  const facts = rows.map((row) => [row.name, row.counted ? `${row.spans.length} samples` : "", total(row), row.counted ? total(row) / row.spans.length : null, Math.max(...row.spans.map(([from, to]) => to - from))]);
+  const times = (row) => (row.counted ? `${row.spans.length} samples` : row.ranks > 1 ? `${row.ranks} ranks` : "");
+  const facts = rows.map((row) => [row.name, times(row), total(row), times(row) ? total(row) / row.spans.length : null, Math.max(...row.spans.map(([from, to]) => to - from))]);
   const view = h(
     "div",
     h("p", `${samples.length} samples${found.cut ? " (the first of more)" : ""} in ${seconds(until - low)}. `, h("span.legend", rows.filter((row) => row.counted).map((row) => h(`span.g-${row.kind}`, row.name)))),

@@ -1,8 +1,8 @@
 // One run: curves, what it waits for, what was noticed, evaluations, rollouts, settings, plugins.
 
-import { ask, isReport, link } from "./api.js";
+import { ask, isReport, link, query } from "./api.js";
 import { chart } from "./chart.js";
-import { bytes, h, json, number, rowsOf, table } from "./dom.js";
+import { bytes, h, json, number, renew, rowsOf, table } from "./dom.js";
 import { state } from "./runs.js";
 import { chooser } from "./samples.js";
 
@@ -33,8 +33,8 @@ export async function runPage(asked) {
     for (const name of Object.values(curves)) columns.columns[name] = [...columns.columns[name].slice(0, keep), ...added.columns[name]];
     Object.assign(found, await ask("run", { run }));
     draw();
-    head.replaceChildren(...facts(found, run));
-    below.replaceChildren(...parts(found, run));
+    renew(head, facts(found, run));
+    renew(below, parts(found, run));
   }
 
   const smoothing = h("input", {
@@ -136,8 +136,13 @@ export const runCrumb = (run) => [run === "." ? "run" : run, link("run", { run }
 
 // Addresses of samples are theirs in the index.
 export function sampleLink(run, row) {
-  return link("sample", { run, rollout: row.rollout, data_set: row.data_set, group: row.group_index, sample: row.sample_index });
+  return link("sample", { run, rollout: row.rollout, data_set: row.data_set, group: row.group_index, sample: row.sample_index, part: row.part || null });
 }
+
+// Of several samples that one execution became, which have one number.
+export const sampleName = (index, part) => (index === null ? "-" : part ? `${index} (${part + 1})` : `${index}`);
+
+export const weights = (row) => (row.oldest_version === row.newest_version ? number(row.newest_version) : `${row.oldest_version} to ${row.newest_version}`);
 
 function parts(found, run) {
   const rollouts = rowsOf(found.rollouts).reverse();
@@ -167,10 +172,30 @@ function parts(found, run) {
           rollouts.length > LISTED && !isReport ? goTo(run, rollouts[0].rollout) : null,
         )
       : null,
+    spent(found, run),
     h("details.box", h("summary", "settings"), table(["setting", "value", "from"], found.settings.map(([name, value, origin]) => [name, json(value), h("span.dim", origin)]))),
     h("details.box", h("summary", "plugins"), table(["kind", "name", "distribution", "version", "source"], found.plugins.map((plugin) => [plugin.kind, plugin.name, plugin.distribution, plugin.version, h("code", (plugin.sha256 ?? "").slice(0, 12))]))),
     found.summary ? h("details.box", h("summary", "summary"), h("pre", JSON.stringify({ ...found.summary, plugins: undefined }, null, 1))) : null,
   ];
+}
+
+// Where the time went; asked for when it is opened, as it is of a run with --profile.
+function spent(found, run) {
+  const out = h("div");
+  const show = async (event) => {
+    if (!event.target.open || out.childNodes.length) return;
+    const told = await ask("profile", { run });
+    const each = told.seconds / Math.max(1, told.rollouts);
+    const row = ([name, seconds]) => h("tr", h("td", { class: name.startsWith(" ") ? "part" : "" }, name.trim()), [seconds, (100 * seconds) / told.seconds, seconds / Math.max(1, told.rollouts)].map((value) => h("td.num", number(value, 3))));
+    out.replaceChildren(
+      told.seconds ? table(["", "seconds", "%", "per rollout"], [h("tr", h("td", "the run"), [told.seconds, 100, each].map((value) => h("td.num", number(value, 3)))), ...told.rows.map(row)]) : h("p.dim", "there is no timeline (--no-trace)"),
+      ...told.advice.map((text) => h("p", text)),
+      told.trace === null || isReport
+        ? h("p.dim", isReport ? "" : "slime train --profile records the trainers' passes, too, and a trace for Perfetto")
+        : h("p", h("a", { href: `trace?${query({ run })}`, download: "trace.json" }, `trace.json, ${bytes(told.trace)}`), ", to be opened in ui.perfetto.dev or chrome://tracing"),
+    );
+  };
+  return h("details.box", { open: found.profiled, ontoggle: show }, h("summary", "where the time went"), out);
 }
 
 function goTo(run, newest) {

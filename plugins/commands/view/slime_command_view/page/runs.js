@@ -50,7 +50,7 @@ export async function runsPage(asked) {
       h("td", spark(run.curve)),
       h("td.num", number(run.reward)),
       h("td", scores.join(", ")),
-      h("td", run.incidents ? h("span.bad", `${run.incidents} incidents`) : ""),
+      h("td", run.incidents ? h("span.bad", `${run.incidents} ${run.incidents === 1 ? "incident" : "incidents"}`) : ""),
       h("td", sample),
     );
   }

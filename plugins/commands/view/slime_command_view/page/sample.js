@@ -3,7 +3,7 @@
 import { again } from "./again.js";
 import { ask, isReport, link, query } from "./api.js";
 import { h, number, table } from "./dom.js";
-import { runCrumb } from "./run.js";
+import { runCrumb, sampleName, weights } from "./run.js";
 import { paidBy, reward } from "./samples.js";
 import { verdicts } from "./shadows.js";
 
@@ -82,8 +82,8 @@ function tokenView(tokens, choose) {
 }
 
 export async function samplePage(asked) {
-  const { run = ".", rollout, data_set = "", group, sample, nth, start } = asked;
-  const where = { run, rollout, data_set, group, sample, nth };
+  const { run = ".", rollout, data_set = "", group, sample, part, start } = asked;
+  const where = { run, rollout, data_set, group, sample, part };
   const found = await ask("sample", { ...where, start });
   const { tokens } = found;
   const panel = h("div.panel");
@@ -113,7 +113,8 @@ export async function samplePage(asked) {
       ["ratio", number(one.ratio, 6)],
       ["advantage", number(one.advantage)],
       ["weights", number(one.version)],
-      ...["reference", "teacher", "value", "return", "entropy"].filter((name) => one[name] !== null).map((name) => [name, number(one[name], 6)]),
+      ["entropy", tokens.columns.entropy || found.fate !== "trained" ? number(one.entropy, 6) : h("span.dim", "kept with --use-rollout-entropy")],
+      ...["reference", "teacher", "value", "return"].filter((name) => one[name] !== null).map((name) => [name, number(one[name], 6)]),
     ];
     if (from) from.value = Math.max(0, Math.min(found.response_tokens - 1, tokens.start + at - tokens.prompt));
     panel.replaceChildren(
@@ -126,23 +127,24 @@ export async function samplePage(asked) {
   const by = h(
     "select",
     { "aria-label": "colour by", onchange: (event) => ((kept.by = event.target.value), view.colour(kept.by)) },
-    Object.keys(shades([])).map((name) => h("option", { selected: name === kept.by }, name)),
+    Object.keys(shades([])).filter((name) => name !== "entropy" || tokens.columns.entropy).map((name) => h("option", { selected: name === kept.by }, name)),
   );
   view.colour(kept.by);
   choose(Math.max(0, Math.min(tokens.ids.length - 1, tokens.prompt - tokens.start)));
   const legend = h("span.legend", [...new Set(tokens.spans.map(([source]) => source))].map((source) => h(`span.s-${source}`, WORDS[source] ?? source)));
   const groupAddress = link("group", { run, rollout, data_set, group: found.group_index });
+  const isThis = ([index, part]) => index === found.sample_index && part === found.part;
+  const sibling = ([sample, part]) => link("sample", { ...where, sample, part: part || null, start: null });
   const neighbour = (step) => {
-    const place = found.siblings.indexOf(found.sample_index);
-    const next = found.siblings[place + step];
-    if (place >= 0 && next !== undefined) location.hash = link("sample", { ...where, sample: next, start: null });
+    const next = found.siblings[found.siblings.findIndex(isThis) + step];
+    if (next !== undefined) location.hash = sibling(next);
   };
   const slice = (from) => link("sample", { ...where, start: Math.max(0, from) });
   const page = h(
     "div",
     h("p",
-      found.siblings.map((index) => [index === found.sample_index ? h("b", index) : h("a", { href: link("sample", { ...where, sample: index, start: null }) }, index), " "]),
-      h("span.dim", ` ${found.status}, ${found.fate}; ${found.prompt_tokens} + ${found.response_tokens} tokens, ${found.trained_tokens} trained; weights ${number(found.oldest_version)} to ${number(found.newest_version)}; ${found.turns} turns`),
+      found.siblings.map((one) => [isThis(one) ? h("b", sampleName(...one)) : h("a", { href: sibling(one) }, sampleName(...one)), " "]),
+      h("span.dim", ` ${found.status}, ${found.fate}; ${found.prompt_tokens} + ${found.response_tokens} tokens, ${found.trained_tokens} trained; weights ${weights(found)}; ${found.turns} ${found.turns === 1 ? "turn" : "turns"}`),
       found.data_row === null || isReport ? null : [" ", h("a", { href: link("prompt", { run, row: found.data_row }) }, `row ${found.data_row} of the data`)],
     ),
     found.failure ? h("p.bad", found.failure) : null,
@@ -152,7 +154,7 @@ export async function samplePage(asked) {
       : null,
     tokens.texts === null && tokens.ids.length ? h("p.dim", "the tokenizer of the run is not here, so tokens are shown as their ids") : null,
     h("div.sample", h("div", tokens.ids.length ? view.holder : conversation(found), tokens.text === null || !tokens.ids.length ? null : h("div.text", tokens.text), buttons), panel),
-    found.images.map((source) => h("img", { src: source, alt: "of the prompt" })),
+    found.images.map(({ name, source }) => (source === null ? h("p.dim", `an image that is not here: ${name}`) : h("img", { src: source, alt: name, title: name }))),
     isReport ? null : found.renderers.map((name) => h("details.box", { open: true }, h("summary", `rendered by ${name}`), h("iframe", { sandbox: "", title: name, src: `rendered?${query({ ...where, by: name })}` }))),
     h("details.box", h("summary", "messages"), conversation(found)),
     h("details.box", h("summary", "raw ids"), h("pre", tokens.ids.join(" "))),
@@ -160,7 +162,7 @@ export async function samplePage(asked) {
     h("details.box", h("summary", "all tokens in a table"), h("p", { onclick: (event) => event.target.replaceWith(everything(tokens, view.all)) }, h("button", "show"))),
   );
   return {
-    title: `sample ${found.sample_index ?? ""}`,
+    title: `sample ${sampleName(found.sample_index, found.part)}`,
     crumbs: [
       runCrumb(run),
       [data_set ? `${data_set} after ${rollout}` : `rollout ${rollout}`, link("rollout", { run, rollout, data_set })],

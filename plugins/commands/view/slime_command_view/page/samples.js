@@ -3,7 +3,7 @@
 import { ask, isReport, link } from "./api.js";
 import { histogram } from "./chart.js";
 import { h, json, number, rowsOf, table } from "./dom.js";
-import { WHOLE, runCrumb, sampleLink } from "./run.js";
+import { WHOLE, runCrumb, sampleLink, sampleName, weights } from "./run.js";
 
 const PAGE = 100;
 const NUMBERS = new Set(["rollout", "group", "sample", "reward", "tokens"]);
@@ -36,12 +36,12 @@ export function chooser(run, withRollout, extra = []) {
     return [
       withRollout ? h("td.num", row.rollout) : null,
       h("td.num", linked(row.group_index ?? "-", "group_index")),
-      h("td.num", linked(row.sample_index ?? "-", "sample_index")),
+      h("td.num", linked(sampleName(row.sample_index, row.part), "sample_index")),
       h("td.num", number(row.score)),
       extra.map(([, made]) => made(row)),
       row.says,
       h("td.num", `${row.prompt_tokens} + ${row.response_tokens}${trained}`),
-      h("td", row.oldest_version === row.newest_version ? number(row.newest_version) : `${row.oldest_version}-${row.newest_version}`),
+      h("td", weights(row)),
       h("td", `${row.fate}${row.status === "completed" ? "" : `, ${row.status}`}`),
       h("td", row.failure ?? row.reason ?? ""),
     ];
@@ -106,7 +106,7 @@ export async function rolloutPage(asked) {
     const passed = rows.filter(
       (row) =>
         inside(row.score, wanted.reward) && inside(row.response_tokens, wanted.length) && (!wanted.status || row.status === wanted.status) &&
-        (!wanted.fate || row.fate === wanted.fate) && (!wanted.ids || wanted.ids.has(`${row.group_index}/${row.sample_index}`)),
+        (!wanted.fate || row.fate === wanted.fate) && (!wanted.ids || wanted.ids.has(`${row.group_index}/${row.sample_index}/${row.part}`)),
     );
     list.show(passed, `${passed.length} of ${rows.length} samples${found.cut ? " (the first of more)" : ""}${wanted.part ? "; the search took too long and saw a part of them" : ""}`, wanted.text);
   }
@@ -125,7 +125,7 @@ export async function rolloutPage(asked) {
       const text = event.target.value;
       const answer = text ? await ask("search", { run, rollout, data_set, text }) : null;
       wanted.text = text;
-      wanted.ids = answer && new Set(answer.found.map(([group, sample]) => `${group}/${sample}`));
+      wanted.ids = answer && new Set(answer.found.map((place) => place.join("/")));
       wanted.part = answer?.cut ?? false;
       filter();
     },
@@ -196,7 +196,7 @@ export async function groupPage(asked) {
     h(
       "div.card",
       { "data-address": sampleLink(run, one) },
-      h("a", { href: sampleLink(run, one) }, `sample ${one.sample_index}`),
+      h("a", { href: sampleLink(run, one) }, `sample ${sampleName(one.sample_index, one.part)}`),
       h(
         "dl",
         h("dt", "reward"), h("dd", reward(one.reward)),
@@ -204,7 +204,7 @@ export async function groupPage(asked) {
         h("dt", "paid by"), h("dd", paidBy(one.paid_by)),
         h("dt", "became"), h("dd", `${one.status}, ${one.fate}`),
         h("dt", "tokens"), h("dd", `${one.response_tokens}, ${one.trained_tokens} trained`),
-        h("dt", "weights"), h("dd", `${number(one.oldest_version)} to ${number(one.newest_version)}`),
+        h("dt", "weights"), h("dd", weights(one)),
       ),
       one.failure ? h("p.bad", one.failure) : null,
       h("div.text", one.text),

@@ -30,7 +30,7 @@ from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.answers import aborted_output, broken_off, is_all_of, versions_in
 from slime_engine_sglang.api.continuation import rest_of
 from slime_engine_sglang.api.flights import Flight, Flights, server_name
-from slime_engine_sglang.api.requests import generate_request
+from slime_engine_sglang.api.requests import cuts, generate_request
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.router_choice import RouterChoice
 from slime_engine_sglang.api.transport import FIRST_DELAY_S, RETRY_STATUS, Http, backoff, engine_error
@@ -203,7 +203,8 @@ class Client:
         self.counts["requests"] += 1
         counted = images and self._image_token is not None
         prompt = len(input_ids) if counted else 0
-        return Flight(body, session_id, rid=name, prompt=prompt, tells_mask=self._sampling_mask)
+        tells = self._sampling_mask and ("return_sampling_mask" in body or not cuts(params))
+        return Flight(body, session_id, rid=name, prompt=prompt, tells_mask=tells)
 
     # -- one try ---------------------------------------------------------------------------------------
 

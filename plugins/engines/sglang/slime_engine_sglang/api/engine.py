@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from slime_runs.events import EventLog
+
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.multimodal import image_token_of
-from slime_core.observability.events import EventLog
 from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.client import Client
@@ -95,6 +97,8 @@ class HttpEngine(Control):
         """The models and what stands behind their workers, the rollout's first."""
         self._client: Client | None = None
         self._supervisor: Supervisor | None = None
+        self._undo = AsyncExitStack()
+        """What `stop` does."""
         self.pullers = [server_url(a, "--update-weight-puller-addrs") for a in args.update_weight_puller_addrs or ()]
         """URLs of the processes that bring deltas to the servers' hosts."""
         if self.pullers:
@@ -118,13 +122,16 @@ class HttpEngine(Control):
         """Find the workers and wait until each is healthy. Raises ConfigError, EngineError."""
         if self._client is not None:
             return
-        await self.http.open()
+        undo = self._undo
         try:
+            await self.http.open()
+            undo.push_async_callback(self.http.close)
             self.pool, self.router = await self._find_workers()
             self._held.clear()
             if self.pool.workers:  # there may be a router only, for the user's own functions
                 await self.healthy()
             self.weights = WeightUpdates(self.http, self.pool, self._args)
+            undo.callback(self.weights.close)
             if self._args.check_weight_update_equal:
                 await require_checksums(self.http, self.pool.ready, float(self._args.update_weight_timeout))
             deltas = (DELTA,) if self.pullers else ()
@@ -147,22 +154,19 @@ class HttpEngine(Control):
             if not self.supervised:  # servers of others, whose router is theirs, too
                 self.supervised = [Supervised("default", self.pool, {}, catch_up=self.catch_up)]
             self._supervisor = Supervisor(self._args, self.supervised, Incidents(EventLog(run_dir(self._args))))
+            undo.push_async_callback(asyncio.to_thread, self._supervisor.stop)
+            undo.callback(self._client.close)
             self._supervisor.start()
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """Close the connections; the servers stay up."""
-        supervisor, self._supervisor = self._supervisor, None
-        client, self._client = self._client, None
+        """Close the connections, and take back whatever else `start` did, the last first; safe twice."""
+        undo, self._undo = self._undo, AsyncExitStack()
+        self._supervisor = self._client = None
         self.supervised = []
-        if client is not None:
-            client.close()
-        if supervisor is not None:
-            await asyncio.to_thread(supervisor.stop)
-        self.weights.close()
-        await self.http.close()
+        await undo.aclose()
 
     async def address(self) -> tuple[str, int]:
         """The router's, or the first server's."""

@@ -84,7 +84,8 @@ def generate_request(
         rid: The request's name.
         vocab_size: Token ids are below it; None where nobody knows.
         routed_experts: Ask for the experts of every token.
-        sampling_mask: Ask for what every token was sampled among, where the parameters cut anything.
+        sampling_mask: Ask for what every token was sampled among, where the parameters cut anything. SGLang tells it
+            for a finite top_k only; a request without one, such as an evaluation's, is answered without.
         image_data: `data:` URLs of the images whose tokens the prompt holds.
         image_token: The token that an image is so many of; None where nobody knows, and the ids go as they are.
 
@@ -116,14 +117,14 @@ def generate_request(
     body: dict[str, Any] = {"input_ids": ids, "sampling_params": dict(params), "rid": rid, "return_logprob": True}
     if routed_experts:
         body["return_routed_experts"] = True
-    if sampling_mask and _cuts(params):
+    if sampling_mask and cuts(params) and params.get("top_k") not in (None, -1):
         body["return_sampling_mask"] = True
     if image_data:
         body |= _with_images(ids, image_data, image_token)
     return body
 
 
-def _cuts(params: Mapping[str, Any]) -> bool:
+def cuts(params: Mapping[str, Any]) -> bool:
     """Whether tokens are sampled from a part of the vocabulary."""
     top_p, top_k, min_p = (params.get(name) for name in ("top_p", "top_k", "min_p"))
     return params.get("temperature") != 0 and (top_p not in (None, 1) or top_k not in (None, -1) or bool(min_p))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slime_core.config.schema import Args
-from slime_core.plugins.workers.calls import (
+from slime_core.plugins.messages import (
     apply,
     args_changes,
     changes,

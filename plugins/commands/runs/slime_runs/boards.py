@@ -1,4 +1,4 @@
-"""Reading the boards of a run, for `slime why`: who is alive, what they wait for, and their stacks on request.
+"""Reading the boards of a run (`Run.waits`): who is alive, what they wait for, and their stacks on request.
 
 Ages in a board are as of its heartbeat, so the time since then is added; and clocks of other hosts may differ, so a
 heartbeat from the future counts as one of now.
@@ -6,16 +6,15 @@ heartbeat from the future counts as one of now.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import ConfigError
 from slime_core.waits.board import alive, replace_text
-from slime_core.waits.stalls import STALLS, WAITS
+from slime_core.waits.stalls import WAITS
+from slime_runs.files import read_object
 
 OLD = 30.0
 """Seconds after which a heartbeat is old: the process stands still, or its host does."""
@@ -66,9 +65,7 @@ class Process:
 class Report:
     """All boards of a run."""
 
-    run_dir: Path
     processes: list[Process]
-    stalls: list[Path]
 
     @property
     def answering(self) -> list[Process]:
@@ -86,23 +83,16 @@ class Report:
         return any(row["overdue"] for p in self.answering for row in p.waits)
 
 
-def read_run(run_dir: Path) -> Report:
-    """Read every board; those with the oldest wait come first. Raises ConfigError where there is no such directory."""
-    if not run_dir.is_dir():
-        raise ConfigError(f"{run_dir}: no such directory; give the run's --run-dir")
-    processes = []
-    for path in sorted((run_dir / WAITS).glob("*.json")):
-        try:
-            board = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:  # it ended while we looked
-            continue
-        processes.append(_process(path, board))
+def read_boards(run_dir: Path) -> Report:
+    """Every board that is whole; those with the oldest wait come first."""
+    paths = sorted((run_dir / WAITS).glob("*.json"))
+    processes = [_process(path, board) for path in paths if (board := read_object(path)) is not None]
     processes.sort(key=lambda p: (p.state == "gone", -max((row["age"] for row in p.waits), default=0.0)))
-    return Report(run_dir, processes, sorted((run_dir / STALLS).glob("*.txt")))
+    return Report(processes)
 
 
 def _process(path: Path, board: dict[str, Any]) -> Process:
-    age = max(0.0, time.time() - board["heartbeat"])
+    age = max(0.0, time.time() - board.get("heartbeat", 0.0))  # of another version: as if nobody had been heard of
     running = alive(board)
     gone = running is False or (running is None and age > LOST)
     return Process(path, board, "gone" if gone else "silent" if age > OLD else "alive", age)

@@ -1,61 +1,21 @@
-"""What travels between the run and a worker process of rewards: settings, samples, what a reward changed in them.
+"""What travels between the run and other processes of it: settings, samples, what a reward changed in them.
 
-`workers.pool` and `workers.main` are the two ends. Everything is pickled plain data; objects of user code do not
-travel. A sample comes back as the attributes that changed, not whole.
+Those of rewards (`workers.process`, `workers.main`), of environments, of the checks before a run. Everything is pickled
+plain data; objects of user code do not travel. A sample comes back as the attributes that changed, not whole.
 """
 
 from __future__ import annotations
 
-import asyncio
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from slime_core.protocols import Args
 from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 
-if TYPE_CHECKING:
-    from slime_core.plugins.workers.process import RewardProcess
-
 DEFAULTS = "_defaults"
 """Attribute of the run's settings: a callable that answers for what was not given (`config.schema.Defaults`)."""
 _SCALARS = (str, int, float, bool, type(None))
-
-
-@dataclass(frozen=True)
-class Component:
-    """What a worker needs to find a reward by itself."""
-
-    spec: str
-    group: bool = False
-    options: bytes = b""
-    """Pickled: what it has for the setting `plugins`; empty for the run's."""
-
-    @property
-    def key(self) -> str:
-        """Name of the loaded component within a worker."""
-        return f"{self.spec}|{int(self.group)}|{self.options.hex()}"
-
-
-@dataclass
-class Call:
-    """One call of a reward, and what became of it."""
-
-    component: Component
-    samples: Sequence[Sample]
-    evaluation: bool
-    timeout: float | None
-    seed: int
-    begun: Callable[[], None]
-    future: asyncio.Future[list[Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    process: RewardProcess | None = None
-    """Which one runs it now."""
-    given_up: bool = False
-    """Nobody waits for it any more."""
-    outcome: list[Any] | BaseException | None = None
-    """Rewards, or what went wrong."""
 
 
 class WorkerArgs(SimpleNamespace):

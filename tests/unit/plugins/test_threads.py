@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from slime_core.plugins.workers.threads import AbandonableThreadPool
+from slime_core.plugins.threads import AbandonableThreadPool
 
 
 def test_results_errors_and_the_limit() -> None:

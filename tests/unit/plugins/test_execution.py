@@ -12,10 +12,10 @@ from slime_core.config import Args
 from slime_core.errors import PluginError
 from slime_core.plugins import adapters
 from slime_core.plugins.adapters import RewardCaller
+from slime_core.plugins.execution import DeadlineExceeded, Slots, deadline, execution_of
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.execution import DeadlineExceeded, Slots, deadline, execution_of
-from slime_core.plugins.workers.threads import AbandonableThreadPool
+from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.protocols import RewardTraits, declares
 from slime_core.types import Sample
 from tests.virtual_time import in_virtual_time
@@ -155,12 +155,11 @@ async def test_a_thread_that_overruns_is_given_up() -> None:
 
 
 def test_code_that_has_no_address_runs_on_threads_even_with_workers() -> None:
-    class Unused:
-        async def score(self, *args):
-            raise AssertionError
+    def unused():
+        raise AssertionError
 
     registry = Registry()
     registry.add_object("rewards", "mine", lambda args, sample: 1.0)
     resolved = resolve("rewards", "mine", registry=registry)
-    call = RewardCaller(resolved, Args(reward_key=None), workers=Unused(), spec="mine")
+    call = RewardCaller(resolved, Args(reward_key=None), workers=unused, spec="mine")
     assert call.execution == "thread"

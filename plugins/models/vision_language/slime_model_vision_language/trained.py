@@ -1,10 +1,9 @@
 """A vision-language model of transformers as the embedded trainer trains it: packed tokens and images in, hidden states
 out.
 
-Built by `EmbeddedTrainer` in place of a `Decoder` where a family's `ModelConfig.images` is True. The architecture is
-transformers' own, so that every part of it, the vision tower included, is what the published weights were made for.
-Samples go through one at a time, since their images differ in size; a micro-batch of several saves no time, only its
-loss is one.
+`EmbeddedTrainer` has it in place of a `Decoder` (`ModelConfig.build`). The architecture is transformers' own, so that
+every part of it, the vision tower included, is what the published weights were made for. Samples go through one at a
+time, since their images differ in size; a micro-batch of several saves no time, only its loss is one.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import weakref
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -56,6 +57,21 @@ def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
             f"{label}: execution = 'thread', but it is async; make it a plain function, or declare 'process'"
         )
     return "async" if is_async and declared == "inline" else declared
+
+
+@dataclass(frozen=True)
+class Component:
+    """What a worker needs to find a reward by itself."""
+
+    spec: str
+    group: bool = False
+    options: bytes = b""
+    """Pickled: what it has for the setting `plugins`; empty for the run's."""
+
+    @property
+    def key(self) -> str:
+        """Name of the loaded component within a worker."""
+        return f"{self.spec}|{int(self.group)}|{self.options.hex()}"
 
 
 class Slots:

@@ -1,0 +1,148 @@
+"""What slime launches for SGLang: its servers, their routers, and the puller of weight deltas.
+
+    plan + ports --> argv (`arguments`) --> guard --> python -m sglang.launch_server | router_main.py
+
+A server is ready when it has generated a token (/health_generate) and its model is the one of the plan. A router starts
+without workers, at one address for the whole run; `api.router.Router` adds them when they are ready, and again after a
+restart. There is one puller per host, for all servers, which its requests name; it runs with slime's interpreter.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_core.ports import PortBlock, url_host
+from slime_engine_sglang.api.transport import MODEL_INFO, Http
+from slime_engine_sglang.arguments import attention_ranks, router_argv, to_argv
+from slime_engine_sglang.environment import SERVER_SIDE, server_environment
+from slime_engine_sglang.plan import ServerPlan
+from slime_engine_sglang.service import Place, Service, StrangerError
+
+_GRACE_S = 4.0
+"""For a router or a puller to end."""
+_DIST_PORTS = 30
+"""SGLang derives ports from that of `dist_init_addr` (8 in 0.5.20, and one for each data-parallel rank)."""
+_OPTIONAL_PORTS = {
+    "language_only": "encoder_bootstrap_port",
+    "remote_instance_weight_loader_start_seed_via_transfer_engine": "engine_info_bootstrap_port",
+}
+"""`ServerArgs` switch -> the port that it opens, whose default is one number for all servers of a machine."""
+
+
+class ServerProcess(Service):
+    """One SGLang server of this machine."""
+
+    def __init__(self, plan: ServerPlan, place: Place) -> None:
+        """As `Service`. Raises EngineError."""
+        self.plan = plan
+        self.arguments: dict[str, Any] = dict(plan.arguments)
+        """`ServerArgs` fields but for host and ports; what is added here holds from the next start on."""
+        self._port_fields = ["port", "nccl_port"]
+        if plan.needs_bootstrap_port:
+            self._port_fields.append("disaggregation_bootstrap_port")
+        self._port_fields += [port for switch, port in _OPTIONAL_PORTS.items() if plan.arguments.get(switch)]
+        ranks = attention_ranks(plan.arguments)
+        self._dist_ports = _DIST_PORTS + ranks if ranks > 1 or plan.arguments.get("enable_dp_attention") else 0
+        count = len(self._port_fields) + self._dist_ports
+        super().__init__(plan.name, f"SGLang server {plan.name}", place, ports=count)
+
+    @property
+    def bootstrap_port(self) -> int | None:
+        """Where decode servers meet this prefill server; None for others."""
+        name = "disaggregation_bootstrap_port"
+        return self._ports[self._port_fields.index(name)] if name in self._port_fields else None
+
+    def command(self, ports: PortBlock) -> list[str]:
+        """`python -m sglang.launch_server` with everything."""
+        fields = self.arguments | {"host": self.host}
+        fields |= {name: ports[index] for index, name in enumerate(self._port_fields)}
+        if self._dist_ports:  # the block from there on
+            fields["dist_init_addr"] = f"{url_host(self.host)}:{ports[len(self._port_fields)]}"
+        python = self._place.python
+        return [str(python), "-m", "sglang.launch_server", *to_argv(fields, python)]
+
+    def environment(self) -> Mapping[str, str]:
+        """The plan's."""
+        return self.plan.environment
+
+    async def check(self, http: Http, left: float) -> None:
+        """Raises StrangerError when it is the server of another model."""
+        await http.send("GET", self.url, "/health_generate", timeout=left, attempts=1)
+        if self.plan.worker_type == "encoder":
+            return
+        told = (await http.send("GET", self.url, MODEL_INFO, timeout=left, attempts=1)).object()
+        found, wanted = told.get("model_path"), self.arguments.get("model_path")
+        if found != wanted:
+            raise StrangerError(
+                f"SGLang server {self.name}: what answers at {self.url} serves model {found!r}, not {wanted!r}"
+            )
+        # Each flush of the cache, one per weight update, collects garbage on CPU: without what was there at the start
+        # that takes no time. SGLang asks itself for it too early when it skips its warm-up.
+        await http.send("GET", self.url, "/freeze_gc", timeout=left, attempts=1, accept=range(600))
+
+
+class RouterProcess(Service):
+    """One router of this machine."""
+
+    ready_path = "/liveness"
+    """It has no need of workers for that."""
+
+    def __init__(self, name: str, arguments: Mapping[str, Any], place: Place, *, device: str) -> None:
+        """As `Service`.
+
+        Args:
+            name: Of its model.
+            arguments: `RouterArgs` field -> value, complete but for host, ports and workers; `port` when it was chosen.
+            place: Of the run.
+            device: "cpu" or "cuda", for the environment of its interpreter.
+
+        Raises:
+            EngineError: No ports are free.
+        """
+        self.arguments = dict(arguments)
+        port = self.arguments.pop("port", None)
+        self._device = device
+        self._initial: list[str] = []
+        super().__init__(f"{name}/router", f"router of {name}", place, ports=2, port=port, grace=_GRACE_S)
+
+    @property
+    def needs_workers(self) -> bool:
+        """Whether its policy wants to know two workers, which must be ready, before it starts: see `start_with`."""
+        return self.arguments.get("policy") == "power_of_two"
+
+    def start_with(self, urls: Sequence[str]) -> None:
+        """Workers for its next start, which its policy may need to begin at all; elsewhere they are added later."""
+        self._initial = list(urls) if self.needs_workers else []
+
+    def command(self, ports: PortBlock) -> list[str]:
+        """`router_main.py`, which starts the router at once, with everything."""
+        # The metrics port has a default that only one router of a machine can have, and the others panic.
+        ours: dict[str, Any] = {
+            "host": self.host, "port": ports[0], "prometheus_host": self.host, "prometheus_port": ports[1]
+        }  # fmt: skip
+        if self._initial:
+            ours["worker_urls"] = self._initial
+        python = self._place.python
+        return [str(python), str(SERVER_SIDE / "router_main.py"), *router_argv(self.arguments | ours, python)]
+
+    def environment(self) -> Mapping[str, str]:
+        """That of SGLang's environment."""
+        return server_environment(self._device, None, self._place.python)
+
+
+class PullerProcess(Service):
+    """The puller of this machine: keeps `local_dir` at a version of `source`, for servers that its requests name."""
+
+    def __init__(self, source: Path, local_dir: Path, place: Place, *, pull_timeout: float) -> None:
+        """As `Service`; `pull_timeout`: seconds that bringing and loading a version may take. Raises EngineError."""
+        self._arguments = ["--source", str(source.absolute()), "--local-dir", str(local_dir.absolute())]
+        self._arguments += ["--timeout", str(pull_timeout)]
+        super().__init__("puller", "weight puller", place, ports=1, grace=_GRACE_S)
+
+    def command(self, ports: PortBlock) -> list[str]:
+        """It listens where nobody else's program does."""
+        where = ["--host", self.host, "--port", str(ports[0])]
+        return [sys.executable, "-m", "slime_weight_transport_delta", *self._arguments, *where]
