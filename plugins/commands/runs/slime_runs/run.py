@@ -20,6 +20,7 @@ from slime_core.errors import CheckpointError, ConfigError
 from slime_core.observability.timeline import FILE as TIMELINE
 from slime_core.types import Sample
 from slime_runs.boards import Report, read_boards
+from slime_runs.events import FILE as EVENTS
 from slime_runs.files import (
     FOLDER,
     Row,
@@ -131,7 +132,7 @@ class Run:
 
     def events(self) -> list[dict[str, Any]]:
         """What happened to engines."""
-        return list(read_lines(self.path / "events.jsonl"))
+        return list(read_lines(self.path / EVENTS))
 
     def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
         """The timeline, as `slime_core.observability.timeline` writes it; nearly all of it is about `samples`."""
