@@ -1,77 +1,90 @@
-"""The mathematics of RL post-training on plain tensors; public to plugins."""
+"""The mathematics of RL post-training on plain tensors; public to plugins, and loaded lazily (PEP 562)."""
 
 from __future__ import annotations
 
-from slime_core.ops.corrections import interpolated_log_probs, mismatch_metrics, off_policy_sequences
-from slime_core.ops.groups import group_members, group_normalize
-from slime_core.ops.kl import kl_estimate
-from slime_core.ops.logprobs import SamplingMask, log_probs_from_logits, response_log_probs, token_log_probs
-from slime_core.ops.masking import (
-    expand_to_tokens,
-    masked,
-    masked_mean,
-    masked_whiten,
-    per_rollout_weights,
-    per_sample_weights,
-    per_token_weights,
-    segment_means,
-    segment_sums,
-    weighted_sum,
-)
-from slime_core.ops.ratios import (
-    icepop_weight,
-    importance_ratio,
-    ratio_from_kl,
-    sequence_kl,
-    token_kl,
-    truncated_weight,
-)
-from slime_core.ops.returns import (
-    discounted_returns,
-    gae,
-    masked_gae,
-    pad_right,
-    reverse_scan,
-    token_rewards,
-    unpad,
-)
-from slime_core.ops.surrogate import cispo_surrogate, clipped_surrogate, clipped_value_loss
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "SamplingMask",
-    "cispo_surrogate",
-    "clipped_surrogate",
-    "clipped_value_loss",
-    "discounted_returns",
-    "expand_to_tokens",
-    "gae",
-    "group_members",
-    "group_normalize",
-    "icepop_weight",
-    "importance_ratio",
-    "interpolated_log_probs",
-    "kl_estimate",
-    "log_probs_from_logits",
-    "masked",
-    "masked_gae",
-    "masked_mean",
-    "masked_whiten",
-    "mismatch_metrics",
-    "off_policy_sequences",
-    "pad_right",
-    "per_rollout_weights",
-    "per_sample_weights",
-    "per_token_weights",
-    "ratio_from_kl",
-    "response_log_probs",
-    "reverse_scan",
-    "segment_means",
-    "segment_sums",
-    "sequence_kl",
-    "token_kl",
-    "token_log_probs",
-    "token_rewards",
-    "truncated_weight",
-    "unpad",
-    "weighted_sum",
-]
+if TYPE_CHECKING:
+    from slime_core.ops.corrections import interpolated_log_probs as interpolated_log_probs
+    from slime_core.ops.corrections import mismatch_metrics as mismatch_metrics
+    from slime_core.ops.corrections import off_policy_sequences as off_policy_sequences
+    from slime_core.ops.groups import group_members as group_members
+    from slime_core.ops.groups import group_normalize as group_normalize
+    from slime_core.ops.kl import kl_estimate as kl_estimate
+    from slime_core.ops.logprobs import SamplingMask as SamplingMask
+    from slime_core.ops.logprobs import log_probs_from_logits as log_probs_from_logits
+    from slime_core.ops.logprobs import response_log_probs as response_log_probs
+    from slime_core.ops.logprobs import token_log_probs as token_log_probs
+    from slime_core.ops.masking import expand_to_tokens as expand_to_tokens
+    from slime_core.ops.masking import masked as masked
+    from slime_core.ops.masking import masked_mean as masked_mean
+    from slime_core.ops.masking import masked_whiten as masked_whiten
+    from slime_core.ops.masking import per_rollout_weights as per_rollout_weights
+    from slime_core.ops.masking import per_sample_weights as per_sample_weights
+    from slime_core.ops.masking import per_token_weights as per_token_weights
+    from slime_core.ops.masking import segment_means as segment_means
+    from slime_core.ops.masking import segment_sums as segment_sums
+    from slime_core.ops.masking import weighted_sum as weighted_sum
+    from slime_core.ops.ratios import icepop_weight as icepop_weight
+    from slime_core.ops.ratios import importance_ratio as importance_ratio
+    from slime_core.ops.ratios import ratio_from_kl as ratio_from_kl
+    from slime_core.ops.ratios import sequence_kl as sequence_kl
+    from slime_core.ops.ratios import token_kl as token_kl
+    from slime_core.ops.ratios import truncated_weight as truncated_weight
+    from slime_core.ops.returns import discounted_returns as discounted_returns
+    from slime_core.ops.returns import gae as gae
+    from slime_core.ops.returns import masked_gae as masked_gae
+    from slime_core.ops.returns import pad_right as pad_right
+    from slime_core.ops.returns import reverse_scan as reverse_scan
+    from slime_core.ops.returns import token_rewards as token_rewards
+    from slime_core.ops.returns import unpad as unpad
+    from slime_core.ops.surrogate import cispo_surrogate as cispo_surrogate
+    from slime_core.ops.surrogate import clipped_surrogate as clipped_surrogate
+    from slime_core.ops.surrogate import clipped_value_loss as clipped_value_loss
+
+_EXPORTS = {
+    "SamplingMask": "slime_core.ops.logprobs",
+    "cispo_surrogate": "slime_core.ops.surrogate",
+    "clipped_surrogate": "slime_core.ops.surrogate",
+    "clipped_value_loss": "slime_core.ops.surrogate",
+    "discounted_returns": "slime_core.ops.returns",
+    "expand_to_tokens": "slime_core.ops.masking",
+    "gae": "slime_core.ops.returns",
+    "group_members": "slime_core.ops.groups",
+    "group_normalize": "slime_core.ops.groups",
+    "icepop_weight": "slime_core.ops.ratios",
+    "importance_ratio": "slime_core.ops.ratios",
+    "interpolated_log_probs": "slime_core.ops.corrections",
+    "kl_estimate": "slime_core.ops.kl",
+    "log_probs_from_logits": "slime_core.ops.logprobs",
+    "masked": "slime_core.ops.masking",
+    "masked_gae": "slime_core.ops.returns",
+    "masked_mean": "slime_core.ops.masking",
+    "masked_whiten": "slime_core.ops.masking",
+    "mismatch_metrics": "slime_core.ops.corrections",
+    "off_policy_sequences": "slime_core.ops.corrections",
+    "pad_right": "slime_core.ops.returns",
+    "per_rollout_weights": "slime_core.ops.masking",
+    "per_sample_weights": "slime_core.ops.masking",
+    "per_token_weights": "slime_core.ops.masking",
+    "ratio_from_kl": "slime_core.ops.ratios",
+    "response_log_probs": "slime_core.ops.logprobs",
+    "reverse_scan": "slime_core.ops.returns",
+    "segment_means": "slime_core.ops.masking",
+    "segment_sums": "slime_core.ops.masking",
+    "sequence_kl": "slime_core.ops.ratios",
+    "token_kl": "slime_core.ops.ratios",
+    "token_log_probs": "slime_core.ops.logprobs",
+    "token_rewards": "slime_core.ops.returns",
+    "truncated_weight": "slime_core.ops.ratios",
+    "unpad": "slime_core.ops.returns",
+    "weighted_sum": "slime_core.ops.masking",
+}
+__all__ = [*_EXPORTS]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'slime_core.ops' has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)
