@@ -106,9 +106,9 @@ class Run:
         """Name -> (value, where it came from), as `config.yaml` has them."""
         path = self.path / "config.yaml"
         found = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
             if match := _SETTING.fullmatch(line):
-                found[match[1]] = (yaml.safe_load(match[2]), match[3])
+                found[match[1]] = (_value(match[2]), match[3])
         return found
 
     def plugins(self) -> list[dict[str, Any]]:
@@ -224,11 +224,19 @@ class Run:
             raise RunError(f"{path}: cannot be read: {error}; the run may have replaced it just now") from error
 
 
+def _value(text: str) -> Any:
+    """Of a setting; what is no YAML, as a half-written line, is its text."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
 def by_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines of metrics as one mapping per step, in order, without what is of no step."""
     merged: dict[int, dict[str, Any]] = {}
     for line in lines:
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
+        if isinstance(line.get("step"), int):
             merged.setdefault(line["step"], {}).update(line)
     return [merged[step] for step in sorted(merged)]
 
