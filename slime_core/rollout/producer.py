@@ -1,6 +1,17 @@
-"""Generation that never stops: an endless pool in the rollout stage's event loop, out of which rollouts are taken.
+"""Generation that never stops (`--async-mode full`): an endless pool, out of which the rollout stage takes rollouts.
 
-`rollout.continuous` calls it. One task does all the deciding; `take` waits until enough groups wait that the present
+Weights are pushed while groups are in flight::
+
+    in flight   ...==g3=====v1|v2=====g9====...        one response, tokens of two versions
+    take(r)         |rollout_batch_size oldest|
+    train, push               |---- r ----|push|
+
+so tokens of one response may be of several weight versions, each of which the sample records, and every estimator's
+corrections (TIS, ...) see the log-probs they were sampled with. The built-in rollout function is what this stands in
+for: generate functions, rewards, filters, buffers and hooks work as in a run without `--async`; another
+`--rollout-function-path` decides itself when its rollout is complete, so it is refused.
+
+One task does all the deciding; `take` waits until enough groups wait that the present
 weights may train on, or until none will come: once so many went between two takes that `--dynamic-sampling-budget` x
 batch size would not have made a rollout, nothing more is drawn, and when everything in flight has ended without making
 one, `--dynamic-sampling-on-exhausted` says what becomes of it. An exception in the task (data source, filter, too many
@@ -10,6 +21,7 @@ failures in a row) is raised by the `take` that waits, or comes.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,6 +47,9 @@ from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import Group
 from slime_core.waits import waiting
 
+OWNER = "continuous"
+"""Of the groups that it holds (`rollout.open_groups`)."""
+
 
 class Taken(NamedTuple):
     """The groups of one rollout."""
@@ -44,6 +59,8 @@ class Taken(NamedTuple):
     decided: list[Group]
     """Those, and the ones that went since the rollout before, by `group_index`."""
     metrics: dict[str, float]
+    started: float
+    """`time.perf_counter()` when the rollout before was taken; of the first one when generation began."""
 
 
 class GroupProducer:
@@ -58,7 +75,7 @@ class GroupProducer:
         self._news: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
         self._sees_requests = False
-        self._started_at = 0.0
+        self._started_at = self._since = 0.0
 
     # -- the task ------------------------------------------------------------------------------------
 
@@ -71,7 +88,7 @@ class GroupProducer:
         first = first_number(rollout_id)
         held = [g[0].group_index or 0 for g in [*pool.again, *(f.samples for f in pool.finished.waiting)]]
         pool.numbered = max((index - first + 1 for index in held if index >= first), default=0)
-        self._started_at = asyncio.get_running_loop().time()
+        self._started_at, self._since = asyncio.get_running_loop().time(), time.perf_counter()
         self.context.runner.engine.take_busy_seconds()
         self._task = asyncio.create_task(self._produce(), name="slime-producer")
 
@@ -166,7 +183,8 @@ class GroupProducer:
         pool.finished.gone = []
         self._begin(pool.rollout_id + 1)
         self.wake()
-        return Taken(groups, decided, metrics)
+        started, self._since = self._since, time.perf_counter()
+        return Taken(groups, decided, metrics, started)
 
     # -- ending, and commits -------------------------------------------------------------------------
 
