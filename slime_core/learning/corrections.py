@@ -1,8 +1,8 @@
 """Off-policy corrections of the policy loss: log-probs of trainer and engine -> weights and a mask.
 
 What a component of kind "corrections" gets and returns (`--use-tis`, `--custom-tis-function-path`); `corrector.py`
-calls them. A correction weighs a whole optimizer step at once, before its first micro-batch, so normalisation over the step
-does not depend on how samples are split.
+calls them. A correction weighs a whole optimizer step at once, before its first micro-batch, so normalisation over the
+step does not depend on how samples are split.
 """
 
 from __future__ import annotations
