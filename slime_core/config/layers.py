@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from slime_core.config.flag_parser import truth
 from slime_core.config.flags import ParsedFlags
-from slime_core.config.foreign import ForeignFlags, find_foreign
+from slime_core.config.foreign import ForeignFlags, find_foreign, renamed
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
 from slime_core.config.schema import Args
 from slime_core.config.settings import CUSTOM_KEY, left_out
@@ -188,8 +188,6 @@ def _add_custom(layered: Layered, key: str, item: Item, foreign: Sequence[Foreig
 
 
 def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
-    from slime_core.config.other_trainers import renamed
-
     known = [*flag_specs(), *switched_off(), *respelled(), CUSTOM_KEY]
     known += [name for owner in foreign if not owner.prefixes for name in owner.listed.by_name]
     theirs = renamed(name)

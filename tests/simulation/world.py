@@ -265,7 +265,7 @@ class World:
         return done
 
     async def _train_async(self, start: int) -> int:
-        rollout = ahead.build_async_rollout(self.args, self.stage)
+        rollout = ahead.Ahead(self.args, self.stage)
         try:
             await rollout.start()
             stages = loop.Stages(

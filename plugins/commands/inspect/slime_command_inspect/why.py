@@ -66,15 +66,17 @@ def _as_json(shown: Run, report: Report, stacks: dict[str, str | None]) -> str:
         | ({"stacks": stacks.get(p.name)} if p.name in stacks else {})
         for p in report.processes
     ]
-    return json_text({"run": str(shown.path), "alive": report.alive, "overdue": report.overdue,
-                       "processes": processes, "stalls": [str(p) for p in shown.stalls()]})  # fmt: skip
+    told = {"run": str(shown.path), "alive": report.alive, "overdue": report.overdue, "processes": processes}
+    paths = {"unreadable": report.unreadable, "stalls": shown.stalls()}
+    return json_text({**told, **{name: [str(path) for path in found] for name, found in paths.items()}})
 
 
 def describe(shown: Run, report: Report, stacks: dict[str, str | None]) -> str:
     """The text."""
+    odd = [f"{path}: half-written, or of another version" for path in report.unreadable]
     if not report.processes:
-        return "\n".join([f"{shown.path}: nothing is running here", *_stalls(shown)])
-    lines = []
+        return "\n".join([*odd, f"{shown.path}: nothing is running here", *_stalls(shown)])
+    lines = odd
     for process in report.processes:
         board = process.board
         lines.append(f"{board['role']}  (pid {board['pid']} on {board['host']})  {process.words}{_progress(board)}")

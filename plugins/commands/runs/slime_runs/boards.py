@@ -23,7 +23,7 @@ LOST = 120.0
 _POLL = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Process:
     """One board."""
 
@@ -66,6 +66,8 @@ class Report:
     """All boards of a run."""
 
     processes: list[Process]
+    unreadable: list[Path]
+    """Boards that are half-written or of another version."""
 
     @property
     def answering(self) -> list[Process]:
@@ -84,15 +86,20 @@ class Report:
 
 
 def read_boards(run_dir: Path) -> Report:
-    """Every board that is whole; those with the oldest wait come first."""
-    paths = sorted((run_dir / WAITS).glob("*.json"))
-    processes = [_process(path, board) for path in paths if (board := read_object(path)) is not None]
-    processes.sort(key=lambda p: (p.state == "gone", -max((row["age"] for row in p.waits), default=0.0)))
-    return Report(processes)
+    """Every board; those with the oldest wait come first."""
+    order: dict[Process, tuple[bool, float]] = {}
+    unreadable = []
+    for path in sorted((run_dir / WAITS).glob("*.json")):
+        try:
+            process = _process(path, read_object(path) or {})
+            order[process] = process.state == "gone", -max((row["age"] for row in process.waits), default=0.0)
+        except (KeyError, TypeError, ValueError):
+            unreadable += [path] if path.exists() else []  # otherwise it ended while we looked
+    return Report(sorted(order, key=order.__getitem__), unreadable)
 
 
 def _process(path: Path, board: dict[str, Any]) -> Process:
-    age = max(0.0, time.time() - board.get("heartbeat", 0.0))  # of another version: as if nobody had been heard of
+    age = max(0.0, time.time() - board["heartbeat"])
     running = alive(board)
     gone = running is False or (running is None and age > LOST)
     return Process(path, board, "gone" if gone else "silent" if age > OLD else "alive", age)

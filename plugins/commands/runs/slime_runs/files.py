@@ -102,12 +102,14 @@ def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator
 
 
 def parsed_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """JSON lines without what is none, as one that a kill tore, or that is not written to its end yet."""
+    """Lines that are JSON objects, without others, as one that a kill tore, or that is not written to its end yet."""
     for line in lines:
         try:
-            yield orjson.loads(line)
+            found = orjson.loads(line)
         except orjson.JSONDecodeError:
             continue
+        if isinstance(found, dict):
+            yield found
 
 
 def read_lines(path: Path, *, without: bytes | tuple[()] = ()) -> Iterator[dict[str, Any]]:

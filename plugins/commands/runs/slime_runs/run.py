@@ -20,6 +20,7 @@ from slime_core.errors import CheckpointError, ConfigError
 from slime_core.observability.timeline import FILE as TIMELINE
 from slime_core.types import Sample
 from slime_runs.boards import Report, read_boards
+from slime_runs.events import FILE as EVENTS
 from slime_runs.files import (
     FOLDER,
     Row,
@@ -105,9 +106,9 @@ class Run:
         """Name -> (value, where it came from), as `config.yaml` has them."""
         path = self.path / "config.yaml"
         found = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
             if match := _SETTING.fullmatch(line):
-                found[match[1]] = (yaml.safe_load(match[2]), match[3])
+                found[match[1]] = (_value(match[2]), match[3])
         return found
 
     def plugins(self) -> list[dict[str, Any]]:
@@ -131,7 +132,7 @@ class Run:
 
     def events(self) -> list[dict[str, Any]]:
         """What happened to engines."""
-        return list(read_lines(self.path / "events.jsonl"))
+        return list(read_lines(self.path / EVENTS))
 
     def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
         """The timeline, as `slime_core.observability.timeline` writes it; nearly all of it is about `samples`."""
@@ -223,11 +224,19 @@ class Run:
             raise RunError(f"{path}: cannot be read: {error}; the run may have replaced it just now") from error
 
 
+def _value(text: str) -> Any:
+    """Of a setting; what is no YAML, as a half-written line, is its text."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
 def by_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines of metrics as one mapping per step, in order, without what is of no step."""
     merged: dict[int, dict[str, Any]] = {}
     for line in lines:
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
+        if isinstance(line.get("step"), int):
             merged.setdefault(line["step"], {}).update(line)
     return [merged[step] for step in sorted(merged)]
 

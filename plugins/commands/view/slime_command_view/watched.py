@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,17 @@ from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
 from slime_runs.index import Index, Key
 from slime_runs.ledger import LedgerIndex
 from slime_runs.profile import profile
-from slime_runs.run import by_step
+from slime_runs.run import RunError, by_step
 from slime_runs.trace import TraceIndex
 
+from slime_core.errors import SlimeError
 from slime_core.observability.timeline import FILE as TIMELINE
+
+logger = logging.getLogger(__name__)
+
+
+class UnreadableError(RunError):
+    """What a run has written is not what is known of runs."""
 
 
 class WatchedRun(Run):
@@ -100,6 +111,19 @@ class WatchedRun(Run):
         """Differs when there is something new to see."""
         names = ("metrics.jsonl", "incidents.jsonl", "events.jsonl", "summary.json", "stalls", FOLDER)
         return orjson.dumps([self.state(), *(stamp(self.path / name) for name in names)]).decode()
+
+
+@contextmanager
+def readable(*runs: Run) -> Iterator[None]:
+    """What lies in a run's directory may be of another version, or anybody's. Raises UnreadableError."""
+    try:
+        yield
+    except SlimeError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, sqlite3.Error) as error:
+        places = ", ".join(str(run.path) for run in runs)
+        logger.warning("%s: cannot be read", places, exc_info=True)
+        raise UnreadableError(f"{places}: cannot be read: {type(error).__name__}: {error}") from error
 
 
 _LONG_TRACE = 4 << 20
