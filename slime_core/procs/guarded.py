@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from slime_core.errors import SlimeError
 from slime_core.procs import guard, leftovers
-from slime_core.secrets import in_memory
+from slime_core.secrets import hidden, in_memory
 
 _START_S = 60.0
 """Seconds for a guard to come up, on a machine that is busy."""
@@ -205,7 +205,7 @@ class Guarded:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         log = self.log.open("ab")
         when = time.strftime("%Y-%m-%d %H:%M:%S")
-        log.write(f"=== {when} {self.name}, start {self.starts + 1}: {shlex.join(argv)}\n".encode())
+        log.write(hidden(f"=== {when} {self.name}, start {self.starts + 1}: {shlex.join(argv)}\n").encode())
         log.flush()
         self.begin = log.tell()
         return log
@@ -215,11 +215,11 @@ class Guarded:
         options = ["--control", str(theirs.fileno()), "--parent", str(os.getpid()), *self._options]
         options += ["--times", ",".join(map(str, self._times)), "--only", ",".join(map(str, only))]
         own = {name: value for name, value in (os.environ if env is None else env).items() if name != leftovers.MARK}
-        with theirs, os.fdopen(in_memory(), "rb") as hidden:
+        with theirs, os.fdopen(in_memory(), "rb") as known:
             passed = [theirs.fileno(), *only]
             if self._cap:
-                passed.append(hidden.fileno())
-                options += ["--cap", str(self._cap), "--hidden", str(hidden.fileno())]
+                passed.append(known.fileno())
+                options += ["--cap", str(self._cap), "--hidden", str(known.fileno())]
             # In a session of its own: an interrupt at the terminal is this process's to handle.
             self._process = popen(
                 [sys.executable, "-I", "-S", *self._program, *options, "--", *argv],

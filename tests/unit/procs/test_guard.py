@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime_core import secrets
 from slime_core.errors import EngineError
 from slime_core.procs.guarded import Guarded
 
@@ -287,6 +288,31 @@ def test_output_is_cut_at_the_cap_and_its_end_kept_before(tmp_path: Path) -> Non
         assert process.wait(60) == 128 + signal.SIGABRT
         assert said(process)[0] == expected
         assert ("left off" in said(process)[-1]) == (cap == 100)
+
+
+def test_secrets_are_masked_in_output_and_in_the_command_of_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, one the beginning of another, by a daemon; what looks like the beginning of one is not lost."""
+    monkeypatch.setattr(secrets, "_known", set())
+    for key in ("abcdabcd", "abcdabcdXYZ", "aXYa"):
+        secrets.learn("api_key", key)
+    program = (
+        "import os, sys, time\n"
+        "for piece in sys.argv[1].split('|'): os.write(1, piece.encode()); time.sleep(0.02)\n"
+        "os.fork() or (os.setsid(), os.write(2, sys.argv[2].encode() + b'\\n'), os._exit(0))\n"
+        "os.wait()\n"
+        "held = [f'/proc/self/fd/{n}' for n in range(3, 20)]\n"
+        "print(any('memfd' in os.readlink(path) for path in held if os.path.lexists(path)))\n"
+        "os.write(1, b'abc')"
+    )
+    process = Guarded("loud", log=tmp_path / "log", cap=1 << 20)
+    process.start([sys.executable, "-c", program, "1 abcd|abcd|\n2 abcdabcd|XYZ\n3 abcdabcdXY\n4 aXYa|\n", "abcdabcd"])
+    assert process.wait(60) == 0
+    log = (tmp_path / "log").read_text()
+    assert "abcdabcd" not in log
+    mark = secrets.MARK
+    assert said(process) == [f"1 {mark}", f"2 {mark}", f"3 {mark}XY", f"4 {mark}", mark, "False", "abc"]
 
 
 def test_endless_output_does_not_hold_up_the_end(tmp_path: Path) -> None:
