@@ -252,7 +252,7 @@ class _Async:
 
     async def run(self) -> None:
         world = self._world
-        rollout = ahead.build_async_rollout(world.args, world.stage)
+        rollout = ahead.Ahead(world.args, world.stage)
         try:
             await rollout.start()
             await loop.train(world.args, loop.Stages(rollout, self, self, self), 0)  # type: ignore[arg-type]

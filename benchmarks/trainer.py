@@ -208,7 +208,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", json.dumps(job)]
+    command = [sys.executable, __file__, "--busy-anyway", "--child", json.dumps(job)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result

@@ -9,54 +9,62 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slime_core.buffer import BufferBase
-    from slime_core.data.prompts import DatasetSource
-    from slime_core.data.tokenizer import encode_prompt, encode_result
-    from slime_core.data.tools import prompt_tools, run_tools, tool_parser
-    from slime_core.data.turns import turn_delta
-    from slime_core.errors import SlimeError
-    from slime_core.estimator import EstimatorBase
-    from slime_core.fan_out import execution_rewards, executions
-    from slime_core.launch.findings import Finding, Level
-    from slime_core.learning.corrections import CorrectionInputs, CorrectionOutputs
-    from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-    from slime_core.plugins.answers import answer_extractor, answer_of
-    from slime_core.plugins.boxed import last_boxed
-    from slime_core.plugins.hookspecs import hookimpl
-    from slime_core.plugins.numerals import same_number
-    from slime_core.plugins.options import PluginOptions, options
-    from slime_core.plugins.resolve import resolve
-    from slime_core.protocols import (
-        AdvantageInputs,
-        Advantages,
-        Args,
-        Command,
-        EditTraits,
-        EngineTraits,
-        GenerateContext,
-        GenerateTraits,
-        LauncherTraits,
-        LossInputs,
-        LossOutputs,
-        RewardInputs,
-        RewardTraits,
-        RolloutTraits,
-        TrainerTraits,
-        declares,
-    )
-    from slime_core.protocols.environment import Environment, Step, Turn
-    from slime_core.provenance import Source, Span
-    from slime_core.types import (
-        DynamicFilterOutput,
-        FilterDecision,
-        GenerationOutput,
-        Group,
-        RolloutFnEvalOutput,
-        RolloutFnTrainOutput,
-        Sample,
-        SampleStatus,
-        TrainBatch,
-    )
+    from slime_core.buffer import BufferBase as BufferBase
+    from slime_core.data.prompts import DatasetSource as DatasetSource
+    from slime_core.data.tokenizer import encode_prompt as encode_prompt
+    from slime_core.data.tokenizer import encode_result as encode_result
+    from slime_core.data.tools import prompt_tools as prompt_tools
+    from slime_core.data.tools import run_tools as run_tools
+    from slime_core.data.tools import tool_parser as tool_parser
+    from slime_core.data.turns import turn_delta as turn_delta
+    from slime_core.errors import SlimeError as SlimeError
+    from slime_core.estimator import EstimatorBase as EstimatorBase
+    from slime_core.fan_out import execution_rewards as execution_rewards
+    from slime_core.fan_out import executions as executions
+    from slime_core.launch.findings import Finding as Finding
+    from slime_core.launch.findings import Level as Level
+    from slime_core.learning.corrections import CorrectionInputs as CorrectionInputs
+    from slime_core.learning.corrections import CorrectionOutputs as CorrectionOutputs
+    from slime_core.plugins.adapters import GenerateCaller as GenerateCaller
+    from slime_core.plugins.adapters import RewardCaller as RewardCaller
+    from slime_core.plugins.answers import answer_extractor as answer_extractor
+    from slime_core.plugins.answers import answer_of as answer_of
+    from slime_core.plugins.boxed import last_boxed as last_boxed
+    from slime_core.plugins.hookspecs import hookimpl as hookimpl
+    from slime_core.plugins.numerals import same_number as same_number
+    from slime_core.plugins.options import PluginOptions as PluginOptions
+    from slime_core.plugins.options import options as options
+    from slime_core.plugins.resolve import resolve as resolve
+    from slime_core.protocols import AdvantageInputs as AdvantageInputs
+    from slime_core.protocols import Advantages as Advantages
+    from slime_core.protocols import Args as Args
+    from slime_core.protocols import Command as Command
+    from slime_core.protocols import EditTraits as EditTraits
+    from slime_core.protocols import EngineTraits as EngineTraits
+    from slime_core.protocols import GenerateContext as GenerateContext
+    from slime_core.protocols import GenerateTraits as GenerateTraits
+    from slime_core.protocols import LauncherTraits as LauncherTraits
+    from slime_core.protocols import LossInputs as LossInputs
+    from slime_core.protocols import LossOutputs as LossOutputs
+    from slime_core.protocols import RewardInputs as RewardInputs
+    from slime_core.protocols import RewardTraits as RewardTraits
+    from slime_core.protocols import RolloutTraits as RolloutTraits
+    from slime_core.protocols import TrainerTraits as TrainerTraits
+    from slime_core.protocols import declares as declares
+    from slime_core.protocols.environment import Environment as Environment
+    from slime_core.protocols.environment import Step as Step
+    from slime_core.protocols.environment import Turn as Turn
+    from slime_core.provenance import Source as Source
+    from slime_core.provenance import Span as Span
+    from slime_core.types import DynamicFilterOutput as DynamicFilterOutput
+    from slime_core.types import FilterDecision as FilterDecision
+    from slime_core.types import GenerationOutput as GenerationOutput
+    from slime_core.types import Group as Group
+    from slime_core.types import RolloutFnEvalOutput as RolloutFnEvalOutput
+    from slime_core.types import RolloutFnTrainOutput as RolloutFnTrainOutput
+    from slime_core.types import Sample as Sample
+    from slime_core.types import SampleStatus as SampleStatus
+    from slime_core.types import TrainBatch as TrainBatch
 
 __version__ = "0.1.0"
 
@@ -119,65 +127,7 @@ _EXPORTS = {
     "turn_delta": "slime_core.data.turns",
 }
 
-__all__ = [
-    "AdvantageInputs",
-    "Advantages",
-    "Args",
-    "BufferBase",
-    "Command",
-    "CorrectionInputs",
-    "CorrectionOutputs",
-    "DatasetSource",
-    "DynamicFilterOutput",
-    "EditTraits",
-    "EngineTraits",
-    "Environment",
-    "EstimatorBase",
-    "FilterDecision",
-    "Finding",
-    "GenerateCaller",
-    "GenerateContext",
-    "GenerateTraits",
-    "GenerationOutput",
-    "Group",
-    "LauncherTraits",
-    "Level",
-    "LossInputs",
-    "LossOutputs",
-    "PluginOptions",
-    "RewardCaller",
-    "RewardInputs",
-    "RewardTraits",
-    "RolloutFnEvalOutput",
-    "RolloutFnTrainOutput",
-    "RolloutTraits",
-    "Sample",
-    "SampleStatus",
-    "SlimeError",
-    "Source",
-    "Span",
-    "Step",
-    "TrainBatch",
-    "TrainerTraits",
-    "Turn",
-    "__version__",
-    "answer_extractor",
-    "answer_of",
-    "declares",
-    "encode_prompt",
-    "encode_result",
-    "execution_rewards",
-    "executions",
-    "hookimpl",
-    "last_boxed",
-    "options",
-    "resolve",
-    "run_tools",
-    "same_number",
-    "prompt_tools",
-    "tool_parser",
-    "turn_delta",
-]
+__all__ = ["__version__", *_EXPORTS]
 
 _OF_PLUGINS = {
     "Candidate": "slime_generator_best_of_n",

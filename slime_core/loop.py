@@ -91,10 +91,6 @@ class Journal(Protocol):
         """Commit a checkpoint."""
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass
 class Stages:
     """The parts of a run."""
@@ -103,7 +99,7 @@ class Stages:
     learner: Learning
     weights: Weights
     journal: Journal
-    stop: Callable[[], bool] = _never
+    stop: Callable[[], bool] = lambda: False
     """Whether the run is to end early, with a commit; looked at after each rollout."""
     unfinished: list[int] = field(default_factory=list)
     """Step of the evaluation that a commit made at this moment would miss; none or one. The commit remembers it, and a

@@ -104,11 +104,6 @@ class RoutedExperts:
         step = self.shape[1] * self.shape[2]
         return sum(self._data[i] != FREE for i in range(0, len(self._data), step)) if step else 0
 
-    def from_row(self, start: int) -> RoutedExperts:
-        """Without the rows before `start`."""
-        data = self._data[start * self.shape[1] * self.shape[2] :]
-        return RoutedExperts((max(0, len(self) - start), *self.shape[1:]), data)
-
     def extended(self, rows: int) -> RoutedExperts:
         """With unknown rows appended, or cut, to `rows` in all."""
         step = self.shape[1] * self.shape[2]

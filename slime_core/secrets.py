@@ -1,19 +1,20 @@
 """Keys, tokens and passwords that this process was given, so that nothing it prints or keeps shows them.
 
 `learn` is told every value with the name it stands under: the command line's, the environment's, the files'. `hidden`
-is asked for every text on its way out: warnings, errors, `slime config show`, `config.yaml`, a commit's settings.
+is asked for every text that is kept; standard output and error are `Masked`, whoever prints there. What processes of
+user code print is masked by those that forward it (`procs/guard.py`, told by `in_memory`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from slime_core.errors import ConfigError
-from slime_core.text import plain
 
 MARK = "<not kept>"
 """Stands where a secret was."""
@@ -22,7 +23,7 @@ _NAMED = re.compile(
     r"|pass(word|wd|phrase)|secrets?|credentials?)$|(^|\.)token$",
     re.IGNORECASE,
 )
-_IN_URL = re.compile(r"\b\w+://[^\s/@:]*:([^\s/@]+)@")
+_IN_URL = re.compile(r"\b\w+://[^\s/@:]*:([^\s/]+)@")
 _known: set[str] = set()
 
 
@@ -68,9 +69,30 @@ def hidden(text: str) -> str:
     return text
 
 
-def shown(text: str) -> str:
-    """The text as a terminal gets it: without secrets, and what it quotes of models and data escaped."""
-    return plain(hidden(text))
+class Masked:
+    """A stream of text, without secrets."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """How many characters were written."""
+        self._stream.write(hidden(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """As one text."""
+        self.write("".join(lines))
+
+
+def in_memory() -> int:
+    """What is known, for `procs.guard.relay` in another process: descriptor of a file in memory, yours to close."""
+    descriptor = os.memfd_create("hidden")
+    os.pwrite(descriptor, b"".join(secret.encode() + b"\0" for secret in _known), 0)
+    return descriptor
 
 
 def hidden_values(value: Any) -> Any:

@@ -12,7 +12,6 @@ minutes; `store.verify` is for the commit that a run goes on from.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,12 +117,6 @@ def commit_of(path: Path, step: int | None) -> Path | None:
     if step is not None and path.is_dir():
         raise CheckpointError(f"{path}: no commits there to choose step {step} from")
     return None
-
-
-def write_megatron_json(directory: Path, model_type: str, dtype: str) -> None:
-    """Mark the directory as one with Megatron weights in its folder `MODEL`; last, since it says that all is there."""
-    text = json.dumps({"format": 1, "model_type": model_type, "dtype": dtype}, indent=1)
-    (directory / MEGATRON).write_text(text + "\n", encoding="utf-8")
 
 
 def source_in(directory: Path) -> Source | None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from slime_core import __version__
 from slime_core.errors import ConfigError, PluginError, SlimeError
-from slime_core.secrets import learn_flags, shown
+from slime_core.secrets import Masked, learn_flags
+from slime_core.text import plain
 
 if TYPE_CHECKING:
     from slime_core.cli.termination import Termination
@@ -38,7 +39,7 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("slime"):
-            print(shown(f"slime: {record.levelname.lower()}: {self.format(record)}"), file=sys.stderr)
+            print(plain(f"slime: {record.levelname.lower()}: {self.format(record)}"), file=sys.stderr)
         elif logging.lastResort is not None and not self._handled(record):
             logging.lastResort.handle(record)
 
@@ -53,9 +54,16 @@ class _StandardError(logging.Handler):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (the process's by default) and return its exit status."""
+    out, err = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = out and Masked(out), err and Masked(err)
+    status = _main(list(sys.argv[1:] if argv is None else argv))
+    sys.stdout, sys.stderr = out, err  # not after a bug, whose traceback Python has yet to print
+    return status
+
+
+def _main(words: list[str]) -> int:
     log, handler = logging.getLogger(), _StandardError(logging.WARNING)
     log.addHandler(handler)
-    words = list(sys.argv[1:] if argv is None else argv)
     try:
         if not words or words[0] in _HELP + _VERSION:
             return _guarded(words, None)
@@ -85,7 +93,7 @@ def _guarded(argv: list[str], termination: Termination | None) -> int:
         return INTERRUPTED if termination and termination.interrupted and not status else status
     except SlimeError as error:
         said = "; ".join([str(error), *getattr(error, "__notes__", [])]).replace("\n", "\n  ")
-        print(shown(f"slime: error: {said}"), file=sys.stderr)
+        print(plain(f"slime: error: {said}"), file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1
     except KeyboardInterrupt:
         asked = termination is not None and termination.asked

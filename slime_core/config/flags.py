@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from slime_core.config.flag_parser import FlagParser, OnlyGiven, Switch
-from slime_core.config.foreign import ForeignFlags, Lists
+from slime_core.config.foreign import ForeignFlags, Lists, renamed
 from slime_core.config.origins import FLAG, Entry
 from slime_core.config.spec import FlagSpec, flag_specs
 from slime_core.errors import ConfigError, did_you_mean
@@ -145,8 +145,6 @@ class SettingsParser(FlagParser):
                     self._abbreviated.add(flag.dest)
 
     def _unknown(self, token: str, lists: Lists) -> str:
-        from slime_core.config.other_trainers import renamed
-
         word = token.partition("=")[0]
         if theirs := renamed(token):
             return f"unknown flag {word}: {theirs}."

@@ -100,6 +100,17 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
     return tuple(owners), warnings
 
 
+def renamed(word: str) -> str:
+    """What to type for a word of another program, as the entry points of `slime.renamed` tell; empty where none does.
+
+    Args:
+        word: A flag, a key, or one of the form `data.train_batch_size=8`, that is no setting.
+    """
+    allow = AllowList.of()
+    offered = (entry for name, entry, distribution in entry_points("slime.renamed") if allow.allows(name, distribution))
+    return next((told for entry in offered if (told := str(entry.load()(word)))), "")
+
+
 def _refuse_overlap(owner: ForeignFlags, others: Sequence[ForeignFlags]) -> None:
     for other in others:
         shared = {p for p in owner.prefixes for q in other.prefixes if p.startswith(q) or q.startswith(p)}

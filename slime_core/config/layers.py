@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from slime_core.config.flag_parser import truth
 from slime_core.config.flags import ParsedFlags
-from slime_core.config.foreign import ForeignFlags, find_foreign
+from slime_core.config.foreign import ForeignFlags, find_foreign, renamed
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
 from slime_core.config.schema import Args
 from slime_core.config.settings import CUSTOM_KEY, left_out
@@ -78,7 +78,7 @@ def collect(
     from_env, foreign_env = read_env(env, layered.warnings, foreign)
     named = parsed.values.get("config") or from_env.get("config")
     if named:
-        for path in _as_list(named.value):
+        for path in map(str, named.value if isinstance(named.value, list) else [named.value]):
             cited = f"--config {path!r} ({named.origin})"
             if files and not os.path.exists(path):
                 raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
@@ -115,10 +115,6 @@ def lay_below(layered: Layered, preset: Mapping[str, Any], where: str) -> None:
             layered.values[name] = Entry(copy.deepcopy(value), Origin("preset", where))
         elif name == "plugins" and isinstance(given.value, dict):
             layered.values[name] = Entry(_merged(value, given.value), given.origin)
-
-
-def _as_list(value: Any) -> list[str]:
-    return [str(v) for v in value] if isinstance(value, list) else [str(value)]
 
 
 def _is_there(layered: Layered, path: str, cited: str, *, files: bool) -> bool:
@@ -192,8 +188,6 @@ def _add_custom(layered: Layered, key: str, item: Item, foreign: Sequence[Foreig
 
 
 def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
-    from slime_core.config.other_trainers import renamed
-
     known = [*flag_specs(), *switched_off(), *respelled(), CUSTOM_KEY]
     known += [name for owner in foreign if not owner.prefixes for name in owner.listed.by_name]
     theirs = renamed(name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from slime_core.distributions import BUNDLE
 from slime_core.errors import ConfigError, DataError
 from slime_core.waits import waiting
 
@@ -45,6 +46,8 @@ def preflight(run: Prepared) -> list[Finding]:
 
 def run_preflight(run: Prepared) -> None:
     """Log warnings. Raises ConfigError with every error found, or DataError where only data is wrong."""
+    if not run.hooks.implemented("slime_preflight"):
+        logger.warning("nothing installed checks a run before it starts; slime's checks: pip install %s", BUNDLE)
     findings = preflight(run)
     for finding in findings:
         if finding.level == Level.WARNING:

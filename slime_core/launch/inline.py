@@ -90,9 +90,9 @@ def _drive(
     weights = build_weights(run, trainers, stage, lambda v: run.hooks.slime_weights_updated(weight_version=v))
     rollout: Any = stage
     if run.args.async_training:
-        from slime_core.rollout.ahead import build_async_rollout
+        from slime_core.rollout.ahead import Ahead
 
-        rollout = build_async_rollout(run.args, stage)
+        rollout = Ahead(run.args, stage)
     parts = RunParts(trainers, trainers.save, stage, rollout, build_learner(run, trainers), weights)
     if num_processes() == 1:
         return drive(run, parts, commit, started)

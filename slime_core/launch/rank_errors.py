@@ -21,7 +21,7 @@ from typing import Any
 from slime_core import errors
 from slime_core.errors import SlimeError, TrainError
 from slime_core.procs.guarded import Guarded, signal_of
-from slime_core.secrets import shown
+from slime_core.text import plain
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch's elastic agent."""
@@ -44,7 +44,7 @@ def report(error: Exception) -> None:
     whole = "".join(traceback.format_exception(error))
     path = os.environ.get(ERROR_FILE)
     if not path:
-        print(shown(whole), file=sys.stderr, flush=True)
+        print(plain(whole), file=sys.stderr, flush=True)
         return
     known = isinstance(error, SlimeError) and hasattr(errors, type(error).__name__)
     found = {
@@ -110,7 +110,7 @@ def _was_asked(failure: RankEnd, reports: Mapping[int, Any], grace: float) -> bo
 
 def _reported(found: dict[str, Any], whose: str) -> SlimeError:
     if found["traceback"]:
-        print(shown(found["traceback"]), file=sys.stderr, flush=True)
+        print(plain(found["traceback"]), file=sys.stderr, flush=True)
         return TrainError(f"{whose} failed: {found['message']}")
     kind: type[SlimeError] = getattr(errors, found["kind"] or "TrainError")
     return kind(f"{whose}: {found['text']}")

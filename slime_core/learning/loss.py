@@ -16,7 +16,6 @@ import torch
 
 from slime_core.errors import TrainError
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
-from slime_core.ops.corrections import interpolated_log_probs, off_policy_sequences
 from slime_core.ops.kl import kl_estimate
 from slime_core.ops.masking import weighted_sum
 from slime_core.ops.ratios import ratio_from_kl, token_kl
@@ -147,11 +146,15 @@ class PolicyLoss(LossBase):
         inputs = loss_inputs(batch, tensors, output)
         if self.old_policy != "interpolated":
             return inputs
+        from slime_core.ops.corrections import interpolated_log_probs
+
         assert inputs.rollout_log_probs is not None
         old = interpolated_log_probs(inputs.log_probs, inputs.rollout_log_probs, inputs.staleness)
         return replace(inputs, old_log_probs=old)
 
     def _off_policy(self, inputs: LossInputs) -> torch.Tensor:
+        from slime_core.ops.corrections import off_policy_sequences
+
         columns = (inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.loss_mask)
         return off_policy_sequences(*columns, inputs.sample_lengths, self.args.opsm_delta)
 
@@ -192,27 +195,6 @@ class PolicyLoss(LossBase):
         assert inputs.ref_log_probs is not None, "the learner computes reference log-probs under use_kl_loss"
         ratio = inputs.log_probs - inputs.old_log_probs if self.args.use_unbiased_kl else None
         return kl_estimate(inputs.log_probs, inputs.ref_log_probs, self.args.kl_loss_type, importance_log_ratio=ratio)
-
-
-class SFTLoss(LossBase):
-    """Minus the mean log-prob of the unmasked tokens. Metric: `loss`."""
-
-    needs_advantages = False
-    ignores: ClassVar[Sequence[str]] = (
-        *("advantage_estimator", "normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c"),
-        *("entropy_coef", "use_kl_loss", "kl_coef", "keep_old_actor"),
-    )
-
-    def bind(self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
-        """See `Loss.bind`."""
-
-        def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            mask = gather(tensors.loss_masks, output.positions)
-            assert mask is not None
-            loss = -weighted_sum(output.log_probs, denominators.weights(batch, output.positions, mask))
-            return loss, {"loss": loss.detach()}
-
-        return loss_fn
 
 
 def loss_inputs(batch: TrainBatch, tensors: TrainTensors, output: MicroBatchOutput) -> LossInputs:

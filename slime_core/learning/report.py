@@ -99,12 +99,11 @@ def log_prob_gap(tensors: TrainTensors, log_probs: Mapping[int, torch.Tensor], t
     assert tensors.rollout_log_probs is not None
     # Slots 0 and 1: sum and count; then one slot per rank, so that a sum over ranks carries every rank's maximum.
     slots = torch.zeros(2 + trainer.world_size, dtype=torch.float64, device=trainer.device)
-    for position, values in log_probs.items():
-        mask = tensors.loss_masks[position].double()
-        gap = masked((values - tensors.rollout_log_probs[position]).abs().double(), mask)
-        slots[0] += gap.sum()
-        slots[1] += mask.sum()
-        slots[2 + trainer.rank] = torch.maximum(slots[2 + trainer.rank], gap.max())
+    if log_probs:
+        theirs, masks = ([column[i] for i in log_probs] for column in (tensors.rollout_log_probs, tensors.loss_masks))
+        mask = torch.cat(masks).double()
+        gap = masked((torch.cat(list(log_probs.values())) - torch.cat(theirs)).abs().double(), mask)
+        slots[0], slots[1], slots[2 + trainer.rank] = gap.sum(), mask.sum(), gap.max()
     total, count, *maxima = trainer.all_reduce(slots).tolist()
     return {GAP: total / max(count, 1.0), f"{GAP}_max": max(maxima)}
 

@@ -8,6 +8,7 @@ The rotation is `models.rope`'s, which the embedded engine uses too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,12 +67,8 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rope).flatten(1), rotate(k, *rope).flatten(1)
-        groups = zip(
-            layout.split(q, self.num_heads),
-            layout.split(k, self.num_kv_heads),
-            layout.split(v, self.num_kv_heads),
-            strict=True,
-        )
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        groups = zip(*map(layout.split, (q, k, v), heads), strict=True)
         grouped = self.num_heads != self.num_kv_heads
         outputs = [
             functional.scaled_dot_product_attention(a, b, c, is_causal=True, enable_gqa=grouped) for a, b, c in groups
@@ -188,6 +185,7 @@ class Decoder(nn.Module):
         lengths: Sequence[int],
         *,
         rows: np.ndarray | None = None,
+        same: np.ndarray | None = None,
         routing: Routing | None = None,
     ) -> torch.Tensor:
         """Final hidden states, after the last norm.
@@ -196,31 +194,23 @@ class Decoder(nn.Module):
             token_ids: [T] int64, sequences laid end to end.
             lengths: Tokens of each sequence; they sum to T.
             rows: [R] distinct rows wanted, in the order wanted; None means all T. The others skip what they can.
+            same: [T] the first token of which each one is a copy with the same past, itself for the first; that one's
+                row is computed and none of the copies'. Only with `rows`, of which none may be a copy.
             routing: Experts to use, and a place to note those used; without, the routers choose.
 
         Returns:
             [R or T, hidden].
         """
         device = token_ids.device
-        layout = PackedLayout.build(lengths, device, rows)
-        assert layout.positions.shape == token_ids.shape, "lengths must sum to the number of tokens"
+        layout = PackedLayout.build(lengths, device, rows, same)
+        assert sum(lengths) == len(token_ids), "lengths must sum to the number of tokens"
         rope = rope_cos_sin(self.config, layout.positions, device)
-        x = self.model.embed_tokens(token_ids)
+        x = self.model.embed_tokens(token_ids if layout.computed is None else token_ids[layout.computed])
         last = len(self.model.layers) - 1
+        again = self.recompute and torch.is_grad_enabled()
         for i, layer in enumerate(self.model.layers):
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(
-                    layer,
-                    x,
-                    rope,
-                    layout,
-                    i == last and rows is not None,
-                    routing,
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-            else:
-                x = layer(x, rope, layout, i == last and rows is not None, routing)
+            run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False) if again else layer
+            x = run(x, rope, layout, i == last and rows is not None, routing)
         result: torch.Tensor = self.model.norm(x)
         return result
 

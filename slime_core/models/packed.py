@@ -3,13 +3,15 @@
 `Decoder.hidden` keeps `[T, ...]` activations, all sequences laid end to end with no padding, for everything but
 attention. For attention the tokens are gathered into right-padded groups of sequences of similar length, where
 `is_causal` needs no mask, and gathered back. Padded rows hold copies of row 0, not zeros; they come after every real
-token of their sequence, so no real query sees them, and they are dropped again.
+token of their sequence, so no real query sees them, and they are dropped again. Rows that are equal in several
+sequences, such as those of a group's prompt, are computed once and gathered into each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +32,12 @@ class RowMap:
     """[rows of the input] int64: where the input's row went."""
     dropped: torch.Tensor | None
     """[rows of the input, 1] True where the row went nowhere and `inverse` means nothing; None: every row is used."""
+    again: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Rows of the result that repeat one, and the rows of the input that they repeat; None: no row is used twice."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Gather the rows of `x` [rows, width]; the gradient is a gather too, with no scattered additions."""
-        result: torch.Tensor = _GatherRows.apply(x, self.index, self.inverse, self.dropped)  # type: ignore[no-untyped-call]
+        """Gather the rows of `x` [rows, width]; the gradient is a gather too, with additions where a row repeats."""
+        result: torch.Tensor = _GatherRows.apply(x, self)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -41,31 +45,33 @@ class _GatherRows(torch.autograd.Function):
     """`index_select` whose backward reads each output row's gradient at most once, so it is fast and deterministic."""
 
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        x: torch.Tensor,
-        index: torch.Tensor,
-        inverse: torch.Tensor,
-        dropped: torch.Tensor | None,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(inverse, *(() if dropped is None else (dropped,)))
-        return x.index_select(0, index)
+    def forward(ctx: Any, x: torch.Tensor, rows: RowMap) -> torch.Tensor:
+        ctx.rows = rows
+        return x.index_select(0, rows.index)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        inverse, *dropped = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        rows: RowMap = ctx.rows
         if grad.shape[0] == 0:
-            return grad.new_zeros(inverse.shape[0], grad.shape[1]), None, None, None
-        result = grad.index_select(0, inverse)
-        return result.masked_fill_(dropped[0], 0) if dropped else result, None, None, None
+            return grad.new_zeros(rows.inverse.shape[0], grad.shape[1]), None
+        result = grad.index_select(0, rows.inverse)
+        if rows.dropped is not None:
+            result.masked_fill_(rows.dropped, 0)
+        if rows.again is not None:
+            repeats, repeated = rows.again
+            # Not `index_add_`, whose order of additions a GPU leaves open.
+            result.index_put_((repeated,), grad.index_select(0, repeats), accumulate=True)
+        return result, None
 
 
 @dataclass(frozen=True)
 class PackedLayout:
     """Everything about the lengths of one forward pass that does not depend on the layer."""
 
+    computed: torch.Tensor | None
+    """[C] int64 the tokens whose rows are computed, which "packed rows" below are; None: all T."""
     positions: torch.Tensor
-    """[T] int64 position of each token in its sequence."""
+    """[C] int64 position of each of them in its sequence."""
     groups: list[tuple[int, int]]
     """(sequences, padded length) of each attention group, in the order of the padded rows."""
     pad: RowMap | None
@@ -79,7 +85,11 @@ class PackedLayout:
 
     @classmethod
     def build(
-        cls, lengths: Sequence[int], device: torch.device | str = "cpu", rows: np.ndarray | None = None
+        cls,
+        lengths: Sequence[int],
+        device: torch.device | str = "cpu",
+        rows: np.ndarray | None = None,
+        same: np.ndarray | None = None,
     ) -> PackedLayout:
         """Plan one forward pass.
 
@@ -87,6 +97,7 @@ class PackedLayout:
             lengths: Tokens of each sequence, all >= 1.
             device: Where the tables live.
             rows: [R] distinct packed rows whose hidden state is wanted, in the order wanted; None means all.
+            same: [T] as for `Decoder.hidden`.
         """
         assert lengths, "a forward pass needs at least one sequence"
         sizes = np.asarray(lengths, dtype=np.int64)
@@ -97,14 +108,21 @@ class PackedLayout:
         groups, padded, real = _padded_rows(sizes, starts)
         unpadded = np.empty(total, dtype=np.int64)
         unpadded[padded[real]] = np.flatnonzero(real)
-        straight = len(groups) == 1 and bool(real.all())
-        pad = None if straight else _row_map(padded, unpadded, None, device)
-        unpad = None if straight else _row_map(unpadded, padded, ~real, device)
+        same = np.arange(total) if same is None else same
+        first = same == np.arange(total)
+        place, computed, once = (np.cumsum(first) - 1)[same], np.flatnonzero(first), real & first[padded]
+        straight = len(groups) == 1 and bool(once.all())
+        pad = None if straight else _row_map(place[padded], unpadded[computed], None, device)
+        if pad is not None and len(computed) < total:
+            repeats = np.flatnonzero(real & ~once)
+            pad = replace(pad, again=(_tensor(repeats, device), _tensor(place[padded[repeats]], device)))
+        unpad = None if straight else _row_map(unpadded[computed], place[padded], ~once, device)
         keep = unpad_keep = None
         if rows is not None:
-            keep = _selection(rows, total, device)
+            keep = _selection(place[rows], len(computed), device)
             unpad_keep = keep if straight else _selection(unpadded[rows], len(padded), device)
-        return cls(torch.from_numpy(positions).to(device), groups, pad, unpad, keep, unpad_keep)
+        chosen = _tensor(computed, device) if len(computed) < total else None
+        return cls(chosen, _tensor(positions[computed], device), groups, pad, unpad, keep, unpad_keep)
 
     def split(self, x: torch.Tensor, heads: int) -> list[torch.Tensor]:
         """[T, heads * head_dim] packed rows -> one [n, heads, length, head_dim] view per group."""
@@ -149,5 +167,9 @@ def _selection(rows: np.ndarray, total: int, device: torch.device | str) -> RowM
 
 
 def _row_map(index: np.ndarray, inverse: np.ndarray, dropped: np.ndarray | None, device: torch.device | str) -> RowMap:
-    mask = None if dropped is None or not dropped.any() else torch.from_numpy(dropped)[:, None].to(device)
-    return RowMap(torch.from_numpy(index).to(device), torch.from_numpy(inverse).to(device), mask)
+    mask = None if dropped is None or not dropped.any() else _tensor(dropped, device)[:, None]
+    return RowMap(_tensor(index, device), _tensor(inverse, device), mask)
+
+
+def _tensor(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    return torch.from_numpy(array).to(device)

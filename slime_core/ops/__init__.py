@@ -1,77 +1,75 @@
-"""The mathematics of RL post-training on plain tensors; public to plugins."""
+"""The mathematics of RL post-training on plain tensors; public to plugins, and loaded lazily (PEP 562)."""
 
 from __future__ import annotations
 
-from slime_core.ops.corrections import interpolated_log_probs, mismatch_metrics, off_policy_sequences
-from slime_core.ops.groups import group_members, group_normalize
-from slime_core.ops.kl import kl_estimate
-from slime_core.ops.logprobs import SamplingMask, log_probs_from_logits, response_log_probs, token_log_probs
-from slime_core.ops.masking import (
-    expand_to_tokens,
-    masked,
-    masked_mean,
-    masked_whiten,
-    per_rollout_weights,
-    per_sample_weights,
-    per_token_weights,
-    segment_means,
-    segment_sums,
-    weighted_sum,
-)
-from slime_core.ops.ratios import (
-    icepop_weight,
-    importance_ratio,
-    ratio_from_kl,
-    sequence_kl,
-    token_kl,
-    truncated_weight,
-)
-from slime_core.ops.returns import (
-    discounted_returns,
-    gae,
-    masked_gae,
-    pad_right,
-    reverse_scan,
-    token_rewards,
-    unpad,
-)
-from slime_core.ops.surrogate import cispo_surrogate, clipped_surrogate, clipped_value_loss
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "SamplingMask",
-    "cispo_surrogate",
-    "clipped_surrogate",
-    "clipped_value_loss",
-    "discounted_returns",
-    "expand_to_tokens",
-    "gae",
-    "group_members",
-    "group_normalize",
-    "icepop_weight",
-    "importance_ratio",
-    "interpolated_log_probs",
-    "kl_estimate",
-    "log_probs_from_logits",
-    "masked",
-    "masked_gae",
-    "masked_mean",
-    "masked_whiten",
-    "mismatch_metrics",
-    "off_policy_sequences",
-    "pad_right",
-    "per_rollout_weights",
-    "per_sample_weights",
-    "per_token_weights",
-    "ratio_from_kl",
-    "response_log_probs",
-    "reverse_scan",
-    "segment_means",
-    "segment_sums",
-    "sequence_kl",
-    "token_kl",
-    "token_log_probs",
-    "token_rewards",
-    "truncated_weight",
-    "unpad",
-    "weighted_sum",
-]
+if TYPE_CHECKING:
+    from slime_core.ops.corrections import interpolated_log_probs as interpolated_log_probs
+    from slime_core.ops.corrections import mismatch_metrics as mismatch_metrics
+    from slime_core.ops.corrections import off_policy_sequences as off_policy_sequences
+    from slime_core.ops.groups import group_members as group_members
+    from slime_core.ops.groups import group_normalize as group_normalize
+    from slime_core.ops.kl import kl_estimate as kl_estimate
+    from slime_core.ops.logprobs import SamplingMask as SamplingMask
+    from slime_core.ops.logprobs import log_probs_from_logits as log_probs_from_logits
+    from slime_core.ops.logprobs import response_log_probs as response_log_probs
+    from slime_core.ops.logprobs import token_log_probs as token_log_probs
+    from slime_core.ops.masking import expand_to_tokens as expand_to_tokens
+    from slime_core.ops.masking import masked as masked
+    from slime_core.ops.masking import masked_mean as masked_mean
+    from slime_core.ops.masking import masked_whiten as masked_whiten
+    from slime_core.ops.masking import per_rollout_weights as per_rollout_weights
+    from slime_core.ops.masking import per_sample_weights as per_sample_weights
+    from slime_core.ops.masking import per_token_weights as per_token_weights
+    from slime_core.ops.masking import segment_means as segment_means
+    from slime_core.ops.masking import segment_sums as segment_sums
+    from slime_core.ops.masking import weighted_sum as weighted_sum
+    from slime_core.ops.ratios import icepop_weight as icepop_weight
+    from slime_core.ops.ratios import importance_ratio as importance_ratio
+    from slime_core.ops.ratios import ratio_from_kl as ratio_from_kl
+    from slime_core.ops.ratios import sequence_kl as sequence_kl
+    from slime_core.ops.ratios import token_kl as token_kl
+    from slime_core.ops.ratios import truncated_weight as truncated_weight
+    from slime_core.ops.returns import discounted_returns as discounted_returns
+    from slime_core.ops.returns import gae as gae
+    from slime_core.ops.returns import masked_gae as masked_gae
+    from slime_core.ops.returns import pad_right as pad_right
+    from slime_core.ops.returns import reverse_scan as reverse_scan
+    from slime_core.ops.returns import token_rewards as token_rewards
+    from slime_core.ops.returns import unpad as unpad
+    from slime_core.ops.surrogate import cispo_surrogate as cispo_surrogate
+    from slime_core.ops.surrogate import clipped_surrogate as clipped_surrogate
+    from slime_core.ops.surrogate import clipped_value_loss as clipped_value_loss
+
+_NAMES = {
+    "corrections": ("interpolated_log_probs", "mismatch_metrics", "off_policy_sequences"),
+    "groups": ("group_members", "group_normalize"),
+    "kl": ("kl_estimate",),
+    "logprobs": ("SamplingMask", "log_probs_from_logits", "response_log_probs", "token_log_probs"),
+    "masking": (
+        "expand_to_tokens",
+        "masked",
+        "masked_mean",
+        "masked_whiten",
+        "per_rollout_weights",
+        "per_sample_weights",
+        "per_token_weights",
+        "segment_means",
+        "segment_sums",
+        "weighted_sum",
+    ),
+    "ratios": ("icepop_weight", "importance_ratio", "ratio_from_kl", "sequence_kl", "token_kl", "truncated_weight"),
+    "returns": ("discounted_returns", "gae", "masked_gae", "pad_right", "reverse_scan", "token_rewards", "unpad"),
+    "surrogate": ("cispo_surrogate", "clipped_surrogate", "clipped_value_loss"),
+}
+"""Module -> what it has."""
+_EXPORTS = {name: f"slime_core.ops.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = [*_EXPORTS]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'slime_core.ops' has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)

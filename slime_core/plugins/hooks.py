@@ -23,7 +23,7 @@ from slime_core.plugins.boundary import guarded
 from slime_core.plugins.hookspecs import PROJECT, hookimpl
 from slime_core.plugins.kind import HookFlag
 from slime_core.plugins.signatures import declared, is_async
-from slime_core.protocols import Args, EditTraits, traits_of
+from slime_core.protocols import EditTraits, traits_of
 
 logger = logging.getLogger(__name__)
 
@@ -180,19 +180,3 @@ class Hooks:
 def nobody() -> Hooks:
     """Hooks that no plugin has."""
     return Hooks(bare_manager())
-
-
-def hooks_of(args: Args) -> Hooks:
-    """The functions that settings name, without the installed plugins: for a stage built by hand.
-
-    Raises:
-        PluginError: One cannot be found, loaded or called.
-    """
-    from slime_core.plugins.resolve import resolve
-
-    manager = bare_manager()
-    for row in hook_flags().values():
-        given = getattr(args, row.setting, None) or []  # settings made by hand may lack it
-        for spec in [given] if isinstance(given, str) else given:
-            implement(manager, row, resolve(row.name, spec, origin=row.flags[0]).obj, row.flags[0])
-    return Hooks(manager)

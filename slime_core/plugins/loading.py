@@ -89,7 +89,8 @@ def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, M
         if isinstance(cause, ModuleNotFoundError):
             raise PluginLoadError(f"{error}. To install what it needs: {ref.install_hint}") from cause
         raise
-    if ref.folder is not None and not _is_inside(module, ref.folder):
+    file = module.__file__
+    if ref.folder and file and not Path(file).resolve().is_relative_to(ref.folder.resolve()):
         raise PluginLoadError(
             f"{subject}: module {module_name!r} was imported from {module.__file__}, not from {ref.folder};"
             " another distribution has a module of that name"
@@ -167,10 +168,6 @@ def search_also(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
         importlib.invalidate_caches()
-
-
-def _is_inside(module: ModuleType, folder: Path) -> bool:
-    return module.__file__ is None or Path(module.__file__).resolve().is_relative_to(folder.resolve())
 
 
 def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:

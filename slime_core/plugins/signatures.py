@@ -60,7 +60,7 @@ def check_call(calls: Iterable[Call], function: Callable[..., Any], subject: str
         if _binds(function, signature, call) and _is_of_the_right_kind(function, call):
             return
     expected = " or ".join([*(call.shown for call in applicable), *extra])
-    found = f"{_async_word(function)}{name_of(function)}{signature}"
+    found = f"{'async ' * is_async(function)}{name_of(function)}{signature}"
     needs_async = any(call.awaited and _binds(function, signature, call) for call in applicable)
     needs_plain = is_async(function) and any(call.plain and _binds(function, signature, call) for call in applicable)
     hint = ". Make it `async def`" if needs_async else ". Make it a plain `def`" if needs_plain else ""
@@ -196,7 +196,7 @@ def _check_class(kind: Kind, obj: Any, subject: str) -> None:
     where = obj.__name__ if is_class else type(obj).__name__
     missing = [name for name in kind.methods if not callable(getattr(obj, name, None))]
     if missing:
-        if is_class and kind.calls and _instances_callable(obj):
+        if is_class and kind.calls and any("__call__" in vars(base) for base in obj.__mro__):
             check_call(kind.calls, unbound(obj, "__call__"), f"{subject}: {where}.__call__", extra=_class_forms(kind))
             return
         wanted = "; ".join(f"{name}{call.shown}" for name, call in kind.methods.items())
@@ -241,10 +241,6 @@ def _has_methods(obj: Any, kind: Kind) -> bool:
     )
 
 
-def _instances_callable(cls: type) -> bool:
-    return "__call__" in {name for base in cls.__mro__ for name in vars(base)}
-
-
 def _class_forms(kind: Kind) -> list[str]:
     forms = " and ".join(f"{name}{call.shown}" for name, call in kind.methods.items())
     return [f"a class with {forms}"] if forms else []
@@ -264,10 +260,6 @@ def _can_bind(signature: inspect.Signature, count: int, keywords: Iterable[str] 
     except TypeError:
         return False
     return True
-
-
-def _async_word(function: Callable[..., Any]) -> str:
-    return "async " if is_async(function) else ""
 
 
 def _describe(obj: Any) -> str:

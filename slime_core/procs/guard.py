@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import sys
@@ -56,6 +57,7 @@ def main(argv: list[str], execute: Callable[[list[str]], object] | None = None) 
         --times: `Times`, comma-separated.
         --only: Descriptors, comma-separated, that only the command is to hold.
         --cap: Bytes of output, after which the rest is left off.
+        --hidden: Descriptor of what stands in no output; see `relay`.
         --pid-as: Environment variable of the command that holds its process id.
         --shared: Start of the names of files that the command's processes map, which are removed at their end.
 
@@ -68,6 +70,7 @@ def main(argv: list[str], execute: Callable[[list[str]], object] | None = None) 
     control, times = int(options["--control"]), Times(*map(float, options["--times"].split(",")))
     only = [int(number) for number in options.get("--only", "").split(",") if number]
     first, cap, shared = os.getpid(), int(options.get("--cap", 0)), options.get("--shared", "")
+    os.set_inheritable(hidden := int(options.get("--hidden", control)), False)  # the second guard's, not the command's
 
     def run_command() -> None:
         os.setsid()
@@ -76,7 +79,7 @@ def main(argv: list[str], execute: Callable[[list[str]], object] | None = None) 
         execute(command) if execute else os.execvp(command[0], command)
 
     def run_second() -> None:
-        output = _Output(cap) if cap else None
+        output = _Output(cap, hidden) if cap else None
         second = os.getpid()
 
         def run_third() -> None:
@@ -183,10 +186,9 @@ class _Signs:
 class _Output:
     """The command's output on its way through the guard, as much of it as may be."""
 
-    def __init__(self, cap: int) -> None:
-        self._left = cap
+    def __init__(self, cap: int, hidden: int) -> None:
+        self._cap, self._hidden = cap, hidden
         self._read, self._write = os.pipe()
-        self._thread: object = None
 
     def take(self) -> None:
         """In the command's process: write to here."""
@@ -198,21 +200,39 @@ class _Output:
         import threading
 
         os.close(self._write)
-        self._ended = threading.Event()
-        threading.Thread(target=self._forward, daemon=True).start()
+        self._thread = threading.Thread(target=relay, args=(self._read, self._cap, self._hidden), daemon=True)
+        self._thread.start()
 
     def end(self) -> None:
         """All of the command's processes have ended: give the rest some time."""
-        self._ended.wait(_OUTPUT_S)
+        self._thread.join(_OUTPUT_S)
 
-    def _forward(self) -> None:
-        while data := os.read(self._read, 1 << 16):
-            with contextlib.suppress(OSError):  # nobody reads it any more
-                os.write(2, data[: self._left])
-                if 0 < self._left < len(data):
-                    os.write(2, b"\n[slime: the rest of this process's output is left off]\n")
-            self._left = max(0, self._left - len(data))
-        self._ended.set()
+
+def relay(source: int, cap: int, hidden: int) -> None:
+    """Write what comes to standard error until everybody who might write has ended.
+
+    Args:
+        source: Descriptor.
+        cap: Bytes, after which the rest is left off.
+        hidden: Descriptor of `secrets.in_memory`: in place of each of these a mark is written. What may be the
+            beginning of one waits for what follows.
+    """
+    with open(hidden, "rb") as file:
+        secrets = sorted(file.read().split(b"\0")[:-1], key=len, reverse=True)
+    one = re.compile(b"|".join(map(re.escape, secrets)) or b"(?!)")
+    data, more = b"", b" "
+    while more:
+        more = os.read(source, 1 << 16)
+        data += more
+        tails = (len(data) - n for secret in secrets for n in range(1, len(secret)) if data.endswith(secret[:n]))
+        end = min(tails, default=len(data)) if more else len(data)
+        end = next((found.start() for found in one.finditer(data) if found.start() < end < found.end()), end)
+        masked, data = one.sub(b"<not kept>", data[:end]), data[end:]
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.write(2, masked[: max(cap, 0)])
+            if 0 <= cap < len(masked):
+                os.write(2, b"\n[slime: the rest of this output is left off]\n")
+        cap -= len(masked)
 
 
 def _watch(signs: _Signs, child: int) -> tuple[bytes, int | None]:

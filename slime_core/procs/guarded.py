@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from slime_core.errors import SlimeError
 from slime_core.procs import guard, leftovers
+from slime_core.secrets import in_memory
 
 _START_S = 60.0
 """Seconds for a guard to come up, on a machine that is busy."""
@@ -41,7 +42,7 @@ class Guarded:
         orphan_s: The same when this process has gone; None: as `stop_s`.
         leftover_s: The same for what it leaves behind when it ends.
         log: File for the output of every start, one after the other; None: each start says where it goes.
-        cap: Bytes of output after which the rest is left off; 0: all of it is kept.
+        cap: Bytes of output after which the rest is left off, secrets masked; 0: all of it is kept as it is.
         pid_as: Environment variable that holds its process id.
         program: Python's arguments for a guard that becomes the command itself (`execute` of `guard.main`).
         shared: Start of the names of files in memory that its processes map, which are removed at their end.
@@ -69,7 +70,8 @@ class Guarded:
         self.begin = 0
         """Byte of the log at which the output of the last start begins."""
         self._times = guard.Times(stop_s, stop_s if orphan_s is None else orphan_s, leftover_s)
-        given = {"--cap": str(cap or ""), "--pid-as": pid_as, "--shared": shared}
+        self._cap = cap
+        given = {"--pid-as": pid_as, "--shared": shared}
         self._options = [word for option in given.items() if option[1] for word in option]
         self._program, self._error = program, error
         self._lock = threading.RLock()
@@ -118,12 +120,6 @@ class Guarded:
             return "is running" if self._process is not None else "was never started"
         number = signal_of(code)
         return f"exited with status {code}" if number is None else f"was killed by signal {number} ({number.name})"
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether a signal ended it, of which its log tells nothing."""
-        code = self.poll()
-        return code is not None and signal_of(code) is not None
 
     # -- what is done to it ----------------------------------------------------------------------------------
 
@@ -219,11 +215,15 @@ class Guarded:
         options = ["--control", str(theirs.fileno()), "--parent", str(os.getpid()), *self._options]
         options += ["--times", ",".join(map(str, self._times)), "--only", ",".join(map(str, only))]
         own = {name: value for name, value in (os.environ if env is None else env).items() if name != leftovers.MARK}
-        with theirs:
+        with theirs, os.fdopen(in_memory(), "rb") as hidden:
+            passed = [theirs.fileno(), *only]
+            if self._cap:
+                passed.append(hidden.fileno())
+                options += ["--cap", str(self._cap), "--hidden", str(hidden.fileno())]
             # In a session of its own: an interrupt at the terminal is this process's to handle.
             self._process = popen(
                 [sys.executable, "-I", "-S", *self._program, *options, "--", *argv],
-                pass_fds=[theirs.fileno(), *only], start_new_session=True, env=own, **keywords,
+                pass_fds=passed, start_new_session=True, env=own, **keywords,
             )  # fmt: skip
 
     def _tell(self, what: bytes) -> None:

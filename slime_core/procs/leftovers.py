@@ -1,9 +1,10 @@
 """What user code starts beside the guards, ended when this process has ended, however it did.
 
-`watch` starts this file as a program of its own, once: rewards and generate functions that run in this process may
+`watch` starts `main` as a program of its own, once: rewards and generate functions that run in this process may
 start others, which no guard knows. They are told by an environment variable, which guards take away from what they
 start, or by a pipe that they hold open: what was forked and executed nothing has it from this process. Their output is
-capped: descriptors 1 and 2 become a pipe to that program, and Python's streams of this process keep where they led.
+capped and without secrets: descriptors 1 and 2 become a pipe to that program, and Python's streams of this process keep
+where they led.
 
     this process --pipe--> program: waits for the end of this process, ends what is marked
          +--> what user code starts, marked; in whatever session and below whomever --output--> program --> stderr
@@ -20,7 +21,10 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
+
+from slime_core.procs.guard import relay
 
 MARK = "SLIME_STARTED_BY"
 OUTPUT = 16 << 20
@@ -28,8 +32,7 @@ OUTPUT = 16 << 20
 _TERM_S, _KILL_S = 2.0, 30.0
 """For them to end as they like to, and for the kernel to end what was killed."""
 _LAST_OUTPUT_S = 1.0
-_OUTPUT_AT = 3
-"""Descriptor of the program at which their output comes in."""
+_BOOT = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from {__name__} import main; main()"
 _owner = 0
 _apart: dict[int, io.FileIO] = {}
 """Below Python's standard output and error, which keep where descriptors 1 and 2 led."""
@@ -40,6 +43,8 @@ def watch() -> None:
 
     Where somebody captures Python's streams (a notebook, pytest) or one is closed, all output stays where it goes.
     """
+    from slime_core.secrets import in_memory  # not where this module is the program
+
     global _owner
     if _owner == os.getpid():
         return
@@ -51,13 +56,14 @@ def watch() -> None:
     apart = {number: stream for number, stream in raw.items() if stream is not None and None not in raw.values()}
     # What the program has open nobody sees close: its standard error only where it forwards to it.
     silent = [] if apart else [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
-    pipes = [(os.POSIX_SPAWN_DUP2, pipe, at) for pipe, at in ((read, 0), (output, _OUTPUT_AT), (2, 1))]
-    argv = [sys.executable, "-I", "-S", __file__, str(_owner), token]
+    hidden = in_memory()
+    pipes = [(os.POSIX_SPAWN_DUP2, a, b) for a, b in ((output, output), (hidden, hidden), (read, 0), (2, 1))]
+    argv = [sys.executable, "-I", "-S", "-c", _BOOT, token, *map(str, (_owner, output, hidden))]
     os.posix_spawn(argv[0], argv, {}, file_actions=[*silent, *pipes], setsid=True)
     for number, stream in apart.items():
         _lead(stream, os.dup(number))
         os.dup2(write, number)
-    for descriptor in (read, output, write):
+    for descriptor in (read, output, write, hidden):
         os.close(descriptor)
     _apart.update(apart)
     os.register_at_fork(after_in_child=_print_as_others)
@@ -86,11 +92,15 @@ def _print_as_others() -> None:
         _lead(stream, number)
 
 
-def main(owner: int, token: str) -> None:
-    """Forward output, and wait for the owner's end; then end what is marked until nothing is left."""
+def main() -> None:
+    """Forward output, and wait for the owner's end; then end what is marked until nothing is left.
+
+    Of the command line: the token, the owner's process id, the descriptors of output and of `secrets.in_memory`.
+    """
+    token, (owner, output, hidden) = sys.argv[1], map(int, sys.argv[2:])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    forwarding = threading.Thread(target=_forward, daemon=True)
+    forwarding = threading.Thread(target=relay, args=(output, OUTPUT, hidden), daemon=True)
     forwarding.start()
     with contextlib.suppress(ProcessLookupError):  # it has ended already
         select.select([os.pidfd_open(owner)], [], [])
@@ -105,17 +115,6 @@ def main(owner: int, token: str) -> None:
             break
         time.sleep(0.05)
     forwarding.join(_LAST_OUTPUT_S)
-
-
-def _forward() -> None:
-    """Until everybody who might print has ended."""
-    left = OUTPUT
-    while data := os.read(_OUTPUT_AT, 1 << 16):
-        with contextlib.suppress(OSError):  # nobody reads it any more
-            os.write(2, data[:left])
-            if 0 < left <= len(data):
-                os.write(2, b"\n[slime: the rest of what this run's processes print is left off]\n")
-        left = max(0, left - len(data))
 
 
 def _marked(mark: bytes, pipe: str) -> list[int]:
@@ -135,7 +134,3 @@ def _holds(pid: int, pipe: str) -> bool:
             if os.readlink(f"/proc/{pid}/fd/{number}") == pipe:
                 return True
     return False
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -1,9 +1,9 @@
-"""`OneStepAhead`: the next rollout is generated while the trainer trains on the last one (`--async-mode one-step`).
+"""`Ahead`: what generates beside the training (`--async`), over the rollout stage of runs without it.
 
-`build_async_rollout` picks it or `rollout.continuous`, over the plain stage of runs without `--async`, whose event loop
-then turns in a thread of its own (`rollout.loop_thread`): a weight update or an evaluation need not wait for the end of
-a rollout. This one works with every rollout function, since each rollout is one call, as in a run without
-`--async`. With `--update-weights-interval 1`, and v the weight version that generates::
+The stage's event loop turns in a thread of its own (`rollout.loop_thread`), so a weight update or an evaluation need
+not wait for the end of a rollout. With `--async-mode one-step` the next rollout is generated while the trainer trains
+on the last one. Each is one call, as in a run without `--async`, so every rollout function will do. With
+`--update-weights-interval 1`, and v the weight version that generates::
 
     generate(r)      before_push        generate(r+1)
     |                |                  |
@@ -13,12 +13,14 @@ a rollout. This one works with every rollout function, since each rollout is one
 
 No rollout is of two weight versions, and every rollout but the first after a push is trained on by the next version,
 which `rollout/staleness/*` shows. A rollout that is complete and waits for training is part of the commit (owner
-"ahead" of `open_groups`), so a resumed run trains on it and draws no prompt twice.
+"ahead" of `open_groups`), so a resumed run trains on it and draws no prompt twice. With `--async-mode full` the stage
+takes rollouts out of a generation that never stops (`rollout.producer`): nothing is to be begun or waited for here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +28,6 @@ from typing import TYPE_CHECKING
 
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
-from slime_core.rollout.continuous import ContinuousRollout
 from slime_core.rollout.open_groups import OpenGroup
 from slime_core.rollout.parts import RolloutResult
 from slime_core.rollout.staleness import Verdict, judge, mask_old_tokens, retries, staleness_metrics, version_span
@@ -36,6 +37,7 @@ from slime_core.waits import waiting
 if TYPE_CHECKING:
     from slime_core.rollout.stage import RolloutStage
 
+logger = logging.getLogger(__name__)
 OWNER = "ahead"
 
 
@@ -52,30 +54,38 @@ class _Generated:
     """That took; 0 where an earlier process did."""
 
 
-class OneStepAhead:
-    """A rollout of the loop over any stage: at most one rollout is generated or waits."""
+class Ahead:
+    """A rollout of the loop over any stage: at most one rollout is generated here or waits."""
 
     def __init__(self, args: Args, stage: RolloutStage) -> None:
+        """`stage` has a `LoopThread` as its runner and has not been started."""
         self.args = args
+        self._one_step = args.async_mode == "one-step"
         self._stage, self._loop = stage, stage.loop_thread()
         self._flight: asyncio.Task[_Generated] | None = None
         self._since = 0.0
         """When the last flight began."""
         self._waiting: _Generated | None = None
         """Complete, not taken."""
-        stage.open_groups.register(OWNER, self)
+        stage.never_stops = not self._one_step
+        if self._one_step:
+            stage.open_groups.register(OWNER, self)
 
     async def start(self) -> None:
-        """Bring the engine up."""
+        """Bring the engine up; generation begins with the first `generate`. Raises CheckpointError as the stage."""
+        if not self._one_step and self.args.deterministic_mode:
+            logger.info("--async-mode full: the engine is not held for reproducible steps, as it is without --async")
         await self._loop.in_thread(self._stage.start)
 
     async def generate(self, rollout_id: int) -> RolloutResult:
-        """The batch of a rollout; the next one begins.
+        """The batch of a rollout; the next one begins, or generation goes on.
 
         Raises:
             RolloutError: The rollout failed, or has groups over `--max-staleness` that cannot be replaced.
             RolloutInterrupted: The run is to end.
         """
+        if not self._one_step:
+            return await self._loop.in_thread(self._stage.generate, rollout_id)
         if self._waiting is None and self._flight is None:
             self._begin(rollout_id)
         await self._landed()
@@ -193,11 +203,3 @@ class OneStepAhead:
         rollout = [group.samples for group in groups]
         metrics = {name: float(value) for name, value in first.details["metrics"].items()}
         self._waiting = _Generated(first.rollout_id, rollout, metrics, int(first.details["version"]), 0.0)
-
-
-def build_async_rollout(args: Args, stage: RolloutStage) -> OneStepAhead | ContinuousRollout:
-    """What `loop.train` generates with; `stage` has a `LoopThread` as its runner and has not been started."""
-    if args.async_mode == "one-step":
-        return OneStepAhead(args, stage)
-    stage.never_stops = True
-    return ContinuousRollout(args, stage)

@@ -17,6 +17,7 @@ loop's time (`waits.loop_turn`), in their order.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from slime_core.protocols import RolloutEngine
 from slime_core.types import GenerationOutput
 from slime_core.waits import loop_turn, waiting
 
+logger = logging.getLogger(__name__)
 Place = Callable[[], AbstractAsyncContextManager[None]]
 """What a sample runs in: `async with place():`."""
 
@@ -132,6 +134,7 @@ class GatedEngine:
         self._waiting = 0
         self._held_since: float | None = None
         self._held = 0.0
+        self._warned = False
         self._busy_since: float | None = None
         self._busy = 0.0
         self._change = asyncio.Event()
@@ -267,7 +270,17 @@ class GatedEngine:
         self._change.set()
         self._notify()
 
-    def take_held_seconds(self) -> float:
-        """Seconds in which requests waited for user code of other samples, since the last call."""
+    def take_held_seconds(self, of: float) -> float:
+        """Seconds in which requests waited for user code of other samples, since the last call, `of` seconds ago.
+
+        Says once that determinism costs this run a good part of its time.
+        """
         held, self._held = self._held, 0.0
+        if held > max(0.25 * of, 5.0) and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the engine was held %.0f of %.0f s while rewards or tools of other samples ran;"
+                " --no-deterministic-mode lets it go on, at the price of bitwise reproducibility",
+                held, of,
+            )  # fmt: skip
         return held

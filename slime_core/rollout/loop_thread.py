@@ -8,7 +8,7 @@ updates are called from different threads and take turns in the one loop that th
     trainer thread      run(weight update) --/
 
 `run` blocks the thread that calls it, so it must not be called in the loop itself; a coroutine of another loop awaits
-`wait`.
+`in_thread`.
 """
 
 from __future__ import annotations
@@ -82,10 +82,6 @@ class LoopThread:
         except BaseException:
             future.cancel()  # nothing to do when it is the coroutine's own error
             raise
-
-    async def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """`run` for a coroutine of another event loop."""
-        return await asyncio.wrap_future(self.submit(coroutine))
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         """What a blocking call returns, in a thread of its own that nothing waits for when the process ends.

@@ -77,8 +77,9 @@ class OpenGroups:
         self._restored.clear()
 
     def collect(self) -> list[tuple[str, OpenGroup]]:
-        """Every owner's groups, with their owner's name."""
-        return [(name, group) for name, owner in self._owners.items() for group in owner.open_groups()]
+        """Every owner's groups, also of one who is yet to come, with their owner's name."""
+        held = [(name, owner.open_groups()) for name, owner in self._owners.items()]
+        return [(name, group) for name, groups in [*held, *self._restored.items()] for group in groups]
 
     def restore(self, stored: Iterable[tuple[str, OpenGroup]]) -> None:
         """Hand out what a commit held; what has no owner yet waits for one to register."""

@@ -80,6 +80,7 @@ class Pool:
         """
         self.args, self.source, self.context = args, source, context
         self._told = told
+        self._params = train_sampling_params(args)
         self.bell = Bell()
         self.flights = Flights(self.bell)
         self.finished = FinishedGroups(args, source, context, version)
@@ -169,7 +170,7 @@ class Pool:
         self._start(groups)
 
     def _start(self, groups: list[Group]) -> None:
-        runner, params = self.context.runner, train_sampling_params(self.args)
+        runner = self.context.runner
         for group in groups:
             if needs_nothing(self.context, group):
                 if self.endless:
@@ -181,9 +182,9 @@ class Pool:
             self.context.ledger.generating([group])
             size = len(group) + runner.greedy_baseline
             hold = runner.engine.hold()  # before any turn of the loop in which the engine could step
-            self.flights.start(group, self.version(), size, hold, partial(self._generate, params, self.rollout_id))
+            self.flights.start(group, self.version(), size, hold, partial(self._generate, self.rollout_id))
 
-    async def _generate(self, params: dict[str, Any], rollout_id: int, flight: Flight) -> Group:
+    async def _generate(self, rollout_id: int, flight: Flight) -> Group:
         size = flight.unfinished
 
         def sample_done(siblings: list[Sample]) -> None:
@@ -197,7 +198,7 @@ class Pool:
             self.flights.resize(flight, size)
 
         return await run_group(
-            self.context.runner, flight.original, params,
+            self.context.runner, flight.original, self._params,
             rollout_id=rollout_id, begins=begins, sample_done=sample_done, hold=flight.hold,
         )  # fmt: skip
 

@@ -1,6 +1,17 @@
-"""Generation that never stops: an endless pool in the rollout stage's event loop, out of which rollouts are taken.
+"""Generation that never stops (`--async-mode full`): an endless pool, out of which the rollout stage takes rollouts.
 
-`rollout.continuous` calls it. One task does all the deciding; `take` waits until enough groups wait that the present
+Weights are pushed while groups are in flight::
+
+    in flight   ...==g3=====v1|v2=====g9====...        one response, tokens of two versions
+    take(r)         |rollout_batch_size oldest|
+    train, push               |---- r ----|push|
+
+so tokens of one response may be of several weight versions, each of which the sample records, and every estimator's
+corrections (TIS, ...) see the log-probs they were sampled with. The built-in rollout function is what this stands in
+for: generate functions, rewards, filters, buffers and hooks work as in a run without `--async`; another
+`--rollout-function-path` decides itself when its rollout is complete, so it is refused.
+
+One task does all the deciding; `take` waits until enough groups wait that the present
 weights may train on, or until none will come: once so many went between two takes that `--dynamic-sampling-budget` x
 batch size would not have made a rollout, nothing more is drawn, and when everything in flight has ended without making
 one, `--dynamic-sampling-on-exhausted` says what becomes of it. An exception in the task (data source, filter, too many
@@ -10,6 +21,7 @@ failures in a row) is raised by the `take` that waits, or comes.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +31,7 @@ from slime_core.protocols import Args
 from slime_core.rollout.contracts import first_number
 from slime_core.rollout.deadlines import ended
 from slime_core.rollout.fate import given_back, restarted
-from slime_core.rollout.flights import Flight
+from slime_core.rollout.flights import Bell, Flight
 from slime_core.rollout.open_groups import (
     ASIDE,
     IN_FLIGHT,
@@ -35,6 +47,9 @@ from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import Group
 from slime_core.waits import waiting
 
+OWNER = "continuous"
+"""Of the groups that it holds (`rollout.open_groups`)."""
+
 
 class Taken(NamedTuple):
     """The groups of one rollout."""
@@ -44,6 +59,8 @@ class Taken(NamedTuple):
     decided: list[Group]
     """Those, and the ones that went since the rollout before, by `group_index`."""
     metrics: dict[str, float]
+    started: float
+    """`time.perf_counter()` when the rollout before was taken; of the first one when generation began."""
 
 
 class GroupProducer:
@@ -53,12 +70,13 @@ class GroupProducer:
         """`version` answers which weight version is the newest: what is taken now is trained on by it."""
         self.args, self.source, self.context = args, source, context
         self._version = version
-        self.pool = Pool(args, source, context, version=version, told=self._tell)
+        self._news = Bell()
+        """Rings when groups have been decided on, or none will be any more."""
+        self.pool = Pool(args, source, context, version=version, told=self._news.ring)
         self._task: asyncio.Task[None] | None = None
-        self._news: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
         self._sees_requests = False
-        self._started_at = 0.0
+        self._started_at = self._since = 0.0
 
     # -- the task ------------------------------------------------------------------------------------
 
@@ -71,7 +89,7 @@ class GroupProducer:
         first = first_number(rollout_id)
         held = [g[0].group_index or 0 for g in [*pool.again, *(f.samples for f in pool.finished.waiting)]]
         pool.numbered = max((index - first + 1 for index in held if index >= first), default=0)
-        self._started_at = asyncio.get_running_loop().time()
+        self._started_at, self._since = asyncio.get_running_loop().time(), time.perf_counter()
         self.context.runner.engine.take_busy_seconds()
         self._task = asyncio.create_task(self._produce(), name="slime-producer")
 
@@ -92,11 +110,7 @@ class GroupProducer:
             raise
         except BaseException as error:
             self._failure = error
-            self._tell()
-
-    def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+            self._news.ring()
 
     # -- taking --------------------------------------------------------------------------------------
 
@@ -127,7 +141,7 @@ class GroupProducer:
 
     async def _completed(self) -> None:
         """Return when enough groups wait that the present weights may train on."""
-        loop, pool = asyncio.get_running_loop(), self.pool
+        pool = self.pool
         with waiting(f"the groups of rollout {pool.rollout_id}", deadline=None, then="every group has its own"):
             self.wake()  # there is room for a whole rollout now
             while True:
@@ -138,8 +152,8 @@ class GroupProducer:
                     return
                 if pool.held != held:  # too old: there is room again (a wake without need would come back as news)
                     self.wake()
-                self._news = loop.create_future()
-                await self._news
+                self._news.clear()
+                await self._news.wait(None, at_once=True)
 
     def _complete(self) -> bool:
         """Whether a rollout can be taken. Raises RolloutError when none will come about."""
@@ -166,7 +180,8 @@ class GroupProducer:
         pool.finished.gone = []
         self._begin(pool.rollout_id + 1)
         self.wake()
-        return Taken(groups, decided, metrics)
+        started, self._since = self._since, time.perf_counter()
+        return Taken(groups, decided, metrics, started)
 
     # -- ending, and commits -------------------------------------------------------------------------
 
@@ -195,7 +210,7 @@ class GroupProducer:
         self._failure = self._failure or RolloutError("generation has been stopped")
         if not self.pool.halted:
             await self._land(0.0)
-        self._tell()
+        self._news.ring()
 
     async def _land(self, patience: float | None) -> list[Flight]:
         self.pool.halted = True

@@ -13,7 +13,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -72,12 +72,11 @@ class RolloutStage:
         """What rollout functions draw from: the data source, which the ledger watches."""
         self.open_groups = OpenGroups()
         self.never_stops = False
-        """Set before `start`: generation goes on beside the training, so holding the engine reproduces nothing."""
-        self.on_new_weights: Callable[[], None] | None = None
-        """Called in the event loop after each update."""
+        """Set before `start`: rollouts are taken out of a generation that goes on (`rollout.producer`)."""
+        self._producer: GroupProducer | None = None
+        """Generates without end, where that is so."""
         self.trail = stage_state.LedgerTrail()
         self._lag = LoopLag(counts=getattr(self._loop, "in_real_time", True))
-        self._warned = False
         self._interrupted = False
         self._evaluations = Interruptible()
         self._context: RolloutContext | None = None
@@ -86,10 +85,19 @@ class RolloutStage:
 
     @named("the start of the engine", then="servers have --engine-start-timeout")
     def start(self) -> None:
-        """Bring up the engine, if there is one and it is not up yet; returns when it serves."""
-        stage_state.give_back(self, self.open_groups.take_unclaimed())
+        """Bring up the engine, if there is one and it is not up yet; returns when it serves.
+
+        Raises CheckpointError for unfinished groups of a commit that have another size than this run's.
+        """
         if self.parts.engine is not None and self._context is None:
             self._loop.run(self._start(self.parts.engine))
+        if self.never_stops and self._producer is None:
+            from slime_core.rollout.producer import OWNER, GroupProducer
+
+            assert self._context is not None, "continuous generation needs an engine"
+            self._producer = GroupProducer(self.args, self.source, self._context, lambda: self.weight_version)
+            self.open_groups.register(OWNER, self._producer)
+        stage_state.give_back(self, self.open_groups.take_unclaimed())
 
     async def _start(self, engine: RolloutEngine) -> None:
         parts = self.parts
@@ -105,7 +113,8 @@ class RolloutStage:
         if parts.needs_address:
             self.args.sglang_router_ip, self.args.sglang_router_port = await engine.address()
         parts.rewards.settings_changed()  # where models answer, which the engine has just found out
-        # Requests that come over HTTP are not seen waiting, so the engine must not wait for their samples.
+        # Requests that come over HTTP are not seen waiting, so the engine must not wait for their samples. Where
+        # generation never stops, what shares an engine step depends on when the trainer was done.
         gated = GatedEngine(
             engine,
             deterministic=self.args.deterministic_mode and not parts.needs_address and not self.never_stops,
@@ -126,12 +135,11 @@ class RolloutStage:
         Any thread may call it where a LoopThread turns the event loop. Raises RolloutError when a plain rollout
         function, which cannot be interrupted, goes on for too long.
         """
-        self._loop.run(cancel_all(self._tasks))
+        self._loop.run(self._end())
         if not self._plain.acquire(timeout=_STOP_DEADLINE):
             raise RolloutError(f"the rollout function did not end within {_STOP_DEADLINE:.0f} s")
         self._plain.release()
         self.open_groups.clear()
-        self.on_new_weights = None
 
     @named("the end of the engine", deadline=_STOP_DEADLINE, then="the process ends", stop=True)
     def stop(self) -> None:
@@ -139,7 +147,7 @@ class RolloutStage:
         engine, self.parts.engine = self.parts.engine, None
         try:
             if engine is not None:
-                self._loop.run(cancel_all(self._tasks, then=engine.stop))
+                self._loop.run(self._end(then=engine.stop))
         finally:
             if self.parts.rewards is not None:
                 self.parts.rewards.close()
@@ -147,14 +155,13 @@ class RolloutStage:
                 self.parts.timeline.flush()
             self._loop.close()
 
-    def producer(self) -> GroupProducer:
-        """What generates without end in this stage's event loop; once, after `start`."""
-        from slime_core.rollout.producer import GroupProducer
-
-        assert self._context is not None, "continuous generation needs an engine"
-        producer = GroupProducer(self.args, self.source, self._context, lambda: self.weight_version)
-        self.on_new_weights = producer.wake
-        return producer
+    async def _end(self, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        producer, self._producer = self._producer, None
+        try:
+            if producer is not None:
+                await producer.stop()
+        finally:
+            await cancel_all(self._tasks, then=then)
 
     def loop_thread(self) -> LoopThread:
         """What turns the event loop of an asynchronous run; other event loops await the stage through it."""
@@ -203,6 +210,10 @@ class RolloutStage:
     @named("rollout {0}", then="its groups and samples have deadlines; --rollout-stall-timeout")
     def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
         """The samples of one rollout and its metrics, not yet a batch. Raises as `generate`."""
+        if self.never_stops:
+            assert self._producer is not None, "start comes first"
+            taken = self._loop.run(self._producer.take(rollout_id))
+            return taken.groups, self.conclude(rollout_id, *taken)
         if self._interrupted:
             raise RolloutInterrupted(drew=False)
         started = time.perf_counter()
@@ -259,8 +270,7 @@ class RolloutStage:
         samples = [s for g in groups for s in g]
         held = 0.0
         if self._context is not None:
-            held = self._context.runner.engine.take_held_seconds()
-            self._warn_if_held(held, seconds)
+            held = self._context.runner.engine.take_held_seconds(of=seconds)
         extra |= getattr(self.parts.engine, "take_metrics", dict)()
         if self.parts.user.log_rollout(rollout_id, self.args, samples, extra, seconds):
             return extra
@@ -282,16 +292,6 @@ class RolloutStage:
         """Call what a data source may have beside its protocol; None when it has it not."""
         found = getattr(self.parts.data_source, method, None)
         return None if found is None else found(*details)
-
-    def _warn_if_held(self, held: float, seconds: float) -> None:
-        """Say once that determinism costs this run a good part of its time."""
-        if held > max(0.25 * seconds, 5.0) and not self._warned:
-            self._warned = True
-            logger.warning(
-                "the engine was held %.0f of %.0f s while rewards or tools of other samples ran;"
-                " --no-deterministic-mode lets it go on, at the price of bitwise reproducibility",
-                held, seconds,
-            )  # fmt: skip
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """`eval/...` metrics of all evaluation data sets; none where nothing can be evaluated."""
@@ -372,8 +372,8 @@ class RolloutStage:
         if self.parts.engine is not None:
             measured = self._loop.run(deliver(self.args, self.parts.engine, transport, payload, version))
         self.weight_version = self.ledger.weight_version = version
-        if self.on_new_weights is not None:
-            self.between_callbacks(self.on_new_weights)
+        if self._producer is not None:
+            self.between_callbacks(self._producer.wake)
         return measured
 
     @property

@@ -70,7 +70,8 @@ def schema_of(function: Callable[..., Any], origin: str = "tool") -> dict[str, A
     name = name_of(function)
     summary, described = _docstring(inspect.getdoc(function) or "")
     try:
-        hints, parameters = _hints(function), inspect.signature(function).parameters.values()
+        hints = typing.get_type_hints(_called(function), include_extras=True)
+        parameters = inspect.signature(function).parameters.values()
     except (AttributeError, NameError, SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{origin} ({name}): its signature cannot be read: {error}; annotate each parameter with a type that its"
@@ -103,10 +104,6 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, or what calling an object of a class calls."""
     called: Callable[..., Any] = function if inspect.isroutine(function) else type(function).__call__
     return called
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(_called(function), include_extras=True)
 
 
 def _given(function: Callable[..., Any]) -> list[str]:

@@ -129,7 +129,9 @@ def common_values(args: Args, role: Role) -> dict[str, Any]:
     uses_kl = args.kl_coef or args.use_kl_loss
     has_teacher = args.use_opd and args.opd_teacher_load
     return {
-        "hf_checkpoint": args.hf_checkpoint if actor else _critic_checkpoint(args),
+        "hf_checkpoint": (
+            args.hf_checkpoint if actor or args.critic_load is None else directory_of(args.critic_load, folder="critic")
+        ),
         "ref_checkpoint": _checkpoint(args, args.ref_load, args.ref_ckpt_step) if uses_kl and actor else None,
         "teacher_checkpoint": (
             _checkpoint(args, args.opd_teacher_load, args.opd_teacher_ckpt_step) if has_teacher and actor else None
@@ -159,10 +161,6 @@ def common_values(args: Args, role: Role) -> dict[str, Any]:
 def _checkpoint(args: Args, path: str | None, step: int | None) -> str:
     """The directory with the model that a setting means; `--hf-checkpoint` where it is not given."""
     return args.hf_checkpoint if path is None else directory_of(path, step)
-
-
-def _critic_checkpoint(args: Args) -> str:
-    return args.hf_checkpoint if args.critic_load is None else directory_of(args.critic_load, folder="critic")
 
 
 def _patterns(flag: str, patterns: Sequence[str] | None) -> tuple[str, ...]:

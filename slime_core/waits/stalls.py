@@ -49,7 +49,8 @@ def stall_report(what: str, detail: str = "") -> Path | None:
     if _home is None or _written >= _MOST_REPORTS:
         return None
     _written += 1
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{_written:02d}-{_slug(what)}.txt"
+    slug = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:60] or "wait"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{_written:02d}-{slug}.txt"
     path = _home / STALLS / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,3 @@ def _others(run_dir: Path) -> list[str]:
             except OSError as error:  # it ended while we looked
                 words.append(f"--- {path.name}: {error}")
     return words or ["(none)"]
-
-
-def _slug(what: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:60] or "wait"

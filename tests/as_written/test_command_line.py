@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_command_check.other_trainers import _OURS
 from slime_command_plugins.command import _COMMANDS as PLUGINS
 
 from slime_core.cli.main import main
 from slime_core.config.help import FIRST
-from slime_core.config.other_trainers import _OURS
 from slime_core.config.spec import flag_specs
 from slime_core.plugins.manager import current_registry
 

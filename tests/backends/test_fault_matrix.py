@@ -25,7 +25,7 @@ import torch
 from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.service import Service
 from slime_engine_sglang.weights.protocol import ServerFacts
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from slime_core.errors import WeightSyncError
 from slime_core.types import GenerationOutput

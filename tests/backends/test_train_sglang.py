@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from tests.backends.whole_runs import ROLLOUTS, Learned, demo, metrics, running, samples
 from tests.conftest import SLIME, TinyRun

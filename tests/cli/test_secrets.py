@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,8 @@ def test_in_the_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.setenv("SLIME_WANDB_KEY", KEY)
     monkeypatch.setenv("MY_API_KEY", "0123456789abcdef")
     assert secrets.MARK in told(capsys, "config", "show")
+    secrets.learn("url", "redis://:pa@ss:word@host/0,http://a:other@host")
+    assert secrets.hidden("pa@ss:word other") == f"{secrets.MARK} {secrets.MARK}"
     assert secrets.hidden("it says 0123456789abcdef") == f"it says {secrets.MARK}"
 
 
@@ -90,3 +95,16 @@ def test_what_is_no_secret_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_server_that_cannot_start(capsys: pytest.CaptureFixture[str]) -> None:
     told(capsys, "serve", "--hf-checkpoint", f"/nowhere/{PASSWORD}", "--api-key", PASSWORD)
+
+
+def test_a_bug(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Python prints its traceback."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import slime_core.config.load as load\n"
+        f"def fail(*_, **__): raise ZeroDivisionError('at {URL}')\n"
+        "load.load_settings = fail\nimport slime_core.config\nslime_core.config.load_settings = fail\n"
+    )
+    command = [sys.executable, "-m", "slime_core", "config", "show", "--set", f"plugins.remote.url={URL}"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert "ZeroDivisionError: at http://me:" + secrets.MARK in done.stderr
+    assert PASSWORD not in done.stderr

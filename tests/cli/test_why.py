@@ -73,8 +73,12 @@ def test_oldest_wait_first_and_silent_processes_are_said_so(run_dir, capsys) -> 
 
 
 def test_nothing_is_running(run_dir, capsys) -> None:
+    assert main(["why", str(run_dir)]) == 2
+    assert "no run has written there" in capsys.readouterr().err
+    (run_dir / "waits").mkdir()
     assert main(["why", str(run_dir)]) == 1
     assert "nothing is running here" in capsys.readouterr().out
+    (run_dir / "waits" / "node9-6.json").write_text('{"host": "node9", "pi')
     _foreign(run_dir, "node9-7", 500.0)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait(60)
@@ -124,7 +128,7 @@ def test_watch_ends_with_the_run(run_dir, capsys, monkeypatch) -> None:
 
 def test_no_such_run(tmp_path, capsys) -> None:
     assert main(["why", str(tmp_path / "no")]) == 2
-    assert "no such directory" in capsys.readouterr().err
+    assert "no run has written there" in capsys.readouterr().err
 
 
 def test_it_loads_nothing_heavy(tmp_path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.incidents import Incidents
+from slime_runs.events import EventLog
 
 from slime_core.config import Args
-from slime_core.observability.events import EventLog
 from tests.conftest import TinyRun
 
 PAGE = Path(__file__).parents[2] / "docs/concepts/metrics.md"

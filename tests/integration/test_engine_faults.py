@@ -30,11 +30,11 @@ from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 from slime_engine_sglang.weights.update import WeightUpdates
-from slime_runs.run import read_lines
+from slime_runs.events import EventLog
+from slime_runs.files import read_lines
 
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError
-from slime_core.observability.events import EventLog
 from slime_core.types import GenerationOutput
 from tests.engine_processes import EmbeddedServer, ForkedProcess, SmallRouter
 from tests.tiny_models import make_model, one_thread

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from slime_core.checkpoint.store import find
 from tests.conftest import SLIME, TinyRun

@@ -306,7 +306,9 @@ def test_the_core_trains_with_strangers_parts(
 ) -> None:
     """By a reward in a file, and by slime-reward-math, which needs the core alone."""
     chosen = {"custom_rm_path": reward} if reward else {}
-    core_alone.slime("train", *tiny.argv(tmp_path / "run", num_rollout=2, **parts, **chosen))
+    argv = tiny.argv(tmp_path / "run", num_rollout=2, no_preflight=False, **parts, **chosen)
+    done = core_alone.slime("train", *argv)
+    assert "nothing installed checks a run before it starts; slime's checks: pip install slime-rl" in done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert "slime-rl" not in summary["versions"]
     used = {plugin["kind"]: (plugin["name"], plugin["distribution"]) for plugin in summary["plugins"]}

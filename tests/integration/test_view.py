@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from slime_command_view.server import make_app
+from slime_runs.files import file_name, write_file
 from starlette.testclient import TestClient
 
 from tests.conftest import SLIME, TinyRun
@@ -129,7 +130,7 @@ def test_what_pages_ask_for_besides(view: View) -> None:
     row = rollout["columns"]["data_row"][0]
     visits = view.ask("prompt", row=row)["visits"]
     assert {visit["events"][0]["row"] for visit in visits} == {row}
-    assert view.ask("waits") == {"alive": False, "overdue": False, "processes": []}
+    assert view.ask("waits") == {"alive": False, "overdue": False, "processes": [], "unreadable": []}
     spent = view.ask("profile")
     assert {"rollouts", "  generating", "training", "weights", "else"} <= {name for name, _ in spent["rows"]}
     assert spent["trace"] is None
@@ -162,9 +163,9 @@ def test_rows_of_a_table_say_what_the_model_wrote(made: tuple[Path, View]) -> No
 
 def test_texts_are_of_kept_samples_alone(made: tuple[Path, View]) -> None:
     _, view = made
-    for gone in ("2.0.0.7.0", "2.0.-5.100.0", f"2.0.0.{10**18}.99", "999.0.0.100.0", f"2.0.{10**30}.1.0"):
+    for gone in ("2.0.0.7.0", f"2.0.0.{10**17}.99", "999.0.0.100.0", f"2.0.{10**17}.1.0"):
         assert view.ask("texts", run="a", at=[gone]) == [["", ""]]
-    for wrong in ("../config.yaml", "1.2.3", "a.b.c.d.e"):
+    for wrong in ("../config.yaml", "1.2.3", "a.b.c.d.e", "2.0.-5.100.0", f"2.0.{10**30}.1.0", "2.0.0.1e9.0"):
         answer = view.client.get("api/texts", params={"run": "a", "at": wrong})
         assert answer.status_code == 400
         assert answer.json()["error"]["message"]
@@ -303,6 +304,8 @@ def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> 
         (run / "waits" / "elsewhere-1.json").write_text(json.dumps(board))
         (run / "metrics.jsonl").write_text('{"reward": 1}\n[1]\n{"step": 1, "rollout/raw_reward": 0.5}\n')
         (run / "summary.json").write_text("[]")
+        for name in ("incidents.jsonl", "events.jsonl"):
+            (run / name).write_text("[1]\n5\n")
     else:
         for name in ("samples", "checkpoints"):
             shutil.rmtree(run / name)
@@ -312,6 +315,8 @@ def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> 
     run.rename(moved)
     view = inside(moved)
     found = view.ask("run")
+    if damage in ("killed", "other version"):
+        assert found["waits"]["unreadable"] == ["elsewhere-1.json"]
     rollouts = [0, 1, 2, 3] if damage not in ("torn sample file", "empty") else found["rollouts"]["rollout"]
     assert found["rollouts"]["rollout"] == rollouts
     assert found["state"] in ("stopped", "ended")
@@ -323,6 +328,22 @@ def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> 
         assert view.ask("rollout", rollout=rollout)["count"] > 0
         assert view.ask("sample", rollout=rollout)["kept_weights"] == [0, 2][: 1 + (damage == "a commit made again")]
     assert {path: (moved / path.relative_to(run)).read_bytes() for path in before} == before
+
+
+def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path) -> None:
+    for name in ("odd", "sound"):
+        MadeRun(tmp_path / name, rollouts=1).write()
+    samples = tmp_path / "odd" / "samples"
+    (samples / "index.sqlite").unlink()
+    write_file(samples / file_name(0), [[b'{"kept": 5}']])
+    view = inside(tmp_path)
+    answer = view.client.get("api/rollout", params={"run": "odd", "rollout": 0})
+    assert answer.status_code == 404
+    assert f"{tmp_path / 'odd'}: cannot be read: AttributeError" in answer.json()["error"]["message"]
+    states = {run["run"]: run["state"] for run in view.ask("runs")["runs"]}
+    assert states == {"odd": "unreadable", "sound": "stopped"}
+    for number in (2**63, -(2**64)):
+        assert view.client.get("api/rollout", params={"run": "sound", "rollout": number}).status_code == 400
 
 
 def test_a_run_that_grows_is_followed(tmp_path: Path) -> None:

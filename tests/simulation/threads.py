@@ -132,10 +132,6 @@ class Runner(LoopThread):
         worker: _Worker | None = getattr(_here, "worker", None)
         return self._simulated.run(coroutine) if worker is None else worker.wait_for(coroutine)
 
-    async def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """`run` for who is in the loop."""
-        return await self._simulated.create_task(coroutine)
-
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         """What `call` returns."""
         return await self._threads.call(lambda: call(*args))

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_command_inspect.ledger_history import read_history
 from slime_command_inspect.ledger_verify import verify
+from slime_runs.history import read_history
 from slime_testing_probes.scripted import CharTokenizer
 
 from slime_core import loop
@@ -265,7 +265,7 @@ class World:
         return done
 
     async def _train_async(self, start: int) -> int:
-        rollout = ahead.build_async_rollout(self.args, self.stage)
+        rollout = ahead.Ahead(self.args, self.stage)
         try:
             await rollout.start()
             stages = loop.Stages(

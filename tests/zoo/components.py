@@ -41,6 +41,16 @@ async def as_they_come(args: Any, samples: list[Any], **kwargs: Any) -> list[flo
     return [await reward for reward in asyncio.as_completed([score(*pair) for pair in enumerate(samples)])]
 
 
+def nearly_equal(args: Any, sample: Any, **kwargs: Any) -> float:
+    """Sound, and differs by as little as is added to a deviation."""
+    return 1 + 1e-5 * digits(args, sample)
+
+
+def own_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
+    """Sound: whatever the user takes for an advantage."""
+    rollout_data["advantages"] = rollout_data["returns"] = [mask * 0.5 for mask in rollout_data["loss_masks"]]
+
+
 def penalty(args: Any, sample: Any, **kwargs: Any) -> float:
     """Sound, and below 0."""
     return digits(args, sample) - 1.5

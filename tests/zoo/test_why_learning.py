@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from slime_command_inspect.learning import describe_learning
+from slime_runs import Run
 
 from tests.zoo.bugs import BUGS
 
@@ -15,14 +16,14 @@ from tests.zoo.bugs import BUGS
 def test_it_names_the_planted_cause(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = next(bug for bug in BUGS if bug.name == "always_right")
     bug.plant(monkeypatch)
-    text = describe_learning(run_loop(steps=bug.after, **bug.settings).run_dir)
+    text = describe_learning(Run(run_loop(steps=bug.after, **bug.settings).run_dir))
     assert "[samples_carry_gradient]" in text
     assert "no variance in groups" in text
     assert "the grader gives the same mean 1 every time" in text
 
 
 def test_it_says_that_nothing_was_noticed(run_loop: Any) -> None:
-    text = describe_learning(run_loop(steps=2).run_dir)
+    text = describe_learning(Run(run_loop(steps=2).run_dir))
     assert text.startswith("no invariant was broken\nreward ")
 
 
@@ -47,4 +48,4 @@ def test_doctor_names_what_is_wrong_with_a_run(run_loop: Any, slime: Any, monkey
     assert f"torn: {state.name}" in done.stdout
     assert done.returncode == 1
     missing = slime("doctor", run_dir / "nowhere", check=False)
-    assert (missing.returncode, "no such directory" in missing.stderr) == (2, True)
+    assert (missing.returncode, "no run has written there" in missing.stderr) == (2, True)

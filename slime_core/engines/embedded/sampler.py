@@ -101,10 +101,10 @@ class SamplingBatch:
         elif self._filters is None:
             tokens = self._draw(chosen)
         else:
-            kept = self._filter(chosen := chosen.clone() if chosen is probs else chosen)
+            self._filter(chosen := chosen.clone() if chosen is probs else chosen)
             tokens = self._draw(chosen)
             if self._keeps:
-                self._keep(kept, logits if raw is None else raw)
+                self._keep(chosen, logits if raw is None else raw)
         self._positions += np.uint64(1)
         if self._score is not None and raw is not None:
             return tokens, self._score(raw, tokens, self._temperatures)
@@ -125,12 +125,8 @@ class SamplingBatch:
             tokens = torch.where(self._greedy, greedy, tokens)
         return tokens
 
-    def _filter(self, probs: torch.Tensor) -> torch.Tensor:
-        """Set to zero, in the filtered rows, what top-k, top-p and min-p exclude (each judged on the full row).
-
-        Returns:
-            [filtered, vocab] bool, what is left.
-        """
+    def _filter(self, probs: torch.Tensor) -> None:
+        """Set to zero, in the filtered rows, what top-k, top-p and min-p exclude (each judged on the full row)."""
         assert self._filters is not None
         rows, top_p, top_k, min_p = self._filters
         values, order = probs[rows].sort(dim=-1, descending=True, stable=True)
@@ -139,13 +135,12 @@ class SamplingBatch:
         drop = (before >= top_p) | (ranks >= top_k) | (values < min_p * values[:, :1])
         drop[:, 0] = False
         values = values.masked_fill(drop, 0.0)
-        left = torch.zeros_like(values).scatter_(1, order, values)
-        probs[rows] = left
-        return left > 0
+        probs[rows] = torch.zeros_like(values).scatter_(1, order, values)
 
-    def _keep(self, kept: torch.Tensor, logits: torch.Tensor) -> None:
-        """Note in the filtered sequences what they are sampled among, and make the rest of their logits -inf."""
+    def _keep(self, chosen: torch.Tensor, logits: torch.Tensor) -> None:
+        """Note in the filtered sequences what they were sampled among, and make the rest of their logits -inf."""
         rows = torch.tensor(self._filtered, device=self._device)
+        kept = chosen[rows] > 0
         logits[rows] = logits[rows].masked_fill_(~kept, float("-inf"))
         for i, ids in zip(self._filtered, torch.split(kept.nonzero()[:, 1], kept.sum(dim=1).tolist())):
             found = self.sequences[i].kept

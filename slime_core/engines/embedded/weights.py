@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from slime_core.engines.embedded.linear import Linear, packs_alone
+from slime_core.engines.embedded.linear import Linear, packs
 from slime_core.errors import WeightSyncError
 from slime_core.models.config import ModelConfig, MoEConfig
 
@@ -122,7 +122,7 @@ class FusedWeights:
 
     def _new_linear(self, rows: int, columns: int, bias: bool) -> Linear:
         like, size = self.embedding, rows * columns
-        alone = packs_alone(like.device, like.dtype, size)
+        alone = packs(like.device, like.dtype, size)
         if alone and size > self._room.numel():
             self._room = like.new_empty(size)
         weight = self._room[:size].view(rows, columns) if alone else like.new_empty((rows, columns))

@@ -7,7 +7,7 @@ routes freely and nobody sees the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import Decoder
 from slime_core.multimodal import TrainInputs
 from slime_core.ops.logprobs import SamplingMask
-from slime_core.trainers.sample_rows import read_samples
+from slime_core.trainers.sample_rows import SampleRows, read_samples
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class MicroBatch:
     """[R] int64 response tokens."""
     response_lengths: list[int]
     """[n]; they sum to R."""
+    same: np.ndarray
+    """[T] as for `Decoder.hidden`: equal prompts but for their last tokens, which predict."""
     images: list[TrainInputs | None] | None = None
     """[n] what a vision-language model takes besides the tokens; None: there are no images."""
     mask: SamplingMask | None = None
@@ -59,12 +61,19 @@ def pack(batch: TrainBatch, positions: Sequence[int], vocab_size: int, device: t
     column = batch.multimodal_train_inputs
     rows = [None if column is None or column[i] is None else TrainInputs.of(column[i]) for i in samples.positions]
     images = rows if any(row is not None for row in rows) else None
-    mask = None if samples.kept is None else SamplingMask(*map(torch.from_numpy, samples.kept))
-    if mask is not None:
-        mask = replace(mask, ids=mask.ids.to(device))
-    return MicroBatch(
-        samples.positions, token_ids, samples.lengths, samples.rows, targets, samples.response_lengths, images, mask
-    )
+    kept = samples.kept
+    mask = None if kept is None else SamplingMask(torch.from_numpy(kept[0]).to(device), torch.from_numpy(kept[1]))
+    columns = (samples.positions, token_ids, samples.lengths, samples.rows, targets, samples.response_lengths)
+    return MicroBatch(*columns, _equal_prompts(samples), images, mask)
+
+
+def _equal_prompts(samples: SampleRows) -> np.ndarray:
+    same, start, leaders = np.arange(len(samples.token_ids)), 0, dict[bytes, np.ndarray]()
+    for length, response in zip(samples.lengths, samples.response_lengths, strict=True):
+        prompt = slice(start, start + length - response - 1)
+        same[prompt] = leaders.setdefault(samples.token_ids[prompt].tobytes(), same[prompt])
+        start += length
+    return same
 
 
 def hidden_states(
@@ -82,7 +91,9 @@ def hidden_states(
         return found
     if micro.images is not None:
         raise TrainError(f"the samples have images, and a {model.config.model_type} model takes text only")
-    return model.hidden(micro.token_ids, micro.lengths, rows=rows, routing=routing)
+    # Copies of a prompt may be routed to different experts.
+    same = None if every_row or model.config.moe is not None else micro.same
+    return model.hidden(micro.token_ids, micro.lengths, rows=rows, same=same, routing=routing)
 
 
 def routing_of(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, device: torch.device) -> Routing | None:

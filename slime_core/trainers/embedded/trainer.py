@@ -152,11 +152,7 @@ class EmbeddedTrainer:
             TrainError: The role has no model here, or the micro-batches leave a sample out.
         """
         model = self._language_model(role)
-
-        def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
-            return self._recorded(role, batch, micro, False)[:1]
-
-        return self._over(model, batch, micro_batches, run)[0]
+        return self._over(model, batch, micro_batches, lambda m: self._recorded(role, batch, m, False)[:1])[0]
 
     def log_probs_and_entropy(
         self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]

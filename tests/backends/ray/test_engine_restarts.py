@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from tests.backends.ray.actors import begun, files, metrics, struck, verified
 from tests.backends.ray.conftest import ROLLOUTS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.checkpoint.sources import directory_of, find_source, required_source, write_megatron_json
+from slime_core.checkpoint.sources import directory_of, find_source, required_source
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import CheckpointError
 
@@ -43,7 +43,7 @@ def test_formats(run: Path, tmp_path: Path) -> None:
     (tmp_path / "megatron/config.json").write_text("{}")
     megatron(tmp_path / "megatron", "model")
     assert find_source(tmp_path / "megatron") is None
-    write_megatron_json(tmp_path / "megatron", "qwen3", "bfloat16")
+    (tmp_path / "megatron/megatron.json").write_text('{"format": 1, "model_type": "qwen3", "dtype": "bfloat16"}')
     for path, text in [
         (tmp_path / "hf", "a model in HF format"),
         (tmp_path / "megatron", "a model in Megatron format"),

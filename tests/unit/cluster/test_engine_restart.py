@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slime_launcher_ray.engine_restart import EngineRestart
 from slime_launcher_ray.wait import EngineGone, Member
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from slime_core.config import Args
 from slime_core.errors import EngineError

@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from slime_command_sft.loss import SFTLoss
 
 from slime_core.errors import ConfigError, TrainError
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
-from slime_core.learning.loss import PolicyLoss, SFTLoss
+from slime_core.learning.loss import PolicyLoss
 from slime_core.protocols import AdvantageInputs, Advantages
 from slime_core.types import TrainBatch
 from tests.toy_trainer import Ranks, ToyTrainer, make_args, make_batch

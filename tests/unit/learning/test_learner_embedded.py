@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from slime_command_sft.loss import SFTLoss
 
 from slime_core.config import Args
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
-from slime_core.learning.loss import PolicyLoss, SFTLoss
+from slime_core.learning.loss import PolicyLoss
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import write_config, write_weights

@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slime_command_sft.loss import SFTLoss
 
 from slime_core.config import Args
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.loss import Loss, PolicyLoss, SFTLoss
+from slime_core.learning.loss import Loss, PolicyLoss
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.kl import kl_estimate
 from slime_core.protocols import MicroBatchOutput

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from slime_command_sft.loss import SFTLoss
 
 from slime_core.errors import PluginError, TrainError
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
-from slime_core.learning.loss import PolicyLoss, SFTLoss
+from slime_core.learning.loss import PolicyLoss
 from slime_core.types import TrainBatch
 from tests.toy_trainer import ToyTrainer, make_args, make_batch
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from slime_core.config import Args
 from slime_core.observability.timeline import FILE, Timeline, open_timeline, timed_stages

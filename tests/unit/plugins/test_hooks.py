@@ -12,7 +12,7 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import PluginError, PluginLoadError, PluginNotFoundError, PluginSignatureError
-from slime_core.plugins.hooks import Hooks, hook_flags, hook_specs, hooks_of, implement
+from slime_core.plugins.hooks import Hooks, hook_flags, hook_specs, implement
 from slime_core.plugins.manager import build_manager
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import EditTraits, declares
@@ -154,4 +154,4 @@ def test_a_flag_takes_a_path_and_no_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def log_eval(rollout_id, args, data): ...\n")
     with pytest.raises(PluginSignatureError, match=r"eval log .*\(rollout_id, args, data, extra_metrics\) -> bool"):
-        hooks_of(Args(custom_eval_rollout_log_function_path=str(file)))
+        resolve("slime_log_eval", str(file), origin="--x (flag)")

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.rollout.ahead import OWNER, OneStepAhead
+from slime_core.rollout.ahead import OWNER, Ahead
 from slime_core.rollout.open_groups import OpenGroups
 from slime_core.rollout.parts import RolloutResult
 from slime_core.types import Group, Sample, SampleStatus
@@ -75,6 +75,7 @@ def settings(**changes: Any) -> Args:
     return Args(
         **{
             "num_rollout": 9,
+            "async_mode": "one-step",
             "max_staleness": None,
             "staleness_policy": "recycle",
             "staleness_max_retries": 3,
@@ -95,7 +96,7 @@ async def turns() -> None:
 def test_taking_a_rollout_begins_the_next_and_only_that() -> None:
     async def test() -> None:
         stage = Stage()
-        ahead = OneStepAhead(settings(), stage)
+        ahead = Ahead(settings(), stage)
         await ahead.start()
         await turns()
         assert stage.said == ["start"]
@@ -115,7 +116,7 @@ def test_taking_a_rollout_begins_the_next_and_only_that() -> None:
 def test_the_last_rollout_begins_no_other() -> None:
     async def test() -> None:
         stage = Stage()
-        ahead = OneStepAhead(settings(num_rollout=1), stage)
+        ahead = Ahead(settings(num_rollout=1), stage)
         stage.let(0)
         await ahead.generate(0)
         await turns()
@@ -130,7 +131,7 @@ def test_the_last_rollout_begins_no_other() -> None:
 def test_pushes_and_commits_wait_for_the_rollout_in_flight(verb: str) -> None:
     async def test() -> None:
         stage = Stage()
-        ahead = OneStepAhead(settings(), stage)
+        ahead = Ahead(settings(), stage)
         stage.let(0)
         await ahead.generate(0)
         waiting = asyncio.create_task(getattr(ahead, verb)())
@@ -146,7 +147,7 @@ def test_pushes_and_commits_wait_for_the_rollout_in_flight(verb: str) -> None:
 def test_a_rollout_trained_after_a_push_is_one_version_old() -> None:
     async def test() -> None:
         stage = Stage()
-        ahead = OneStepAhead(settings(), stage)
+        ahead = Ahead(settings(), stage)
         stage.let(0, 1)
         first = await ahead.generate(0)
         await ahead.before_push()
@@ -164,7 +165,7 @@ def test_a_rollout_trained_after_a_push_is_one_version_old() -> None:
 def test_a_commit_holds_the_waiting_rollout_and_a_resumed_run_trains_on_it() -> None:
     async def test() -> None:
         stage = Stage()
-        ahead = OneStepAhead(settings(), stage)
+        ahead = Ahead(settings(), stage)
         stage.let(0, 1)
         await ahead.generate(0)
         assert list(ahead.open_groups()) == []  # rollout 1 is being generated
@@ -176,7 +177,7 @@ def test_a_commit_holds_the_waiting_rollout_and_a_resumed_run_trains_on_it() -> 
         resumed = Stage()
         resumed.weight_version = 2
         resumed.open_groups.restore(held)
-        again = OneStepAhead(settings(), resumed)
+        again = Ahead(settings(), resumed)
         result = await again.generate(1)
         await turns()
         assert batch(result)[1] == [held[0][1].samples]
@@ -191,7 +192,7 @@ def test_a_commit_holds_the_waiting_rollout_and_a_resumed_run_trains_on_it() -> 
 def test_a_failure_reaches_whoever_waits() -> None:
     async def test() -> None:
         stage = Stage()
-        ahead = OneStepAhead(settings(), stage)
+        ahead = Ahead(settings(), stage)
         stage.let(0)
         stage.let(1, error=RolloutError("too many failed"))
         await ahead.generate(0)
@@ -205,7 +206,7 @@ def test_a_failure_reaches_whoever_waits() -> None:
 def test_an_interrupted_rollout_lets_a_commit_be_made_and_ends_the_next_take() -> None:
     async def test() -> None:
         stage = Stage()
-        ahead = OneStepAhead(settings(), stage)
+        ahead = Ahead(settings(), stage)
         stage.let(0)
         stage.let(1, error=RolloutInterrupted())
         await ahead.generate(0)
@@ -223,7 +224,7 @@ def test_an_interrupted_rollout_lets_a_commit_be_made_and_ends_the_next_take() -
 def test_stop_ends_the_rollout_in_flight() -> None:
     async def test() -> None:
         stage = Stage()
-        ahead = OneStepAhead(settings(), stage)
+        ahead = Ahead(settings(), stage)
         stage.let(0)
         await ahead.generate(0)
         await turns()
@@ -238,7 +239,7 @@ def test_stop_ends_the_rollout_in_flight() -> None:
 def test_a_rollout_that_is_abandoned_leaves_the_engine_to_another_one() -> None:
     async def test() -> None:
         stage = Stage()
-        ahead = OneStepAhead(settings(), stage)
+        ahead = Ahead(settings(), stage)
         stage.let(0)
         await ahead.generate(0)
         await turns()
@@ -249,7 +250,7 @@ def test_a_rollout_that_is_abandoned_leaves_the_engine_to_another_one() -> None:
         assert list(ahead.open_groups()) == []
         stage.open_groups.clear()
         stage.release.clear()
-        another = OneStepAhead(settings(), stage)
+        another = Ahead(settings(), stage)
         stage.let(0)
         assert batch(await another.generate(0))[0] == 0
         await another.stop()
@@ -260,7 +261,7 @@ def test_a_rollout_that_is_abandoned_leaves_the_engine_to_another_one() -> None:
 def test_over_the_limit_tokens_are_masked_or_the_run_ends() -> None:
     async def take(**changes: Any) -> Any:
         stage = Stage()
-        ahead = OneStepAhead(settings(max_staleness=1, **changes), stage)
+        ahead = Ahead(settings(max_staleness=1, **changes), stage)
         stage.let(0, 1)
         await ahead.generate(0)
         await ahead.before_push()

@@ -1,148 +1,175 @@
-"""`ContinuousRollout` over a stand-in stage: what it asks of whom, in which order, and what a commit gets."""
+"""`--async-mode full` over a real stage: what is trained on, what a commit gets, and how generation ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
 
-from slime_core.errors import RolloutError
-from slime_core.rollout.continuous import OWNER, ContinuousRollout
-from slime_core.rollout.open_groups import OpenGroup, OpenGroups, from_line, to_line
-from slime_core.rollout.producer import GroupProducer
-from tests.unit.rollout.test_producer import World, _args, indices, turns
+from slime_core.config import load_settings
+from slime_core.errors import EngineError, RolloutError, RolloutInterrupted
+from slime_core.protocols import GenerateTraits
+from slime_core.rollout.ahead import Ahead
+from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.loop_thread import LoopThread
+from slime_core.rollout.open_groups import OpenGroup, from_line, to_line
+from slime_core.rollout.parts import RolloutParts
+from slime_core.rollout.producer import OWNER
+from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.schedule import generate_rollout
+from slime_core.rollout.stage import RolloutStage
+from slime_core.types import Sample
+from tests.unit.rollout.test_producer import Scorer, Source, indices
+
+FLAGS = "--hf-checkpoint none --prompt-data none --run-dir none --rm-type none --rollout-batch-size 2 --num-rollout 9"
+FLAGS += " --rollout-max-response-len 4 --n-samples-per-prompt 2 --global-batch-size 4 --sglang-server-concurrency 8"
 
 
-class Stage:
-    """Everything in one event loop."""
-
-    def __init__(self, world: World) -> None:
-        self.world, self.open_groups = world, OpenGroups()
-        self.calls: list[Any] = []
-
-    @property
-    def weight_version(self) -> int:
-        return self.world.version
-
+class Started(Scorer):
     async def start(self) -> None:
-        self.calls.append("start")
-
-    def producer(self) -> GroupProducer:
-        return self.world.producer
-
-    def loop_thread(self) -> Stage:
-        return self
-
-    async def in_thread(self, call: Any, *args: Any) -> Any:
-        return await call(*args)
-
-    async def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return await asyncio.create_task(coroutine)
-
-    async def conclude(
-        self, rollout_id: int, groups: Any, decided: Any, extra: Any, started: float
-    ) -> dict[str, float]:
-        self.calls.append(("conclude", rollout_id, indices(groups), indices(decided)))
-        return extra
-
-    async def make_batch(self, rollout_id: int, groups: Any, weight_version: int) -> Any:
-        return rollout_id, weight_version
-
-    async def evaluate(self, rollout_id: int) -> dict[str, float]:
-        return {"eval/held": 1.0}
-
-    async def abandon(self) -> None:
-        self.calls.append("abandon")
-
-    async def stop(self) -> None:
-        self.calls.append("stop")
+        """Nothing to load."""
 
 
-def _continuous(world: World) -> tuple[ContinuousRollout, Stage]:
-    world.args.deterministic_mode = True
-    stage = Stage(world)
-    return ContinuousRollout(world.args, stage), stage
+class Run:
+    """A stage and what generates in its event loop."""
+
+    label, traits = "generator 'test'", GenerateTraits()
+
+    def __init__(self, source: Source | None = None) -> None:
+        args = load_settings([*FLAGS.split(), "--async", "--async-mode", "full"], command="train", env={}).args
+        args.run_dir, self.open = None, True
+        self.source, self.engine = source or Source(), ScriptedEngine([])
+        parts = RolloutParts(
+            self.source, generate_rollout, None, CharTokenizer(), self.engine, self,  # type: ignore[arg-type]
+            RewardStage(args, Started(), None), FilterStage(args, None), lambda _: self,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.stage = RolloutStage(args, parts, LoopThread())
+        self.rollout = Ahead(args, self.stage)
+
+    async def call(self, args: Any, sample: Sample, params: Any, **_: Any) -> Sample:
+        while not self.open:
+            await asyncio.sleep(0.001)
+        meta = {"finish_reason": {"type": "stop"}, "weight_version": self.stage.weight_version}
+        sample.append_response_tokens(tokens=[5], log_probs=[-1.0], meta_info=meta)
+        return sample
+
+    def held(self) -> list[OpenGroup]:
+        """What a commit made now would hold."""
+        found = self.stage.between_callbacks(self.stage.open_groups.collect)
+        assert {name for name, _ in found} <= {OWNER}
+        return [group for _, group in found]
+
+    async def until(self, holds: Callable[[list[OpenGroup]], bool]) -> list[OpenGroup]:
+        """Wait for what a commit would hold."""
+        async with asyncio.timeout(60):
+            while not holds(held := self.held()):
+                await asyncio.sleep(0.001)
+        return held
 
 
-async def test_a_rollout_is_concluded_and_becomes_a_batch_for_the_weights_that_train() -> None:
-    world = World(_args())
-    rollout, stage = _continuous(world)
-    await rollout.start()
-    assert not world.began  # before the first weights are pushed
-    world.version = 3
-    result = await rollout.generate(0)
-    assert result.batch == (0, 3)
+async def test_a_rollout_becomes_a_batch_for_the_weights_that_train() -> None:
+    run = Run()
+    await run.rollout.start()
+    assert not run.held(), "nothing is drawn before the first weights are pushed"
+    run.stage.update_weights("tensor", [], 3)
+    result = await run.rollout.generate(0)
+    assert [row[0] for row in result.batch.tokens] == [1] * 4
     assert result.metrics["rollout/staleness/max"] == 0
-    await rollout.before_push()
-    await rollout.before_save()
-    assert await rollout.evaluate(0) == {"eval/held": 1.0}
-    await rollout.stop()
-    await rollout.stop()
-    assert stage.calls == ["start", ("conclude", 0, [0, 1], [0, 1]), "stop", "stop"]
+    assert "perf/rollout_idle_fraction" not in result.metrics
+    await run.rollout.before_push()
+    await run.rollout.before_save()
+    assert await run.rollout.evaluate(0) == {}
+    await run.rollout.stop()
+    await run.rollout.stop()
+    assert not run.engine.started
 
 
 async def test_a_commit_gets_its_groups_and_gives_them_back() -> None:
-    world = World(_args())
-    rollout, stage = _continuous(world)
-    await rollout.start()
-    await rollout.generate(0)
-    await turns()
-    stored = [from_line(to_line(name, group, None)) for name, group in stage.open_groups.collect()]
-    assert {name for name, _ in stored} == {OWNER}
-    held = [group.group_index for _, group in stored]
-    await rollout.stop()
+    run = Run()
+    await run.rollout.start()
+    await run.rollout.generate(0)
+    held = await run.until(lambda groups: {g.details["state"] for g in groups} == {"waiting"} and len(groups) >= 2)
+    stored = [from_line(to_line(OWNER, group, None)) for group in held]
+    await run.rollout.stop()
 
-    world = World(_args(), source=world.source)
-    again, stage = _continuous(world)
-    stage.open_groups.restore(stored)
-    assert [group.group_index for _, group in stage.open_groups.collect()] == held  # before it has started, too
+    again = Run(run.source)
+    again.stage.open_groups.restore(stored)
+    assert [g.group_index for g in again.held()] == [g.group_index for g in held], "before it has started, too"
+    await again.rollout.start()
+    groups, _ = await again.stage.loop_thread().in_thread(again.stage.generate_groups, 1)
+    assert indices(groups) == [2, 3]
+    await again.rollout.stop()
+
+
+@pytest.mark.parametrize("end", ["stop", "abandon"])
+async def test_the_end_of_generation_ends_a_take_that_waits(end: str) -> None:
+    run = Run()
+    run.open = False
+    await run.rollout.start()
+    taking = asyncio.create_task(run.rollout.generate(0))
+    await run.until(bool)
+    await getattr(run.rollout, end)()
+    with pytest.raises(RolloutError, match="generation has been stopped"):
+        await asyncio.wait_for(taking, 60)
+    assert run.engine.started is (end == "abandon")
+    with pytest.raises(AssertionError, match="start comes first"):
+        run.stage.generate_groups(0)
+    await run.rollout.stop()
+
+
+async def test_generation_begins_anew_after_it_was_abandoned() -> None:
+    run = Run()
+    await run.rollout.start()
+    await run.rollout.generate(0)
+    await run.rollout.abandon()
+    again = Ahead(run.stage.args, run.stage)
     await again.start()
-    await again.generate(1)
-    assert stage.calls[-1][2] == held[:2]
+    assert (await again.generate(0)).metrics["rollout/groups_drawn"] >= 2
     await again.stop()
 
 
-async def test_stop_ends_a_take_that_waits() -> None:
-    world = World(_args())
-    world.hold = True
-    rollout, stage = _continuous(world)
-    await rollout.start()
-    taking = asyncio.create_task(rollout.generate(0))
-    await turns()
-    await rollout.stop()
-    with pytest.raises(RolloutError, match="stopped"):
-        await taking
-    assert stage.calls[-1] == "stop"
+async def test_an_interrupted_run_keeps_what_is_finished_and_gives_back_the_rest() -> None:
+    run = Run()
+    await run.rollout.start()
+    await run.rollout.generate(0)
+    waiting = await run.until(lambda groups: {g.details["state"] for g in groups} == {"waiting"} and len(groups) >= 2)
+    run.stage.interrupt()
+    with pytest.raises(RolloutInterrupted):
+        await run.rollout.generate(1)
+    await run.rollout.before_save()
+    assert run.held() == waiting
+    await run.rollout.stop()
 
 
-async def test_a_cancelled_take_leaves_the_groups_where_they_are() -> None:
-    world = World(_args())
-    world.hold = True
-    rollout, stage = _continuous(world)
-    await rollout.start()
-    taking = asyncio.create_task(rollout.generate(0))
-    await turns()
-    await world.open(1)
-    taking.cancel()
-    await asyncio.wait({taking})
-    groups: list[OpenGroup] = [group for _, group in stage.open_groups.collect()]
-    assert [g.details["state"] for g in groups if g.group_index == 1] == ["waiting"]
-    await rollout.stop()
+async def test_what_generation_raised_reaches_whoever_takes() -> None:
+    run = Run()
+    run.source = SimpleNamespace(get_samples=lambda count: [])  # type: ignore[assignment]
+    run.stage.source = run.source
+    await run.rollout.start()
+    with pytest.raises(RolloutError, match="get_samples"):
+        await run.rollout.generate(0)
+    await run.rollout.stop()
 
 
-async def test_generation_that_is_abandoned_leaves_the_engine_up() -> None:
-    world = World(_args())
-    world.hold = True
-    rollout, stage = _continuous(world)
-    await rollout.start()
-    taking = asyncio.create_task(rollout.generate(0))
-    await turns()
-    assert world.producer.pool.flights
-    await rollout.abandon()
-    assert not world.producer.pool.flights
-    with pytest.raises(RolloutError, match="stopped"):
-        await taking
-    assert stage.calls[-1] == "abandon"
-    assert "stop" not in stage.calls
+async def test_the_engine_is_stopped_although_it_does_not_abort() -> None:
+    run = Run()
+    run.open = False
+    await run.rollout.start()
+    taking = asyncio.create_task(run.rollout.generate(0))
+    await run.until(bool)
+    abort = run.engine.abort
+
+    async def fails(rid: str | None = None) -> None:
+        run.engine.abort = abort  # type: ignore[method-assign]
+        raise EngineError("no answer")
+
+    run.engine.abort = fails  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="no answer"):
+        await run.rollout.stop()
+    assert not run.engine.started
+    run.open = True
+    await asyncio.wait({taking}, timeout=60)

@@ -55,7 +55,7 @@ def test_another_loop_awaits(loop: LoopThread) -> None:
     async def answer() -> int:
         return 7
 
-    assert asyncio.run(loop.wait(answer())) == 7
+    assert asyncio.run(loop.in_thread(loop.run, answer())) == 7
     loop.close()
 
 

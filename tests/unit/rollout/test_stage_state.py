@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from slime_command_inspect.ledger_history import read_history, replay
+from slime_runs.history import read_history, replay
 
 from slime_core.data.ledger_files import LEDGER_FILE, SEGMENTS
 from slime_core.errors import CheckpointError, RolloutError

@@ -6,11 +6,10 @@ Reads `incidents.jsonl` and `metrics.jsonl` of the run directory; the causes are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from slime_runs.run import read_lines
+from slime_runs.run import Run
 
 from slime_core.checkpoint.store import find
 from slime_core.errors import CheckpointError, ConfigError
@@ -18,37 +17,34 @@ from slime_core.errors import CheckpointError, ConfigError
 _REWARD = "rollout/raw_reward"
 
 
-def examine_run(run_dir: Path) -> tuple[str, bool]:
+def examine_run(run: Run) -> tuple[str, bool]:
     """What a resume would refuse, what the run noticed, what its metrics support; True where anything is wrong.
 
     Raises:
-        ConfigError: There is no run.
+        ConfigError: It is no run that trains.
     """
-    if not run_dir.is_dir():
-        raise ConfigError(f"{run_dir}: no such directory; name the --run-dir of a run")
     damage = []
     try:
-        find(run_dir)
+        find(run.path)
     except CheckpointError as error:
         damage.append(f"damaged: {error}")
-    rows, found = _recorded(run_dir)
+    rows, found = _recorded(run)
     if not rows and not found and not damage:
-        raise ConfigError(f"{run_dir}: nothing of a run that trains is there; name its --run-dir")
+        raise ConfigError(f"{run.path}: nothing of a run that trains is there; name its --run-dir")
     return "\n".join([*damage, *_described(rows, found)]), bool(damage or found)
 
 
-def describe_learning(run_dir: Path) -> str:
+def describe_learning(run: Run) -> str:
     """The text. Raises ConfigError where the run has recorded nothing."""
-    rows, found = _recorded(run_dir)
+    rows, found = _recorded(run)
     if not rows:
-        raise ConfigError(f"{run_dir}: no metrics.jsonl with {_REWARD} in it; name the --run-dir of a run that trains")
+        raise ConfigError(f"{run.path}: no metrics.jsonl with {_REWARD} in it; name the --run-dir of a run that trains")
     return "\n".join(_described(rows, found))
 
 
-def _recorded(run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _recorded(run: Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Lines with a reward, and incidents."""
-    rows = [row for row in read_lines(run_dir / "metrics.jsonl") if _REWARD in row]
-    return rows, list(read_lines(run_dir / "incidents.jsonl"))
+    return [row for row in run.metrics() if _REWARD in row], run.incidents()
 
 
 def _described(rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[str]:

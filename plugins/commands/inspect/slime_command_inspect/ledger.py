@@ -16,7 +16,7 @@ from slime_core.protocols import Command
 from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
-    from slime_command_inspect.ledger_history import Event, History
+    from slime_runs.history import Event, History
 
 
 def add_parser(subparsers: Any) -> None:
@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Verify or print. Raises CheckpointError for what `show` cannot read."""
-    from slime_command_inspect.ledger_history import read_history
+    from slime_runs.history import read_history
 
     if namespace.ledger_command == "verify":
         return _verify(namespace)
@@ -68,7 +68,8 @@ def _commit(namespace: argparse.Namespace) -> Path:
 
 
 def _verify(namespace: argparse.Namespace) -> int:
-    from slime_command_inspect.ledger_history import read_history
+    from slime_runs.history import read_history
+
     from slime_command_inspect.ledger_verify import Report, summary, verify
     from slime_core.errors import CheckpointError
 
@@ -123,7 +124,8 @@ def _summary_lines(history: History) -> Iterator[str]:
 
 def _groups_in(history: History, state: str) -> Iterator[tuple[int, str]]:
     """Groups in the state, by number. Raises ConfigError for a word that is none."""
-    from slime_command_inspect.ledger_history import replay
+    from slime_runs.history import replay
+
     from slime_core.data.ledger import DROPPED, OPEN, TAKEN, TRAINED
     from slime_core.errors import ConfigError
 

@@ -1,6 +1,6 @@
 """`slime ledger verify`: proves from a commit's ledger that no prompt was skipped and none trained on too often.
 
-`verify` is a pure function of what `ledger_history.read_history` read; each `_check_...` answers with one line per
+`verify` is a pure function of what `slime_runs.history.read_history` read; each `_check_...` answers with one line per
 problem. What a run may do beyond "every group once" it has declared itself, in the headers of its segments: that its
 buffer gives groups out again (`replays`) or drops them (`buffer_drops`), that its rollout function is free to leave
 groups out (`leaves_out`). A cursor is what makes "nothing is missing" provable. A data source without one is held to
@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slime_command_inspect.ledger_history import History, Replay, replay
+from slime_runs.history import History, Replay, replay
+
 from slime_core.data.ledger import DROPPED, LEFT_OUT, REMOVED, TAKEN
 
 _NAMED = 8

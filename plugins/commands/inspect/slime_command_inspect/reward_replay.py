@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_command_inspect.saved_files import saved_files
+from slime_runs.files import saved_files
+
 from slime_core.data.dumps import grouped, read_samples
 from slime_core.errors import DataError
 from slime_core.rollout.reward import RewardStage, Scorer

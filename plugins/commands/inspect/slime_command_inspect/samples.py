@@ -52,8 +52,8 @@ def run(namespace: argparse.Namespace) -> int:
 
         return samples_show.run(namespace)
     from slime_command_sft.sampled_rows import to_row
+    from slime_runs.files import saved_files
 
-    from slime_command_inspect.saved_files import saved_files
     from slime_command_inspect.selection import Wanted, select
     from slime_core.data.dumps import read_samples, to_json, write_lines
     from slime_core.data.tokenizer import load_tokenizer

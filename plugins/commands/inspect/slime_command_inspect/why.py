@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
-from slime_command_inspect.boards import Report, ask_for_stacks, read_run
+from slime_runs.boards import Report, ask_for_stacks
+from slime_runs.run import Run
+
 from slime_core.protocols import Command
 from slime_core.text import json_text, plain
 
@@ -40,18 +41,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Print once, or until the run ends. Raises ConfigError where there is no such directory."""
-    run_dir = Path(namespace.run)
+    """Print once, or until the run ends. Raises RunError where there is none."""
+    shown = Run(namespace.run)
     if namespace.learning:
         from slime_command_inspect.learning import describe_learning
 
-        text = describe_learning(run_dir)
-        print(json_text({"run": str(run_dir), "lines": text.splitlines()}) if namespace.json else plain(text))
+        text = describe_learning(shown)
+        print(json_text({"run": str(shown.path), "lines": text.splitlines()}) if namespace.json else plain(text))
         return 0
     while True:
-        report = read_run(run_dir)
+        report = shown.waits()
         stacks = ask_for_stacks(report.answering, _STACKS_WITHIN) if namespace.stacks else {}
-        print(_as_json(report, stacks) if namespace.json else plain(describe(report, stacks)), flush=True)
+        print(_as_json(shown, report, stacks) if namespace.json else plain(describe(shown, report, stacks)), flush=True)
         if not namespace.watch or not report.alive:
             return NOTHING if not report.alive else OVERDUE if report.overdue else 0
         time.sleep(_PERIOD)
@@ -59,21 +60,23 @@ def run(namespace: argparse.Namespace) -> int:
             print()
 
 
-def _as_json(report: Report, stacks: dict[str, str | None]) -> str:
+def _as_json(shown: Run, report: Report, stacks: dict[str, str | None]) -> str:
     processes = [
         {**p.board, "state": p.state, "heartbeat_age": round(p.heartbeat_age, 1)}
         | ({"stacks": stacks.get(p.name)} if p.name in stacks else {})
         for p in report.processes
     ]
-    return json_text({"run": str(report.run_dir), "alive": report.alive, "overdue": report.overdue,
-                       "processes": processes, "stalls": [str(p) for p in report.stalls]})  # fmt: skip
+    told = {"run": str(shown.path), "alive": report.alive, "overdue": report.overdue, "processes": processes}
+    paths = {"unreadable": report.unreadable, "stalls": shown.stalls()}
+    return json_text({**told, **{name: [str(path) for path in found] for name, found in paths.items()}})
 
 
-def describe(report: Report, stacks: dict[str, str | None]) -> str:
+def describe(shown: Run, report: Report, stacks: dict[str, str | None]) -> str:
     """The text."""
+    odd = [f"{path}: half-written, or of another version" for path in report.unreadable]
     if not report.processes:
-        return "\n".join([f"{report.run_dir}: nothing is running here", *_stalls(report)])
-    lines = []
+        return "\n".join([*odd, f"{shown.path}: nothing is running here", *_stalls(shown)])
+    lines = odd
     for process in report.processes:
         board = process.board
         lines.append(f"{board['role']}  (pid {board['pid']} on {board['host']})  {process.words}{_progress(board)}")
@@ -88,8 +91,8 @@ def describe(report: Report, stacks: dict[str, str | None]) -> str:
             text = stacks[process.name]
             lines += ["", *_indented(text or f"no answer within {_STACKS_WITHIN:g} s: even its board stands still"), ""]
     if not report.alive:
-        lines.append(f"{report.run_dir}: nothing is running here any more; the above is what was last said")
-    return "\n".join([*lines, *_stalls(report)])
+        lines.append(f"{shown.path}: nothing is running here any more; the above is what was last said")
+    return "\n".join([*lines, *_stalls(shown)])
 
 
 def _row(row: dict[str, Any], silence: float) -> str:
@@ -110,8 +113,9 @@ def _progress(board: dict[str, Any]) -> str:
     return f"; {', '.join(f'{k} {v}' for k, v in facts.items())}, {max(0.0, time.time() - at):.0f} s ago"
 
 
-def _stalls(report: Report) -> list[str]:
-    return [f"stall reports, newest last: {', '.join(str(p) for p in report.stalls[-3:])}"] if report.stalls else []
+def _stalls(shown: Run) -> list[str]:
+    reports = shown.stalls()
+    return [f"stall reports, newest last: {', '.join(map(str, reports[-3:]))}"] if reports else []
 
 
 def _indented(text: str) -> list[str]:

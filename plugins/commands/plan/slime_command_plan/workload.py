@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from slime_core.errors import ConfigError
 from slime_core.observability.timeline import FILE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from slime_command_plugins import command as plugins
@@ -23,6 +22,7 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.run is None:
         return plugins.run(namespace)
     from slime_command_inspect.learning import examine_run
+    from slime_runs.run import Run
 
     from slime_core.errors import ConfigError
     from slime_core.text import plain
@@ -31,7 +31,7 @@ def run(namespace: argparse.Namespace) -> int:
         raise ConfigError(
             "slime doctor RUN reads what a run has left and loads no plugin: drop --plugin-dir, --no-plugins"
         )
-    text, wrong = examine_run(Path(namespace.run))
+    text, wrong = examine_run(Run(namespace.run))
     if namespace.json:
         print(json_text({"run": namespace.run, "wrong": wrong, "lines": text.splitlines()}))
     else:

@@ -6,6 +6,7 @@ something else is read up to its last whole frame. `zstdcat` shows a file, and `
 
 from __future__ import annotations
 
+import glob
 import io
 import os
 import re
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 
 import orjson
 import zstandard
+
+from slime_core.errors import DataError
 
 FOLDER = "samples"
 INDEX = "index.sqlite"
@@ -99,12 +102,34 @@ def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator
 
 
 def parsed_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """JSON lines without what is none, as one that a kill tore, or that is not written to its end yet."""
+    """Lines that are JSON objects, without others, as one that a kill tore, or that is not written to its end yet."""
     for line in lines:
         try:
-            yield orjson.loads(line)
+            found = orjson.loads(line)
         except orjson.JSONDecodeError:
             continue
+        if isinstance(found, dict):
+            yield found
+
+
+def read_lines(path: Path, *, without: bytes | tuple[()] = ()) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file of JSON lines that may be growing; none where there is no file.
+
+    Lines that start with `without` are passed over unread.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        yield from parsed_lines(line for line in file if not line.startswith(without))
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is none, or it is not whole."""
+    try:
+        found = orjson.loads(path.read_bytes())
+    except (OSError, ValueError):  # not written yet, or being replaced
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def damage(path: Path) -> str | None:
@@ -123,3 +148,23 @@ def _rows(frame: bytes) -> list[Row]:
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
     return [orjson.loads(line) for line in io.BytesIO(lines)]
+
+
+def saved_files(sources: Iterable[str]) -> Iterator[Path]:
+    """In order; of a run, what `slime rollout` saved, or else what it kept of training. Raises DataError for none."""
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            files = _of_directory(path)
+        else:
+            files = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(source, recursive=True))]
+        if not files:
+            raise DataError(f"{source}: no samples there; runs keep them in RUN/samples, slime rollout in RUN/rollouts")
+        yield from files
+
+
+def _of_directory(path: Path) -> list[Path]:
+    for folder in (path / "rollouts", path / "samples", path):
+        if found := sorted([*folder.glob("rollout_[0-9]*.jsonl"), *folder.glob("rollout_[0-9]*.jsonl.zst")]):
+            return found
+    return []

@@ -6,21 +6,32 @@ without samples, one that has not come to its first rollout) is empty, not an er
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from slime_core.errors import SlimeError
+from slime_core.checkpoint.store import find
+from slime_core.errors import CheckpointError, ConfigError
 from slime_core.observability.timeline import FILE as TIMELINE
 from slime_core.types import Sample
-from slime_core.waits.board import alive
-from slime_runs.files import FOLDER, Row, parsed_lines, read_frame, read_frames, shadow_name, trained_name
+from slime_runs.boards import Report, read_boards
+from slime_runs.events import FILE as EVENTS
+from slime_runs.files import (
+    FOLDER,
+    Row,
+    read_frame,
+    read_frames,
+    read_lines,
+    read_object,
+    shadow_name,
+    trained_name,
+)
+from slime_runs.history import History, read_history
 from slime_runs.index import Entry, Filter, Index, Key
 
 PROFILE = "profile/trace.json"
@@ -28,11 +39,11 @@ PROFILE = "profile/trace.json"
 Order = Literal["rollout", "best", "worst", "file"]
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
 _SAMPLE = b'{"e":"sample"'
-_ROLLOUT_OF_NAME = re.compile(r"rollout_(\d+)")
+_OF_RUN = ("config.yaml", "metrics.jsonl", FOLDER, "summary.json", "checkpoints", "waits", "incidents.jsonl")
 
 
-class RunError(SlimeError):
-    """There is no run, or not what was asked for."""
+class RunError(ConfigError):
+    """There is no run, or not what was asked for; a command ends with status 2."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +93,22 @@ class Run:
 
     def state(self) -> str:
         """ "running", "ended" (by itself), "drained" (asked to end early) or "stopped" (killed, or by an error)."""
-        boards = [read_object(path) for path in sorted((self.path / "waits").glob("*.json"))]
-        if any(board is not None and alive(board) for board in boards):
+        if self.waits().alive:
             return "running"
         summary = self.summary()
         return "stopped" if summary is None else "drained" if summary.get("drained") else "ended"
+
+    def waits(self) -> Report:
+        """What its processes wait for, and which of them are alive."""
+        return read_boards(self.path)
 
     def settings(self) -> dict[str, tuple[Any, str]]:
         """Name -> (value, where it came from), as `config.yaml` has them."""
         path = self.path / "config.yaml"
         found = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
             if match := _SETTING.fullmatch(line):
-                found[match[1]] = (yaml.safe_load(match[2]), match[3])
+                found[match[1]] = (_value(match[2]), match[3])
         return found
 
     def plugins(self) -> list[dict[str, Any]]:
@@ -110,10 +124,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """One mapping per step (finished rollouts); the evaluation before the first is step 0."""
-        merged: dict[int, dict[str, Any]] = {}
-        for line in read_lines(self.path / "metrics.jsonl"):
-            merged.setdefault(line["step"], {}).update(line)
-        return [merged[step] for step in sorted(merged)]
+        return by_step(read_lines(self.path / "metrics.jsonl"))
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of one metric."""
@@ -121,7 +132,7 @@ class Run:
 
     def events(self) -> list[dict[str, Any]]:
         """What happened to engines."""
-        return list(read_lines(self.path / "events.jsonl"))
+        return list(read_lines(self.path / EVENTS))
 
     def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
         """The timeline, as `slime_core.observability.timeline` writes it; nearly all of it is about `samples`."""
@@ -134,6 +145,17 @@ class Run:
     def stalls(self) -> list[Path]:
         """Reports of waits that were overdue."""
         return sorted((self.path / "stalls").glob("*.txt"))
+
+    def history(self, rollout: int | None = None) -> History:
+        """The ledger of the commit after a rollout, the newest without; its digests are checked.
+
+        Raises:
+            CheckpointError: There is no such commit, or it has no ledger or a damaged one.
+        """
+        commit = find(self.path, rollout)
+        if commit is None:
+            raise CheckpointError(f"{self.path}: no commit there")
+        return read_history(commit)
 
     # -- samples -------------------------------------------------------------------------------------------
 
@@ -202,9 +224,26 @@ class Run:
             raise RunError(f"{path}: cannot be read: {error}; the run may have replaced it just now") from error
 
 
+def _value(text: str) -> Any:
+    """Of a setting; what is no YAML, as a half-written line, is its text."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def by_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of metrics as one mapping per step, in order, without what is of no step."""
+    merged: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if isinstance(line.get("step"), int):
+            merged.setdefault(line["step"], {}).update(line)
+    return [merged[step] for step in sorted(merged)]
+
+
 def is_run(path: Path) -> bool:
     """Whether a run has written into the directory."""
-    return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", FOLDER, "summary.json"))
+    return any((path / name).exists() for name in _OF_RUN)
 
 
 def find_runs(folder: str | Path) -> list[Run]:
@@ -228,23 +267,3 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     names = sorted({name for settings in found for name in settings} - {*_ANYWHERE})
     values = {name: [settings.get(name, (None, ""))[0] for settings in found] for name in names}
     return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None where there is none, or it is not whole."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not written yet, or being replaced
-        return None
-    return found if isinstance(found, Mapping) else None  # type: ignore[return-value]
-
-
-def read_lines(path: Path, *, without: bytes | tuple[()] = ()) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of JSON lines that may be growing; none where there is no file.
-
-    Lines that start with `without` are passed over unread.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        yield from parsed_lines(line for line in file if not line.startswith(without))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from slime_core.checkpoint.store import STATE, CheckpointStore, verify
 from slime_core.observability.run_dir import CHECKPOINTS
 from slime_core.protocols import Args
-from slime_runs.run import RunError, read_object
+from slime_runs.files import read_object
+from slime_runs.run import RunError
 
 
 class Weights(NamedTuple):

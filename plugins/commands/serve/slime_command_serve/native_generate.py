@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from fastapi import FastAPI, Request, Response
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -152,8 +154,8 @@ def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dic
     top = meta.pop("output_top_logprobs", None)
     scored = meta.pop("input_token_logprobs", None)
     if "routed_experts" in meta:  # base64 of int32, as SGLang sends it
-        routed = meta["routed_experts"].from_row(item.routed_start)
-        meta |= {"routed_experts": routed.to_json()["base64"], "routed_experts_start_len": item.routed_start}
+        routed = np.asarray(meta["routed_experts"])[item.routed_start :].tobytes()
+        meta |= {"routed_experts": b64encode(routed).decode(), "routed_experts_start_len": item.routed_start}
     if item.return_logprob:
         meta["output_token_logprobs"] = [entry(p, t) for p, t in zip(output.log_probs, output.token_ids)]
         meta["input_token_logprobs"] = [entry(p, t) for p, t in scored or []]

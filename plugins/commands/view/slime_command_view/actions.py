@@ -35,15 +35,19 @@ _LONGEST = 4000
 _CONFIG = "config.yaml"
 
 
+Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""That the index takes."""
+
+
 class Place(Body):
     """Which sample of which run."""
 
     run: str = "."
-    rollout: int
+    rollout: Number
     data_set: str = ""
-    group: int | None = None
-    sample: int | None = None
-    part: int | None = None
+    group: Number | None = None
+    sample: Number | None = None
+    part: Number | None = None
 
 
 class ResampleBody(Place):

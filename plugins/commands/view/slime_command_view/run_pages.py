@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from slime_command_inspect.boards import Report, read_run
 from slime_runs import profile, shadows
 from slime_runs.compare import compare
 from slime_runs.index import Entry, Filter, Index, Key, Total
@@ -15,7 +14,7 @@ from slime_runs.overview import CURVES, evaluations
 from slime_runs.run import PROFILE, Order, differences
 
 from slime_command_view.samples_page import columns
-from slime_command_view.watched import WatchedRun, stamp
+from slime_command_view.watched import UnreadableError, WatchedRun, readable, stamp
 from slime_core.text import plain
 
 _NEWEST = 200
@@ -31,9 +30,19 @@ def runs(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
     """The list, and the settings in which the runs differ."""
     facts = []
     for name, run in watched.items():
-        with run.lock:
-            facts.append({"run": name, **_facts(run)})
+        try:
+            with run.lock, readable(run):
+                facts.append({"run": name, **_facts(run)})
+        except UnreadableError as error:
+            facts.append({"run": name, **_NOTHING, "path": str(run.path), "unreadable": plain(str(error), 1000)})
     return {"runs": facts, "settings": differences(list(watched.values())) if len(watched) > 1 else {}}
+
+
+_NOTHING: dict[str, Any] = {
+    "state": "unreadable", "began": None, "done": 0, "of": None, "model": None, "reward": None, "curve": [],
+    "evaluations": {}, "incidents": 0, "last_rollout": None,
+}  # fmt: skip
+"""Of a run that cannot be read."""
 
 
 def _facts(run: WatchedRun) -> dict[str, Any]:
@@ -113,23 +122,21 @@ def _totals(totals: Sequence[Total]) -> dict[str, list[Any]]:
 
 def waits(run: WatchedRun) -> dict[str, Any]:
     """What `slime why` says."""
-    try:
-        report: Report = read_run(run.path)
-        return {
-            "alive": report.alive,
-            "overdue": report.overdue,
-            "processes": [
-                {
-                    "role": str(p.board.get("role")),
-                    "name": p.name,
-                    "state": p.words,
-                    "waits": [{**row, "age": row["age"] + p.silence} for row in p.waits[:50]],
-                }
-                for p in report.processes
-            ],
-        }
-    except (ValueError, KeyError, TypeError) as error:  # half-written, or of another version
-        return {"alive": None, "overdue": False, "processes": [], "unreadable": f"{type(error).__name__}: {error}"}
+    report = run.waits()
+    return {
+        "alive": report.alive,
+        "overdue": report.overdue,
+        "processes": [
+            {
+                "role": str(p.board.get("role")),
+                "name": p.name,
+                "state": p.words,
+                "waits": [{**row, "age": row["age"] + p.silence} for row in p.waits[:50]],
+            }
+            for p in report.processes
+        ],
+        "unreadable": [path.name for path in report.unreadable],
+    }
 
 
 def profiled(run: WatchedRun) -> dict[str, Any]:

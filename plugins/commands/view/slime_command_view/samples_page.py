@@ -78,7 +78,7 @@ def texts(run: WatchedRun, places: Sequence[str], text: str = "") -> list[list[s
     """[prompt, answer] of each place in short, around `text` where they have it; None of those that took too long.
 
     A place is "rollout.evaluation.offset.size.place" of a row of a table, the second 1 for an evaluation. What lies
-    there no longer is of no text. Raises ValueError for what is no place.
+    there no longer is of no text.
     """
     until = time.monotonic() + WITHIN
     frame: tuple[str, Frame] | None = None

@@ -13,7 +13,7 @@ A run is named by its path below the directory that was given ("." is that direc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
+from pydantic import Field
 from slime_command_serve.http.application import application
 from slime_command_serve.http.bodies import JsonRoute
 from slime_command_serve.http.errors import Refused, sglang_shape
@@ -33,9 +34,9 @@ from slime_runs.run import PROFILE, RunError, StoredSample, find_runs
 
 from slime_command_view import run_pages, sample_page, samples_page
 from slime_command_view.access import RENDERED_POLICY
-from slime_command_view.actions import Actions, Place, ResampleBody, ScoreBody
+from slime_command_view.actions import Actions, Number, Place, ResampleBody, ScoreBody
 from slime_command_view.renderers import RendererError, render
-from slime_command_view.watched import WatchedRun
+from slime_command_view.watched import WatchedRun, readable
 
 HERE = Path(__file__).parent
 _LOOK_AGAIN = 2.0
@@ -43,6 +44,7 @@ _LOOK_AGAIN = 2.0
 _MOST_COMPARED = 12
 _MOST_TEXTS = 200
 _PIECE = 1 << 20
+PlaceOfRow = Annotated[str, Field(pattern=r"^\d{1,18}(\.\d{1,18}){4}$")]
 Order = Literal["rollout", "best", "worst"]
 
 
@@ -103,8 +105,19 @@ def make_app(top: Path, access: Access | None = None, *, acts: bool = True) -> F
 
 def _asked(found: Runs, name: str, ask: Callable[[WatchedRun], Any]) -> Response:
     run = found[name]
-    with run.lock:
+    with run.lock, readable(run):
         return json_response(ask(run))
+
+
+def _compared(found: Runs, names: Sequence[str]) -> dict[str, Any]:
+    if len(names) > _MOST_COMPARED:
+        raise Refused(400, f"{len(names)} runs; at most {_MOST_COMPARED} are compared")
+    watched = {name: found[name] for name in names}
+    with ExitStack() as entered:
+        for one in watched.values():
+            entered.enter_context(one.lock)
+        entered.enter_context(readable(*watched.values()))
+        return run_pages.compared(watched)
 
 
 def _add_run_routes(app: FastAPI, found: Runs) -> None:
@@ -114,13 +127,7 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
 
     @app.get("/api/compare")
     def compare(run: Annotated[list[str], Query()]) -> Response:
-        if len(run) > _MOST_COMPARED:
-            raise Refused(400, f"{len(run)} runs; at most {_MOST_COMPARED} are compared")
-        watched = {name: found[name] for name in sorted(set(run))}
-        with ExitStack() as locks:
-            for one in watched.values():
-                locks.enter_context(one.lock)
-            return json_response(run_pages.compared(watched))
+        return json_response(_compared(found, sorted(set(run))))
 
     @app.get("/api/run")
     def one_run(run: str = ".") -> Response:
@@ -148,7 +155,7 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
         return StreamingResponse(_pieces(path), media_type="application/json", headers=headers)
 
     @app.get("/api/metrics")
-    def metrics(name: Annotated[list[str], Query()], run: str = ".", since: int = -1) -> Response:
+    def metrics(name: Annotated[list[str], Query()], run: str = ".", since: Number = -1) -> Response:
         return _asked(found, run, lambda it: run_pages.metrics(it, name, since))
 
 
@@ -160,7 +167,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 def _add_over_time_routes(app: FastAPI, found: Runs) -> None:
     @app.get("/api/timeline")
-    def timeline(rollout: int, run: str = ".") -> Response:
+    def timeline(rollout: Number, run: str = ".") -> Response:
         return _asked(found, run, lambda it: run_pages.timeline(it, rollout))
 
     @app.get("/api/shadows")
@@ -172,20 +179,20 @@ def _add_over_time_routes(app: FastAPI, found: Runs) -> None:
         return _asked(found, run, lambda it: run_pages.evaluation(it, data_set))
 
     @app.get("/api/prompt")
-    def prompt(row: int, run: str = ".") -> Response:
+    def prompt(row: Number, run: str = ".") -> Response:
         return _asked(found, run, lambda it: run_pages.prompt(it, row))
 
 
 def _add_sample_routes(app: FastAPI, found: Runs) -> None:
     @app.get("/api/rollout")
-    def rollout(rollout: int, run: str = ".", data_set: str = "") -> Response:
+    def rollout(rollout: Number, run: str = ".", data_set: str = "") -> Response:
         return _asked(found, run, lambda it: samples_page.rollout(it, rollout, data_set))
 
     @app.get("/api/samples")
     def samples(
         run: str = ".", order: Order = "rollout", limit: int = Query(200, ge=1, le=5000), data_set: str = "",
         status: str | None = None, fate: str | None = None, min_score: float | None = None,
-        max_score: float | None = None, min_tokens: int | None = None, max_tokens: int | None = None,
+        max_score: float | None = None, min_tokens: Number | None = None, max_tokens: Number | None = None,
     ) -> Response:  # fmt: skip
         wanted = Filter(
             data_set=data_set, status=status, fate=fate, min_score=min_score, max_score=max_score,
@@ -195,26 +202,23 @@ def _add_sample_routes(app: FastAPI, found: Runs) -> None:
         return _asked(found, run, lambda it: samples_page.table(it, wanted, order=order, limit=limit, within=within))
 
     @app.get("/api/texts")
-    def texts(at: Annotated[list[str], Query()], run: str = ".", text: str = "") -> Response:
+    def texts(at: Annotated[list[PlaceOfRow], Query()], run: str = ".", text: str = "") -> Response:
         if len(at) > _MOST_TEXTS:
             raise Refused(400, f"{len(at)} texts; at most {_MOST_TEXTS} at a time")
-        try:
-            return _asked(found, run, lambda it: samples_page.texts(it, at, text))
-        except ValueError as error:
-            raise Refused(400, f"at: {error}") from error
+        return _asked(found, run, lambda it: samples_page.texts(it, at, text))
 
     @app.get("/api/search")
-    def search(rollout: int, text: str, run: str = ".", data_set: str = "") -> Response:
+    def search(rollout: Number, text: str, run: str = ".", data_set: str = "") -> Response:
         return _asked(found, run, lambda it: samples_page.search(it, rollout, data_set, text))
 
     @app.get("/api/group")
-    def group(rollout: int, group: int, run: str = ".", data_set: str = "") -> Response:
+    def group(rollout: Number, group: Number, run: str = ".", data_set: str = "") -> Response:
         return _asked(found, run, lambda it: samples_page.group(it, rollout, data_set, group))
 
     @app.get("/api/sample")
     def sample(
-        rollout: int, sample: int | None = None, group: int | None = None, run: str = ".", data_set: str = "",
-        part: int | None = None, start: int | None = None,
+        rollout: Number, sample: Number | None = None, group: Number | None = None, run: str = ".", data_set: str = "",
+        part: Number | None = None, start: Number | None = None,
     ) -> Response:  # fmt: skip
         wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample, part=part)
         return _asked(found, run, lambda it: sample_page.sample(it, wanted, start))
@@ -223,8 +227,8 @@ def _add_sample_routes(app: FastAPI, found: Runs) -> None:
 def _add_rendered(app: FastAPI, found: Runs, threads: DeadlineThreads) -> None:
     @app.get("/rendered")
     async def rendered(
-        by: str, rollout: int, sample: int | None = None, group: int | None = None, run: str = ".", data_set: str = "",
-        part: int | None = None,
+        by: str, rollout: Number, sample: Number | None = None, group: Number | None = None, run: str = ".",
+        data_set: str = "", part: Number | None = None,
     ) -> Response:  # fmt: skip
         wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample, part=part)
 

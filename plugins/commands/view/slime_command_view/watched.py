@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +20,17 @@ from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
 from slime_runs.index import Index, Key
 from slime_runs.ledger import LedgerIndex
 from slime_runs.profile import profile
+from slime_runs.run import RunError, by_step
 from slime_runs.trace import TraceIndex
 
+from slime_core.errors import SlimeError
 from slime_core.observability.timeline import FILE as TIMELINE
+
+logger = logging.getLogger(__name__)
+
+
+class UnreadableError(RunError):
+    """What a run has written is not what is known of runs."""
 
 
 class WatchedRun(Run):
@@ -38,11 +50,7 @@ class WatchedRun(Run):
     def metrics(self) -> list[dict[str, Any]]:
         """As `Run.metrics`."""
         if self._metrics.read():
-            merged: dict[int, dict[str, Any]] = {}
-            for line in self._metrics.lines:
-                if isinstance(line.get("step"), int):
-                    merged.setdefault(line["step"], {}).update(line)
-            self._steps = [merged[step] for step in sorted(merged)]
+            self._steps = by_step(self._metrics.lines)
         return self._steps
 
     def settings(self) -> dict[str, tuple[Any, str]]:
@@ -105,6 +113,19 @@ class WatchedRun(Run):
         return orjson.dumps([self.state(), *(stamp(self.path / name) for name in names)]).decode()
 
 
+@contextmanager
+def readable(*runs: Run) -> Iterator[None]:
+    """What lies in a run's directory may be of another version, or anybody's. Raises UnreadableError."""
+    try:
+        yield
+    except SlimeError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, sqlite3.Error) as error:
+        places = ", ".join(str(run.path) for run in runs)
+        logger.warning("%s: cannot be read", places, exc_info=True)
+        raise UnreadableError(f"{places}: cannot be read: {type(error).__name__}: {error}") from error
+
+
 _LONG_TRACE = 4 << 20
 """Bytes of a timeline that takes too long to read whole while a page waits."""
 _SHADOWS = 60
@@ -139,7 +160,7 @@ class _Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._at += len(whole)
         self._before = whole[-_COMPARED:] or self._before
-        self.lines += (found for found in parsed_lines(whole.splitlines()) if isinstance(found, dict))
+        self.lines += parsed_lines(whole.splitlines())
         return bool(whole)
 
 

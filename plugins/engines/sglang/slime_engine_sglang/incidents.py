@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from slime_core.observability.events import EventLog
+from slime_runs.events import EventLog
 
 logger = logging.getLogger(__name__)
 

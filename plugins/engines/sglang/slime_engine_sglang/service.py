@@ -17,7 +17,7 @@ from pathlib import Path
 
 from slime_core.errors import EngineError
 from slime_core.ports import PortBlock, reserve, url_host
-from slime_core.procs.guarded import Guarded
+from slime_core.procs.guarded import Guarded, signal_of
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.log_tail import LogTail
 
@@ -138,7 +138,8 @@ class Service(ABC):
     def last_words(self) -> str:
         """How it ended, and the end of its log."""
         tail = self._tail
-        said = f"; {tail.end()}" if self._process.was_killed else f": {tail.describe()}"
+        killed = signal_of(self._process.poll() or 0) is not None  # of which its log tells nothing
+        said = f"; {tail.end()}" if killed else f": {tail.describe()}"
         return self._process.ending() + said
 
     def start(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import stdev
 
 import torch
 
@@ -12,6 +13,8 @@ from slime_hook_invariants.trained import Trained
 
 _CENTRED = ("grpo", "gspo", "cispo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 _SCALED = ("grpo", "gspo", "cispo")
+_EPSILON = 1e-6
+"""What is added to the deviation; rewards that differ by little more do not deviate by 1 then."""
 _PATIENCE = 3
 
 
@@ -38,7 +41,8 @@ def normalised(it: Trained) -> Iterator[Incident]:
         plain = all(batch.sibling_counts[p] == 1 for p in positions) and not it.withholds
         if args.advantage_estimator in _SCALED and args.grpo_std_normalization and plain:
             spread = math.dist(shaped, [math.fsum(shaped) / len(shaped)] * len(shaped)) / math.sqrt(len(shaped) - 1)
-            if spread > 0.02 and abs(spread - 1.0) > 0.02:
+            own = stdev(batch.raw_rewards[p] for p in positions)
+            if spread > 0.02 and abs(spread - 1.0) > 0.02 and abs(spread - own / (own + _EPSILON)) > 0.02:
                 yield Incident(
                     "advantages_deviate_by_one",
                     "a group's rewards are not divided by their own standard deviation: it is taken over the batch or"
@@ -62,7 +66,7 @@ def advantages_of_rewards(it: Trained) -> Iterator[Incident]:
     """GRPO's advantage of every trained token is its sample's shaped reward."""
     args, local = it.args, it.local
     added = args.kl_coef or args.use_opd or args.normalize_advantages or args.rollout_data_postprocess_path
-    if args.advantage_estimator not in _SCALED or added:
+    if args.advantage_estimator not in _SCALED or added or args.custom_advantage_function_path:
         return
     masks = it.tensors.loss_masks
     positions = torch.repeat_interleave(torch.arange(len(masks)), torch.tensor([len(mask) for mask in masks]))

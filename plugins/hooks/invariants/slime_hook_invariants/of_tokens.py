@@ -71,7 +71,8 @@ class Gaps:
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
         """It is that of rounding, and stays so."""
-        if it.tensors.rollout_log_probs is None:
+        trained_since_the_push = it.batch.rollout_id % it.args.update_weights_interval
+        if it.tensors.rollout_log_probs is None or trained_since_the_push:
             return
         positions = [position for position in it.known if it.fresh(position)]
         if not positions:

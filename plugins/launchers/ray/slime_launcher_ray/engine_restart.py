@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_runs.events import EventLog
+
 from slime_core.errors import EngineError, SlimeError
-from slime_core.observability.events import EventLog
 from slime_core.protocols import Args
 from slime_core.waits import gave_up, remove_board, waiting
 from slime_launcher_ray.fingerprint import Fingerprint, check_same_code

@@ -18,9 +18,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from slime_runs.events import EventLog
+
 from slime_core.checkpoint.store import read_state
 from slime_core.launch.journal import Journal
-from slime_core.observability.events import EventLog
 from slime_launcher_ray.actors import Actors
 from slime_launcher_ray.remote_stages import RemoteLearner, RemoteRollout, RemoteTrainers, RemoteWeights
 from slime_launcher_ray.restarts import Restarts, rewind

@@ -80,7 +80,7 @@ class RolloutActor(Shell):
             several_nodes: The run's actors are on more than one.
         """
         from slime_core.launch.drive import rollouts_of
-        from slime_core.rollout.ahead import build_async_rollout
+        from slime_core.rollout.ahead import Ahead
         from slime_core.rollout.loop_thread import LoopThread
         from slime_launcher_ray.engine_proxy import proxy_class
         from slime_launcher_ray.engine_restart import EngineRestart
@@ -98,7 +98,7 @@ class RolloutActor(Shell):
         self._rollout = self._stage
         if run.args.async_training:
             self._ahead_loop = LoopThread("slime-async-rollout")
-            self._rollout = build_async_rollout(run.args, self._stage)
+            self._rollout = Ahead(run.args, self._stage)
         if run.args.num_rollout is None:
             run.args.num_rollout = rollouts_of(run.args, self._stage.parts.data_source)
             return int(run.args.num_rollout)
@@ -173,12 +173,12 @@ class RolloutActor(Shell):
 
         Called in the control lane, beside what it ends.
         """
-        from slime_core.rollout.ahead import build_async_rollout
+        from slime_core.rollout.ahead import Ahead
 
         self._streams.give_up()
         self._done(self._rollout.abandon())
         if self._rollout is not self._stage:
-            self._rollout = build_async_rollout(self.prepared.args, self.stage)
+            self._rollout = Ahead(self.prepared.args, self.stage)
 
     def engine_facts(self) -> Mapping[str, Any] | None:
         """What the engine's actor told when it was opened last; None: nobody brings it back."""

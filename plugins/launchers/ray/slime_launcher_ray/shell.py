@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,7 +24,8 @@ import ray
 
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.ports import PortBlock, reserve
-from slime_core.secrets import learn, learn_environment, shown
+from slime_core.secrets import Masked, learn, learn_environment
+from slime_core.text import plain
 from slime_core.waits import limit_user_code, start_board
 from slime_launcher_ray.carried import Carried, root_of
 from slime_launcher_ray.fingerprint import Fingerprint, fingerprint
@@ -75,10 +77,10 @@ def environment_to_carry() -> dict[str, str]:
 
 
 class _Shown(logging.Formatter):
-    """As a terminal gets it, without secrets."""
+    """As a terminal gets it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return shown(super().format(record))
+        return plain(super().format(record))
 
 
 class _Messages(logging.Handler):
@@ -162,6 +164,7 @@ class Shell:
         for stream in (1, 2):
             os.dup2(descriptor, stream)
         os.close(descriptor)
+        sys.stdout, sys.stderr = Masked(sys.stdout), Masked(sys.stderr)
         os.environ.update(self._local_environment())
         if _THREADS not in order.environment:
             os.environ.pop(_THREADS, None)  # Ray sets it to the CPUs asked for, which are for placement

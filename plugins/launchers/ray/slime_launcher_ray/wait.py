@@ -26,6 +26,10 @@ WORK, CONTROL, BUCKETS, WEIGHTS, EVALUATION, TURNS = "work", "control", "buckets
 """Concurrency groups of actors: one call at a time in each, side by side with those of the others."""
 TAIL_LINES = 20
 """Of the log of an actor that died."""
+_NEVER_RAN = "The actor never ran"
+"""The last line of Ray's error of an actor whose process died before the first call of it."""
+_RAYS_LOGS = "/tmp/ray/session_latest/logs"
+"""By default."""
 _LOOKS = 4
 """Looks at an actor within its deadline."""
 _TOGETHER = 5.0
@@ -111,12 +115,15 @@ class _Died:
     error: RayActorError
 
     def to_error(self) -> SlimeError:
-        """With the end of its log."""
-        reason = next((line.strip() for line in reversed(str(self.error).splitlines()) if line.strip()), "")
+        """With the end of its log; an actor that never ran has none, and Ray says why in the line before."""
+        *before, reason = [line.strip() for line in str(self.error).splitlines() if line.strip()] or [""]
+        log = tail(self.member.log)
+        if before and reason.startswith(_NEVER_RAN):
+            reason, log = before[-1], f"; it never ran, and what Ray's process for it printed is in {_RAYS_LOGS} there"
         reason = reason.partition(". Some common causes")[0]
         kind = self.member.death or self.member.error
         where = f" on {self.member.place}" if self.member.place else ""
-        return kind(f"{self.member.name}{where} died in {self.what}: {reason}{tail(self.member.log)}")
+        return kind(f"{self.member.name}{where} died in {self.what}: {reason}{log}")
 
 
 def gather(members: Sequence[Member], references: Sequence[Any], what: str) -> list[Any]:

@@ -82,6 +82,7 @@ class VisionLanguageModel(Decoder):
         lengths: Sequence[int],
         *,
         rows: np.ndarray | None = None,
+        same: np.ndarray | None = None,
         routing: Routing | None = None,
         images: Sequence[TrainInputs | None] | None = None,
     ) -> torch.Tensor:
@@ -91,6 +92,7 @@ class VisionLanguageModel(Decoder):
             TrainError: The model refuses a sample's images.
         """
         assert routing is None, "vision-language models have no routing replay"
+        assert same is None, "samples go through one at a time"
         parts = []
         for ids, inputs in zip(torch.split(token_ids, list(lengths)), images or [None] * len(lengths), strict=True):
             try:

@@ -85,17 +85,22 @@ def _alike(given: str, expected: str) -> bool:
     return answer == label or bool(same_number(answer, label))
 
 
+_APART = re.compile(r"(?<=\d)\s+(?!\d{3}(?!\d))(?=\d)")
+"""Between two numbers: `4 5` is not 45, and `1 000` is 1000."""
+
+
 def normalized(answer: str) -> str:
     """The spelling that is compared: no units, commands, `$` or thousands separators, `=`'s right side, full braces."""
     text = _END_TOKENS.sub("", answer).strip()
     text = text.split("=")[-1] if text.count("=") == 1 else text
     text = _COMMANDS.sub(r"\1", text)
     text = _THOUSANDS.sub("", text)
-    text = re.sub(r"\\(?:left|right|!|,|;|:| )|\\?\$|\\?%|\^\s*\{?\\circ\}?|\*\*", "", text)
+    text = re.sub(r"\\[,;: ]", " ", text)
+    text = re.sub(r"\\(?:left|right|!)|\\?\$|\\?%|\^\s*\{?\\circ\}?|\*\*", "", text)
     text = _UNITS.sub("", text)
     text = _FRACTION.sub(lambda m: rf"\frac{{{(m[1] or m[3] or '').strip()}}}{{{(m[2] or m[4] or '').strip()}}}", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
-    text = "".join(text.split()).rstrip(".,;:")
+    text = "".join(_APART.sub("~", text).split()).rstrip(".,;:")
     return str(int(text.split(".")[0])) if _INTEGER.fullmatch(text) else text
 
 

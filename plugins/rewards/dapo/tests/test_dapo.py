@@ -65,7 +65,10 @@ def test_normalised(text: str, expected: str) -> None:
         ("Answer: The answer is $34$.", "34", True, "34"),
         ("Answer: 5 = 4", "4", False, "4"),
         ("Answer: 2 + 2 = 4", "4", True, "4"),
-        ("Answer: 1 1/2", "11/2", False, "11/2"),
+        ("Answer: 1 1/2", "11/2", False, "1~1/2"),
+        ("Answer: 4 5", "45", False, "4~5"),
+        (r"Answer: 4\,5", "45", False, "4~5"),
+        ("Answer: 1 000 cm", "1000", True, "1000"),
         ("Answer: True or False", "True or False", True, "TrueorFalse"),
     ],
 )

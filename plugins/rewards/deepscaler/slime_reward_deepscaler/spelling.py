@@ -22,6 +22,8 @@ _SLASH = re.compile(r"(-?\d+)\s*/\s*(-?\d+)")
 _ROOT = re.compile(r"\\sqrt\s*(\w)")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
 _GROUPED = re.compile(r"-?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
+_APART = re.compile(r"(?<=\d)\s+(?!\d{3}(?!\d))(?=\d)")
+"""Between two numbers: `4 5` is not 45, and `1 000` is 1000."""
 
 
 def normalized(answer: str) -> str:
@@ -31,10 +33,10 @@ def normalized(answer: str) -> str:
         text = _THOUSANDS.sub("", text)
     text = text.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac")
     text = _WORD_AT_END.sub("", _UNIT_AT_END.sub("", text))
-    text = _COMMAND.sub(r"\1", _DROPPED.sub("", text))
+    text = _COMMAND.sub(r"\1", _DROPPED.sub("", re.sub(r"\\[,;: ]", " ", text)))
     text = _BARE_FRACTION.sub(_braced, text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
-    text = "".join(text.split())
+    text = "".join(_APART.sub("~", text).split())
     head, equals, tail = text.partition("=")
     if equals and len(head) <= 2 and not head.isdecimal() and "=" not in tail:
         text = tail

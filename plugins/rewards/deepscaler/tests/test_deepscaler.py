@@ -73,6 +73,9 @@ def test_spelling(text: str, expected: str) -> None:
         ("5_{7}", "5", False),
         ("12", "12_5", True),
         ("1 1/2", "11/2", False),
+        ("4 5", "45", False),
+        (r"4\,5", "45", False),
+        ("1 000", "1000", True),
     ],
 )
 def test_equality(answer: str, label: str, expected: bool) -> None:

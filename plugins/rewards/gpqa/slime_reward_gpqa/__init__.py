@@ -21,8 +21,11 @@ from slime_core import Args, RewardTraits, Sample, declares
 from slime_reward_gpqa.letters import VALID_LETTERS, chosen_letter
 
 _DENIAL = re.compile(
-    r"\b(?:not|or|anything but|never|neither|nor|wrong|incorrect|false)\b|n['\u2019]t\b", re.IGNORECASE
+    r"\b(?:not|or|anything but|never|neither|nor|wrong|incorrect|false|nicht|keine?|keinesfalls|niemals|falsch"
+    r"|alles au(?:\u00df|ss)er|pas|jamais|tout sauf|faux|no es|nunca es|todo menos|incorrecto|falso)\b|n['\u2019]t\b",
+    re.IGNORECASE,
 )
+"""In English, German, French and Spanish."""
 _SENTENCE = re.compile(r"(?<=[.!?;\n])\s+|\n")
 _NOT_ALPHANUMERIC = re.compile(r"(?:(?!(?<![\w.])-(?=[\d.])|(?<=\d)[./](?=\d))[\W_])+")
 """But the sign of a number, and what stands between its digits."""

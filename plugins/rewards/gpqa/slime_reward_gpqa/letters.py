@@ -33,6 +33,8 @@ _ONLY = re.compile(r"[\W_]*([a-z])[\W_]*")
 _WORD = re.compile(r"\s+(?!(?:is|because|since|as|or|and)\b)[a-z]")
 _DENIED_BEFORE = re.compile(
     r"(?:(?:(?:\b|can)not|n['\u2019]t|\bnever|\bneither|\bnor|\bno|\brather than|\binstead of|\bexcept(?: for)?"
+    r"|\bnicht|\bkeine?|\bkeinesfalls|\bniemals|\balles au(?:\u00df|ss)er|\bpas|\bjamais|\btout sauf|\bno es"
+    r"|\bnunca es|\btodo menos"
     r"|\bother than|\b(?:any|every)thing but|\ball but|\bruled? out|\b(?:eliminat|exclud|reject|discard|doubt)\w*)\s+"
     r"(?:necessarily\s+)?(?:(?:be|choose|select|pick)\s+)?(?:the\s+)?(?:(?:option|choice|answer|letter)s?\s*)?"
     r"|\\(?:neg|lnot|not|neq?)\s*|[!\u00ac]|\u4e0d\u662f)[(\[{*\s\"'$]*\Z",
@@ -48,6 +50,7 @@ _DENIED_PHRASE = re.compile(
 _DENIED_AFTER = re.compile(
     r"[)\]}*\"'$]*\s*(?:(?:is|was|are|seems?|must be|would be|can be)\s+(?:\w+ly\s+)?(?:not|wrong|incorrect|false"
     r"|ruled out|excluded|eliminated|impossible|unlikely)\b|(?:is|was|does|ca|wo)n['\u2019]t\b|can\s?not\b|does not\b"
+    r"|(?:ist|est|es)\s+(?:nicht|falsch|faux|fausse|pas|incorrect[oa]?|fals[oa])\b"
     r"|[?,.\u2192]?\s*(?:I (?:guess|think)\s+)?(?:no|not)\b(?=\W*(?:\Z|wait\b)))",
     re.IGNORECASE,
 )

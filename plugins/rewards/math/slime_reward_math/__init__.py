@@ -34,11 +34,15 @@ _MAX_ANSWER = 1000
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|\n")
 _VALUE = r"[$({\s]*[-+]?\\?[\w.,\\{}/^]+[)}$]*"
 _DENIED = re.compile(
-    rf"(?:\bnot|n['\u2019]t|\bnever|\bneither|\bnor|\brather than|\binstead of|\banything but|\bexcept)\s+"
-    rf"(?:(?:be|equals?|to|the|number|answer|simply|just|exactly|is)\s+)*(?=[$(\s]*[-+\d\\]){_VALUE}"
+    rf"(?:\bnot|n['\u2019]t|\bnever|\bneither|\bnor|\brather than|\binstead of|\banything but|\bexcept"
+    rf"|\bnicht|\bkeine?|\bkeinesfalls|\bniemals|\balles au(?:\u00df|ss)er|\bpas|\bjamais|\btout sauf|\bno es"
+    r"|\bnunca es|\btodo menos)\s+"
+    r"(?:(?:be|equals?|to|the|number|answer|simply|just|exactly|is|gleich|die|\u00e9gal \u00e0|igual a)\s+)*"
+    rf"(?=[$(\s]*[-+\d\\]){_VALUE}"
     rf"|(?<![\w.,$\\])\$?-?(?:\d[\d.,/]*|\\[\w.,\\{{}}/^]+)\$?\s+"
     r"(?:(?:is|was|are|seems|must be|would be)\s+(?:\w+ly\s+)?"
-    rf"(?:not|wrong|incorrect|false|impossible)\b|(?:is|was|does|ca|wo)n['\u2019]t\b|can\s?not\b|does not\b)"
+    rf"(?:not|wrong|incorrect|false|impossible)\b|(?:is|was|does|ca|wo)n['\u2019]t\b|can\s?not\b|does not\b"
+    r"|(?:ist|est|es)\s+(?:nicht|falsch|faux|fausse|pas|incorrect[oa]?|fals[oa])\b)"
     r"|\"[^\"\n]*\""
     rf"|(?<![\w.,$])\$?-?\d[\d.,/]*\$?(?:\s*,\s*\$?-?\d[\d.,/]*\$?)*,?\s+or\s+\$?-?\d[\d.,/]*\$?",
     re.IGNORECASE,
@@ -46,8 +50,13 @@ _DENIED = re.compile(
 _OTHER_THAN_A_NUMBER = re.compile(
     r"\\(?:neq?|not|neg|lnot|leq?|geq?|leqslant|geqslant|lt|gt|ll|gg|phantom|[hv]phantom|[bx]?cancel|sout)(?![A-Za-z])"
     r"|[<>\u2260\u2264\u2265\u00ac]|_(?!\{?10(?!\d))"
+    r"|\d(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z])|\{\})+\d(?!\d\d(?!\d))"
 )
-"""Relations, what is not shown, and a base, all of which math-verify reads over."""
+"""Relations, what is not shown, a base, and two numbers side by side, all of which math-verify reads over."""
+_ROUGHLY = re.compile(
+    r"\\(?:approx(?:eq)?|thickapprox|sime?q?|cong|doteq|asymp)(?![A-Za-z])|[\u2248\u2243\u2245\u223c]|^\s*~"
+)
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)\s+(?=\d)")
 _PERCENT = re.compile(r"\\?%\s*$")
 
 
@@ -90,7 +99,8 @@ def equal(answer: str, label: str) -> bool:
     same = same_number(content, expected_content)  # first, since without blanks `1 1/2` is 11/2
     if same or (same is None and _squeezed(answer) == _squeezed(label)):
         return _squeezed(label) != _OPENING + "}"
-    if same_number(expected_content, expected_content) and not _may_be_number(content):
+    rough = _ROUGHLY.search(content) and "." not in expected_content
+    if same_number(expected_content, expected_content) and (rough or not _may_be_number(content)):
         return False
     if not answer or len(answer) > _MAX_ANSWER or explodes(answer):
         return False
@@ -121,4 +131,4 @@ def _parsed_label(label: str) -> list[Any]:
 
 
 def _squeezed(text: str) -> str:
-    return "".join(text.split())
+    return "".join(_BETWEEN_DIGITS.sub("~", text).split())  # `4 5` is not 45

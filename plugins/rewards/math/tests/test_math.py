@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import threading
 import time
@@ -39,6 +40,18 @@ def score(response: str, label: object) -> float:
         (r"\boxed{\frac{1}{}}", "1", 0.0),
         (r"\boxed{1 1/2}", "11/2", 0.0),
         (r"\boxed{1 1/2}", "3/2", 1.0),
+        (r"\boxed{4 5}", "45", 0.0),
+        (r"\boxed{4\,5}", "45", 0.0),
+        (r"\boxed{4\quad 5}", "45", 0.0),
+        ("4 5", "45", 0.0),
+        ("The answer is 4 5.", "45", 0.0),
+        (r"\boxed{1 000}", "1000", 1.0),
+        (r"\boxed{1\,000\,000}", "1000000", 1.0),
+        (r"\boxed{1 00}", "100", 0.0),
+        (r"\boxed{1 2}", "1 2", 1.0),
+        (r"\boxed{\approx 4}", "4", 0.0),
+        (r"\boxed{x \approx 4}", "4", 0.0),
+        (r"\boxed{\approx 3.14}", "3.14", 1.0),  # the label is rounded, too
         (r"\boxed{5=4}", "4", 0.0),
         (r"\boxed{4=5=4}", "4", 0.0),
         (r"\boxed{2+2=4}", "4", 1.0),
@@ -74,7 +87,7 @@ def test_answers_that_would_not_fit_in_memory_are_not_evaluated(expression: str)
     started = time.monotonic()
     assert score(rf"\boxed{{{expression}}}", "5") == 0.0
     assert time.monotonic() - started < 10
-    assert score(rf"\boxed{{{expression}}}", expression.replace("9", "9 ")) == 1.0  # spelt alike
+    assert score(rf"\boxed{{{expression}}}", re.sub(r"(?<=\d)(?=[!*^)}])", " ", expression)) == 1.0  # spelt alike
 
 
 @pytest.mark.parametrize(
@@ -134,14 +147,17 @@ def test_braces_that_are_escaped_are_text() -> None:
     [
         "The answer is not 4.", "It isn't $4$.", "4 is wrong.", "It is not equal to 4, of course.", "not 4",
         "Anything but 4.", "It is 5 or 4.", "It is 4 or 5.", "It is 2, 3, or 4.", "It cannot be 4; it is 5.",
-        'Some say "4", but I do not know.', r"\frac{8}{2} is wrong.",
+        'Some say "4", but I do not know.', r"\frac{8}{2} is wrong.", "Die Antwort ist nicht 4.", "4 ist falsch.",
+        "La réponse n'est pas 4.", "4 est faux.", "C'est tout sauf 4.", "La respuesta no es 4.", "4 es incorrecto.",
     ],
 )  # fmt: skip
 def test_a_number_that_is_denied_or_one_of_several_is_no_answer(response: str) -> None:
     assert score(response, "4") == 0.0
 
 
-@pytest.mark.parametrize("response", ["It is not 5 but 4.", "5 is wrong, it is 4.", "It is not obvious: 4", "It is 4."])
+@pytest.mark.parametrize(
+    "response", ["It is not 5 but 4.", "5 is wrong, it is 4.", "Nicht 5, 4.", "It is not obvious: 4", "It is 4."]
+)
 def test_a_number_beside_one_that_is_denied_is(response: str) -> None:
     assert score(response, "4") == 1.0
 

@@ -18,7 +18,8 @@ import torch
 
 from slime_core.errors import TrainError
 from slime_core.models.config import read_hf_config
-from slime_core.plugins.hooks import Hooks, hooks_of
+from slime_core.plugins.hooks import Hooks, bare_manager, hook_flags, implement
+from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_core.trainers.settings import Role
@@ -87,7 +88,7 @@ class MegatronTrainer:
         # Settings are read before any process group is joined, so a mistake ends the run at once.
         self.settings = settings = _laid_out(args, MegatronSettings.from_args(args, role))
         schedule = LearningRateSchedule.from_args(args, critic=role == "critic")
-        self._hooks = hooks_of(args) if hooks is None else hooks
+        self._hooks = _hooks_of(args) if hooks is None else hooks
         self._model_provider = model_provider(args)
         self.groups = ProcessGroups(
             settings.layout,
@@ -382,3 +383,13 @@ def _laid_out(args: Args, settings: MegatronSettings) -> MegatronSettings:
     layout = Layout.from_args(args, architecture.num_layers)
     layout.check_model(architecture.transformer)
     return replace(settings, layout=layout)
+
+
+def _hooks_of(args: Args) -> Hooks:
+    """The functions that settings name, without the installed plugins. Raises PluginError: one is not of use."""
+    manager = bare_manager()
+    for row in hook_flags().values():
+        given = getattr(args, row.setting, None) or []  # settings made by hand may lack it
+        for spec in [given] if isinstance(given, str) else given:
+            implement(manager, row, resolve(row.name, spec, origin=row.flags[0]).obj, row.flags[0])
+    return Hooks(manager)

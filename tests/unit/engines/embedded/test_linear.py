@@ -9,7 +9,7 @@ from slime_core.engines.embedded.linear import Linear, lies_in_tiles, packed_ker
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 64, 200])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("out", [96, 128])
+@pytest.mark.parametrize("out", [96, 512, 520])
 def test_every_kernel_gives_the_product_of_the_present_weight(rows: int, bias: bool, out: int) -> None:
     torch.manual_seed(rows)
     weight, offset = torch.randn(out, 256), torch.randn(out) if bias else None
@@ -23,7 +23,7 @@ def test_every_kernel_gives_the_product_of_the_present_weight(rows: int, bias: b
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(96, 256), (512, 512)])
+@pytest.mark.parametrize("shape", [(520, 256), (512, 512)])
 @pytest.mark.skipif(not packed_kernel_works(torch.float32), reason="torch has no packed product here")
 def test_a_packed_copy_alone_serves_and_is_read_back(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     """What lies in `weight` meanwhile is another projection's."""
@@ -40,9 +40,9 @@ def test_a_packed_copy_alone_serves_and_is_read_back(dtype: torch.dtype, shape: 
 
 
 def test_written_into_the_packed_copy_is_what_onednn_packs() -> None:
-    if not (packed_kernel_works(torch.float32) and lies_in_tiles(128, 64)):
+    if not (packed_kernel_works(torch.float32) and lies_in_tiles(512, 256)):
         pytest.skip("oneDNN packs otherwise on this processor")
-    linear, x = Linear(torch.randn(128, 64), None), torch.randn(200, 64)
+    linear, x = Linear(torch.randn(512, 256), None), torch.randn(200, 256)
     linear.repack()
     linear.weight.normal_()
     linear.repack()

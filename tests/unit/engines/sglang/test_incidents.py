@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from slime_engine_sglang.incidents import Incidents
-from slime_runs.run import read_lines
-
-from slime_core.observability.events import EventLog
+from slime_runs.events import EventLog
+from slime_runs.files import read_lines
 
 
 def test_told_three_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,12 +16,12 @@ from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 from slime_engine_sglang.worker_watch import WorkerWatch
-from slime_runs.run import read_lines
+from slime_runs.events import EventLog
+from slime_runs.files import read_lines
 from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config import Args
 from slime_core.errors import EngineError
-from slime_core.observability.events import EventLog
 from tests.engine_processes import EmbeddedServer, SmallRouter
 
 READY, OUT = WorkerState.READY, WorkerState.QUARANTINED

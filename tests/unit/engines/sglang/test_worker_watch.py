@@ -17,9 +17,9 @@ from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.worker_watch import OtherWeightsError, WorkerWatch
+from slime_runs.events import EventLog
 
 from slime_core.config import Args
-from slime_core.observability.events import EventLog
 
 
 class Server:

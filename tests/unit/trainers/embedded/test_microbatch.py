@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from slime_core.errors import TrainError
-from slime_core.trainers.embedded.microbatch import pack
+from slime_core.models.config import load_model_config
+from slime_core.models.decoder import Decoder
+from slime_core.models.hf_io import read_weights
+from slime_core.trainers.embedded.microbatch import hidden_states, pack
 from slime_core.types import TrainBatch
 
 CPU = torch.device("cpu")
@@ -43,3 +48,30 @@ def test_bad_samples_are_named(make_batch: Callable[..., TrainBatch]) -> None:
     batch.response_lengths[1] = len(batch.tokens[1])
     with pytest.raises(TrainError, match=r"sample 71 .* at least one prompt token"):
         pack(batch, [0, 1], 61, CPU)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_prompt_is_computed_once_with_the_same_states_and_gradients(
+    recompute: bool, model_dir: Path, make_batch: Callable[..., TrainBatch]
+) -> None:
+    """Prompts of 1, 2, 20 and 90 tokens, the third a beginning of the last, in no order; one sample has no response."""
+    rng = random.Random(0)
+    long = [rng.randrange(61) for _ in range(90)]
+    prompts = [long, [5], long[:20], [7, 9], long, [5], long[:20], [7, 9], long[:20], long]
+    batch = make_batch(len(prompts))
+    batch.response_lengths = [0 if i == 3 else rng.randrange(1, 30) for i in range(len(prompts))]
+    batch.tokens = [
+        prompt + [rng.randrange(61) for _ in range(length)]
+        for prompt, length in zip(prompts, batch.response_lengths, strict=True)
+    ]
+    config = load_model_config(model_dir)
+    model = Decoder.from_weights(config, read_weights(model_dir), recompute=recompute)
+    micro = pack(batch, range(len(prompts)), 61, CPU)
+    computed: list[int] = []
+    model.model.embed_tokens.register_forward_hook(lambda _, given, __: computed.append(len(given[0])))
+    weight = torch.randn(len(micro.rows), 32)
+    found = []
+    for hidden in (hidden_states(model, micro, every_row=True)[micro.rows], hidden_states(model, micro)):
+        found.append((hidden, torch.autograd.grad((hidden * weight).sum(), list(model.parameters()))))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert computed == [len(micro.token_ids), len(micro.token_ids) - (2 * 89 + 2 * 19 + 1)]

@@ -114,7 +114,7 @@ function samples(found, run) {
 }
 
 function waiting(waits, word) {
-  if (waits.unreadable) return h("p.bad", `what it waits for cannot be read: ${waits.unreadable}`);
+  if (waits.unreadable.length) return h("p.bad", `half-written, or of another version: ${waits.unreadable.map((name) => `waits/${name}`).join(", ")}`);
   if (!waits.processes.length) return word === "running" ? h("p.dim", "no process says what it waits for") : null;
   return h(
     "details.box",

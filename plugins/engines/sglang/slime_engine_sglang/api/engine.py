@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from slime_runs.events import EventLog
+
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.multimodal import image_token_of
-from slime_core.observability.events import EventLog
 from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.client import Client

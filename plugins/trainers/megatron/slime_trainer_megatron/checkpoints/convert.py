@@ -11,6 +11,7 @@ whichever made the files, every other one reads them.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime_core.checkpoint.sources import MODEL, Source, required_source, write_megatron_json
+from slime_core.checkpoint.sources import MEGATRON, MODEL, Source, required_source
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import read_hf_config
 from slime_core.models.hf_io import copy_assets, write_config
@@ -72,7 +73,8 @@ def hf_to_megatron(args: Args) -> str:
         dist.barrier()
         dist_checkpoint.save_model(chunks, partial / MODEL)
         if dist.get_rank() == 0:
-            write_megatron_json(partial, str(hf["model_type"]), dtype)
+            text = json.dumps({"format": 1, "model_type": hf["model_type"], "dtype": dtype}, indent=1)
+            (partial / MEGATRON).write_text(text + "\n", encoding="utf-8")  # last: it says that all is there
     return f"{args.save}: {hf['model_type']} in Megatron's format, {dtype}, from {source} {source.directory}"
 
 

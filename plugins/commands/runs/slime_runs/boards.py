@@ -1,4 +1,4 @@
-"""Reading the boards of a run, for `slime why`: who is alive, what they wait for, and their stacks on request.
+"""Reading the boards of a run (`Run.waits`): who is alive, what they wait for, and their stacks on request.
 
 Ages in a board are as of its heartbeat, so the time since then is added; and clocks of other hosts may differ, so a
 heartbeat from the future counts as one of now.
@@ -6,16 +6,15 @@ heartbeat from the future counts as one of now.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import ConfigError
 from slime_core.waits.board import alive, replace_text
-from slime_core.waits.stalls import STALLS, WAITS
+from slime_core.waits.stalls import WAITS
+from slime_runs.files import read_object
 
 OLD = 30.0
 """Seconds after which a heartbeat is old: the process stands still, or its host does."""
@@ -24,7 +23,7 @@ LOST = 120.0
 _POLL = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Process:
     """One board."""
 
@@ -66,9 +65,9 @@ class Process:
 class Report:
     """All boards of a run."""
 
-    run_dir: Path
     processes: list[Process]
-    stalls: list[Path]
+    unreadable: list[Path]
+    """Boards that are half-written or of another version."""
 
     @property
     def answering(self) -> list[Process]:
@@ -86,19 +85,17 @@ class Report:
         return any(row["overdue"] for p in self.answering for row in p.waits)
 
 
-def read_run(run_dir: Path) -> Report:
-    """Read every board; those with the oldest wait come first. Raises ConfigError where there is no such directory."""
-    if not run_dir.is_dir():
-        raise ConfigError(f"{run_dir}: no such directory; give the run's --run-dir")
-    processes = []
+def read_boards(run_dir: Path) -> Report:
+    """Every board; those with the oldest wait come first."""
+    order: dict[Process, tuple[bool, float]] = {}
+    unreadable = []
     for path in sorted((run_dir / WAITS).glob("*.json")):
         try:
-            board = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:  # it ended while we looked
-            continue
-        processes.append(_process(path, board))
-    processes.sort(key=lambda p: (p.state == "gone", -max((row["age"] for row in p.waits), default=0.0)))
-    return Report(run_dir, processes, sorted((run_dir / STALLS).glob("*.txt")))
+            process = _process(path, read_object(path) or {})
+            order[process] = process.state == "gone", -max((row["age"] for row in process.waits), default=0.0)
+        except (KeyError, TypeError, ValueError):
+            unreadable += [path] if path.exists() else []  # otherwise it ended while we looked
+    return Report(sorted(order, key=order.__getitem__), unreadable)
 
 
 def _process(path: Path, board: dict[str, Any]) -> Process:
