@@ -66,11 +66,13 @@ def questions(rollouts: int, rng: random.Random) -> dict[str, Callable[[], tuple
         "run: new steps": lambda: ("metrics", {"name": ["train/loss"], "since": rollouts - 5}),
         "run: is there anything new": lambda: ("pulse", {}),
         "run: what it waits for": lambda: ("waits", {}),
+        "run: where the time went": lambda: ("profile", {}),
         "rollout": lambda: ("rollout", rollout()),
         "rollout: text": lambda: ("search", {**rollout(), "text": f"answer {rng.randrange(100)}"}),
         "samples: best": lambda: ("samples", {"order": "best"}),
         "samples: worst above": lambda: ("samples", {"order": "worst", "min_score": score()}),
         "samples: truncated": lambda: ("samples", {"status": "truncated"}),
+        "samples: dropped": lambda: ("samples", {"fate": "dropped"}),
         "samples: failed (none)": lambda: ("samples", {"status": "failed"}),
         "samples: dropped, reward, length": lambda: (
             "samples", {"fate": "dropped", "min_score": score(), "max_tokens": 28, "order": "best"},

@@ -1,59 +1,64 @@
-"""What watching a run costs: the demo with and without the checks of its numbers, and with and without kept samples.
+"""What watching a run costs: the demo with the checks of its numbers, and with kept samples, in every other rollout.
 
-    .venv/bin/python benchmarks/watching.py [--rounds 5] [--rollouts 6]
+    .venv/bin/python benchmarks/watching.py [--rounds 5] [--rollouts 12]
 
-Sides take turns, each run a process of its own. All do the same work bit for bit, so rollout by rollout their processor
-times (of all threads and processes, the first rollout left out) are compared with those of the run that neither checks
-nor keeps. Exits with 1 when the median of either is above `--most` (2%).
+Runs come in pairs that do the same work bit for bit: one is watched in its even rollouts, the other in its odd ones. So
+each rollout has a twin, and what makes one run slower than the other is in as many ratios upwards as downwards. A cost
+is the median over twins of processor time (of all threads and processes; the first rollout is left out) with over
+without, of even and odd rollouts alike. 95% of 2,000 draws among the twins are in its interval. Exits with 1 where all
+of an interval is above `--most` (2%).
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
-from _harness import Parser, in_turns, spread, table
+from _harness import Parser, table
 
 CLOCK = Path(__file__).resolve().parent / "clock"
+SIDES = {"invariants": "Invariants", "kept samples": "SampleStore", "both": "Invariants SampleStore"}
+"""Plugins that rest in every other rollout; the others rest in all."""
+_DRAWS = 2_000
 
-SIDES = {
-    "neither": (True, "none"),
-    "invariants": (False, "none"),
-    "kept samples": (True, "all"),
-    "both (the default)": (False, "all"),
-}
-"""Whether the plugin `invariants` is blocked, and `--log-samples`."""
-
-WITHOUT_CHECKS = """
-import sys
-import pluggy
+EVERY_OTHER = """
+import functools, sys
 from slime_core.cli.main import main
+from slime_hook_invariants import Invariants
+from slime_runs.store import SampleStore
 
-made = pluggy.PluginManager.__init__
-def make(self, *args, **kwargs):
-    made(self, *args, **kwargs)
-    self.set_blocked("slime-rl:invariants")
-pluggy.PluginManager.__init__ = make
-sys.exit(main(sys.argv[1:]))
+watch, parity = sys.argv[1].split(), int(sys.argv[2])
+
+def every_other(cls, name, rollout):
+    method = getattr(cls, name)
+    @functools.wraps(method)
+    def call(self, *told):
+        return method(self, *told) if cls.__name__ in watch and rollout(told) % 2 == parity else None
+    setattr(cls, name, call)
+
+for cls in (Invariants, SampleStore):
+    every_other(cls, "slime_log_rollout", lambda told: told[0])
+    every_other(cls, "slime_rollout_trained", lambda told: told[1].batch.rollout_id)
+sys.exit(main(sys.argv[3:]))
 """
-"""slime's own plugins are always on, so the command line has no word for this."""
+"""slime's own plugins are always on, so the command line has no word for this. A hook is told by position."""
 
 
-def run(folder: Path, side: str, rollouts: int) -> list[float]:
+def run(folder: Path, watch: str, parity: int, rollouts: int) -> list[float]:
     """Processor seconds of each rollout but the first."""
-    blocked, kept = SIDES[side]
     clock = folder / "clock.jsonl"
     clock.unlink(missing_ok=True)
-    slime = ["-c", WITHOUT_CHECKS] if blocked else ["-m", "slime_core"]
-    own = ["--log-samples", kept, "--num-rollout", str(rollouts), "--save", str(folder / "run"), "--overwrite"]
-    command = [sys.executable, *slime, "train", "--config", "run.yaml", "--plugin-dir", str(CLOCK), *own]
+    own = ["--num-rollout", str(rollouts), "--save", str(folder / "run"), "--overwrite", "--plugin-dir", str(CLOCK)]
+    command = [sys.executable, "-c", EVERY_OTHER, watch, str(parity), "train", "--config", "run.yaml", *own]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_CLOCK_FILE": str(clock)}
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     events = map(json.loads, clock.read_text(encoding="utf-8").splitlines())
@@ -61,29 +66,54 @@ def run(folder: Path, side: str, rollouts: int) -> list[float]:
     return [after - before for before, after in itertools.pairwise(ends)]
 
 
+def twins(even: Sequence[float], odd: Sequence[float]) -> list[list[float]]:
+    """Logarithms of with over without, of even rollouts and of odd ones, from the runs watched in them."""
+    found: list[list[float]] = [[], []]
+    for rollout, seconds in enumerate(zip(even, odd), start=1):
+        found[rollout % 2].append(math.log(seconds[rollout % 2] / seconds[1 - rollout % 2]))
+    return found
+
+
+def cost(ratios: Sequence[Sequence[float]]) -> float:
+    """The share of a rollout, of the twins of even and of odd rollouts."""
+    return math.expm1(statistics.fmean(statistics.median(part) for part in ratios))
+
+
+def interval(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Of 95% of the draws."""
+    draw = random.Random(0)
+    costs = sorted(cost([draw.choices(part, k=len(part)) for part in ratios]) for _ in range(_DRAWS))
+    return costs[_DRAWS // 40], costs[-_DRAWS // 40 - 1]
+
+
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each side")
-    parser.add_argument("--rollouts", type=int, default=6, help="of a run")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs of each side")
+    parser.add_argument("--rollouts", type=int, default=12, help="of a run; at least 3")
     parser.add_argument("--most", type=float, default=0.02, help="share of a rollout that either may cost")
     own = parser.parse_args()
+    ratios: dict[str, list[list[float]]] = {side: [[], []] for side in SIDES}
+    seconds: list[float] = []
     with tempfile.TemporaryDirectory(prefix="slime-watching-") as name:
         folder = Path(name)
         subprocess.run([sys.executable, "-m", "slime_core", "init", "demo", "run.yaml"], cwd=folder, check=True)
-        run(folder, "neither", 1)  # makes model and data
-        seconds = in_turns({side: partial(run, folder, side, own.rollouts) for side in SIDES}, own.rounds)
-    rows, costs = [], {}
-    for side, runs in seconds.items():
-        ratios = [
-            mine / theirs
-            for one, other in zip(runs, seconds["neither"], strict=True)
-            for mine, theirs in zip(one, other)
-        ]
-        costs[side] = statistics.median(ratios) - 1
-        each = [value for one in runs for value in one]
-        rows.append([side, f"{statistics.median(each):.3f}", spread(each), f"{costs[side]:+.1%}"])
-    print(table(["side", "CPU s a rollout", "spread", "against neither"], rows))
-    above = [side for side in ("invariants", "kept samples") if costs[side] > own.most]
+        run(folder, "", 0, 1)  # makes model and data
+        for number in range(own.rounds):
+            for side, watch in SIDES.items():
+                pair: dict[int, list[float]] = {}
+                for parity in (number % 2, 1 - number % 2):
+                    pair[parity] = run(folder, watch, parity, own.rollouts)
+                seconds += pair[0] + pair[1]
+                for part, more in zip(ratios[side], twins(pair[0], pair[1])):
+                    part += more
+    rows, above = [], []
+    for side, found in ratios.items():
+        low, high = interval(found)
+        rows.append([side, f"{cost(found):+.2%}", f"{low:+.2%} to {high:+.2%}", str(sum(map(len, found)))])
+        if side != "both" and low > own.most:
+            above.append(side)
+    print(f"a rollout takes {statistics.median(seconds):.3f} s of processor")
+    print(table(["side", "cost", "95% interval", "twins"], rows))
     print(f"above {own.most:.0%}: {', '.join(above) or 'none'}")
     return int(bool(above))
 

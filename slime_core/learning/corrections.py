@@ -1,8 +1,8 @@
 """Off-policy corrections of the policy loss: log-probs of trainer and engine -> weights and a mask.
 
-What a component of kind "corrections" gets and returns, and the built-in ones (`--use-tis`,
-`--custom-tis-function-path`); `learning/corrector.py` calls them. A correction weighs a whole optimizer step at once,
-before its first micro-batch, so normalisation over the step does not depend on how samples are split.
+What a component of kind "corrections" gets and returns (`--use-tis`, `--custom-tis-function-path`); `corrector.py`
+calls them. A correction weighs a whole optimizer step at once, before its first micro-batch, so normalisation over the
+step does not depend on how samples are split.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from slime_core.errors import ConfigError
 from slime_core.ops.masking import AllReduce
-from slime_core.ops.ratios import icepop_weight, importance_ratio, truncated_weight
-from slime_core.protocols import Args
 
 SETTINGS = (
     *("tis_clip", "tis_clip_low", "tis_level", "tis_mode", "tis_lower_bound", "tis_upper_bound"),
     *("tis_batch_normalize", "use_rs", "rs_level", "rs_lower_bound", "rs_upper_bound"),
     *("rs_veto_threshold", "rs_trust_region", "rs_tr_threshold"),
 )
-"""Every setting that a built-in correction may read; each says in `reads` which ones it does."""
+"""Every setting that a correction of slime's may read; each says in `reads` which ones it does."""
 
 
 @dataclass
@@ -72,35 +69,3 @@ class Correction(Protocol):
 
     def weigh(self, inputs: CorrectionInputs) -> CorrectionOutputs:
         """Weights and mask; no gradient flows through them."""
-
-
-class TruncatedImportanceSampling:
-    """Truncated importance sampling (Yao et al., 2025): weight clamp(w, tis_clip_low, tis_clip), w = trainer / engine.
-
-    Metrics: `tis` (w), `tis_clipfrac`, `tis_abs` (|w - 1|).
-    """
-
-    whole_step: bool = False
-    reads: ClassVar[tuple[str, ...]] = ("tis_clip", "tis_clip_low")
-
-    def __init__(self, args: Args) -> None:
-        self.low, self.high = args.tis_clip_low, args.tis_clip
-        if self.low > self.high:
-            raise ConfigError(f"--tis-clip-low {self.low} exceeds --tis-clip {self.high}")
-
-    def weigh(self, inputs: CorrectionInputs) -> CorrectionOutputs:
-        """See `Correction.weigh`."""
-        ratio = importance_ratio(inputs.train_log_probs, inputs.rollout_log_probs)
-        weights, changed = self._bound(ratio)
-        metrics = {"tis": ratio, "tis_clipfrac": changed, "tis_abs": (ratio - 1).abs()}
-        return CorrectionOutputs(weights, inputs.loss_mask, metrics)
-
-    def _bound(self, ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return truncated_weight(ratio, self.low, self.high)
-
-
-class IcePop(TruncatedImportanceSampling):
-    """IcePop (Ling team, 2025): weight w inside [tis_clip_low, tis_clip], 0 outside. Metrics as for `tis`."""
-
-    def _bound(self, ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return icepop_weight(ratio, self.low, self.high)

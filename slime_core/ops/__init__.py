@@ -43,44 +43,29 @@ if TYPE_CHECKING:
     from slime_core.ops.surrogate import clipped_surrogate as clipped_surrogate
     from slime_core.ops.surrogate import clipped_value_loss as clipped_value_loss
 
-_EXPORTS = {
-    "SamplingMask": "slime_core.ops.logprobs",
-    "cispo_surrogate": "slime_core.ops.surrogate",
-    "clipped_surrogate": "slime_core.ops.surrogate",
-    "clipped_value_loss": "slime_core.ops.surrogate",
-    "discounted_returns": "slime_core.ops.returns",
-    "expand_to_tokens": "slime_core.ops.masking",
-    "gae": "slime_core.ops.returns",
-    "group_members": "slime_core.ops.groups",
-    "group_normalize": "slime_core.ops.groups",
-    "icepop_weight": "slime_core.ops.ratios",
-    "importance_ratio": "slime_core.ops.ratios",
-    "interpolated_log_probs": "slime_core.ops.corrections",
-    "kl_estimate": "slime_core.ops.kl",
-    "log_probs_from_logits": "slime_core.ops.logprobs",
-    "masked": "slime_core.ops.masking",
-    "masked_gae": "slime_core.ops.returns",
-    "masked_mean": "slime_core.ops.masking",
-    "masked_whiten": "slime_core.ops.masking",
-    "mismatch_metrics": "slime_core.ops.corrections",
-    "off_policy_sequences": "slime_core.ops.corrections",
-    "pad_right": "slime_core.ops.returns",
-    "per_rollout_weights": "slime_core.ops.masking",
-    "per_sample_weights": "slime_core.ops.masking",
-    "per_token_weights": "slime_core.ops.masking",
-    "ratio_from_kl": "slime_core.ops.ratios",
-    "response_log_probs": "slime_core.ops.logprobs",
-    "reverse_scan": "slime_core.ops.returns",
-    "segment_means": "slime_core.ops.masking",
-    "segment_sums": "slime_core.ops.masking",
-    "sequence_kl": "slime_core.ops.ratios",
-    "token_kl": "slime_core.ops.ratios",
-    "token_log_probs": "slime_core.ops.logprobs",
-    "token_rewards": "slime_core.ops.returns",
-    "truncated_weight": "slime_core.ops.ratios",
-    "unpad": "slime_core.ops.returns",
-    "weighted_sum": "slime_core.ops.masking",
+_NAMES = {
+    "corrections": ("interpolated_log_probs", "mismatch_metrics", "off_policy_sequences"),
+    "groups": ("group_members", "group_normalize"),
+    "kl": ("kl_estimate",),
+    "logprobs": ("SamplingMask", "log_probs_from_logits", "response_log_probs", "token_log_probs"),
+    "masking": (
+        "expand_to_tokens",
+        "masked",
+        "masked_mean",
+        "masked_whiten",
+        "per_rollout_weights",
+        "per_sample_weights",
+        "per_token_weights",
+        "segment_means",
+        "segment_sums",
+        "weighted_sum",
+    ),
+    "ratios": ("icepop_weight", "importance_ratio", "ratio_from_kl", "sequence_kl", "token_kl", "truncated_weight"),
+    "returns": ("discounted_returns", "gae", "masked_gae", "pad_right", "reverse_scan", "token_rewards", "unpad"),
+    "surrogate": ("cispo_surrogate", "clipped_surrogate", "clipped_value_loss"),
 }
+"""Module -> what it has."""
+_EXPORTS = {name: f"slime_core.ops.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = [*_EXPORTS]
 
 

@@ -31,7 +31,7 @@ from slime_core.protocols import Args
 from slime_core.rollout.contracts import first_number
 from slime_core.rollout.deadlines import ended
 from slime_core.rollout.fate import given_back, restarted
-from slime_core.rollout.flights import Flight
+from slime_core.rollout.flights import Bell, Flight
 from slime_core.rollout.open_groups import (
     ASIDE,
     IN_FLIGHT,
@@ -70,9 +70,10 @@ class GroupProducer:
         """`version` answers which weight version is the newest: what is taken now is trained on by it."""
         self.args, self.source, self.context = args, source, context
         self._version = version
-        self.pool = Pool(args, source, context, version=version, told=self._tell)
+        self._news = Bell()
+        """Rings when groups have been decided on, or none will be any more."""
+        self.pool = Pool(args, source, context, version=version, told=self._news.ring)
         self._task: asyncio.Task[None] | None = None
-        self._news: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
         self._sees_requests = False
         self._started_at = self._since = 0.0
@@ -109,11 +110,7 @@ class GroupProducer:
             raise
         except BaseException as error:
             self._failure = error
-            self._tell()
-
-    def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+            self._news.ring()
 
     # -- taking --------------------------------------------------------------------------------------
 
@@ -144,7 +141,7 @@ class GroupProducer:
 
     async def _completed(self) -> None:
         """Return when enough groups wait that the present weights may train on."""
-        loop, pool = asyncio.get_running_loop(), self.pool
+        pool = self.pool
         with waiting(f"the groups of rollout {pool.rollout_id}", deadline=None, then="every group has its own"):
             self.wake()  # there is room for a whole rollout now
             while True:
@@ -155,8 +152,8 @@ class GroupProducer:
                     return
                 if pool.held != held:  # too old: there is room again (a wake without need would come back as news)
                     self.wake()
-                self._news = loop.create_future()
-                await self._news
+                self._news.clear()
+                await self._news.wait(None, at_once=True)
 
     def _complete(self) -> bool:
         """Whether a rollout can be taken. Raises RolloutError when none will come about."""
@@ -213,7 +210,7 @@ class GroupProducer:
         self._failure = self._failure or RolloutError("generation has been stopped")
         if not self.pool.halted:
             await self._land(0.0)
-        self._tell()
+        self._news.ring()
 
     async def _land(self, patience: float | None) -> list[Flight]:
         self.pool.halted = True

@@ -268,6 +268,7 @@ def test_samples_of_one_execution_have_each_what_the_trainer_made_of_it(
     for found in stored:
         own = given[found.entry.key]["log_probs"]
         assert own == pytest.approx(found.sample.rollout_log_probs, abs=1e-4)
+    assert "makes several samples of one execution" in slime("resample", tmp_path, 0, check=False).stderr
     with TestClient(make_app(tmp_path), base_url="http://127.0.0.1") as page:
         for found in stored[:4]:
             where = {"rollout": 0, "sample": found.entry.sample_index, "part": found.entry.part}

@@ -17,10 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_correction_mis import MismatchImportanceSampling
+from slime_correction_mis.truncated import TruncatedImportanceSampling
 
 from slime_core.config.schema import Args
 from slime_core.fan_out import execution_rewards, executions, shares, sibling_counts
-from slime_core.learning.corrections import TruncatedImportanceSampling
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss

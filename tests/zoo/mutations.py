@@ -225,7 +225,7 @@ def only_the_number(original: Any, core: Any, weights: Any, version: int, origin
         core.set_version(version)
 
 
-def base_only(original: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def base_only(original: Any, model: Any, *rest: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The adapter is not merged into what is sent."""
     return iter(base_weights(model).items())
 

@@ -126,8 +126,9 @@ def test_every_script_starts(script: str) -> None:
 def test_watching() -> None:
     done = _run("watching.py", "--rounds", "1", "--rollouts", "3", "--most", "9")
     assert done.returncode == 0, done.stderr
-    sides = [line.split("  ")[0] for line in done.stdout.splitlines() if line.endswith("%")]
-    assert sides == ["neither", "invariants", "kept samples", "both (the default)"]
+    rows = [line.split() for line in done.stdout.splitlines() if "% to " in line]
+    assert [row[0] for row in rows] == ["invariants", "kept", "both"]
+    assert [row[-1] for row in rows] == ["2"] * 3, "twins"
 
 
 def test_end_to_end_says_how_to_get_trl() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from slime_correction_mis import MismatchImportanceSampling
+from slime_correction_mis.truncated import IcePop, TruncatedImportanceSampling
 
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.corrections import IcePop, TruncatedImportanceSampling
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from slime_correction_mis import MismatchImportanceSampling
+from slime_correction_mis.truncated import IcePop, TruncatedImportanceSampling
 
 from slime_core.config import Args
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.corrections import IcePop, TruncatedImportanceSampling
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.loss import PolicyLoss
 from slime_core.learning.reducers import constant

@@ -215,6 +215,11 @@ class _Again:
         done = await context.runner.run_group(
             group, params, rollout_id=entry.rollout, evaluation=evaluation, args=own
         )  # fmt: skip
+        if len(done) != len(group):
+            raise RunError(
+                f"sample {entry.sample_index}: the run's generate function makes several samples of one execution, and"
+                " which of them is which is not known, so they cannot be compared"
+            )
         for sample, prefix in zip(done, prefixes):
             if sample.tokens[: len(prefix)] != prefix:
                 raise RunError(

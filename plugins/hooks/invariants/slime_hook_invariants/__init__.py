@@ -7,6 +7,7 @@ An incident is a warning and a line of `RUN/incidents.jsonl`, once for each chec
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections import Counter
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core import Args, Sample, hookimpl
+from slime_core.models.config import vocab_size_of
 from slime_hook_invariants.incident import FILE, Incident
-from slime_hook_invariants.samples import sample_incidents, tokens_that_may_train, trained_as_sampled
+from slime_hook_invariants.samples import sample_incidents, sampled_among, tokens_that_may_train, trained_as_sampled
 
 if TYPE_CHECKING:
     from slime_hook_invariants.batches import Batches
@@ -25,6 +27,7 @@ __all__ = ["FILE", "Incident", "Invariants"]
 
 logger = logging.getLogger(__name__)
 
+_vocab_size = functools.cache(vocab_size_of)
 _AHEAD = 8
 """Rollouts that are remembered until they are trained on."""
 
@@ -39,8 +42,12 @@ class Invariants:
         """Rollout -> sample -> its tokens that may be trained on; where both are done in one process."""
 
     @hookimpl
-    def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
+    def slime_log_rollout(
+        self, rollout_id: int, args: Args, samples: list[Sample], extra_metrics: dict[str, float]
+    ) -> None:
         """Samples as they will become a batch."""
+        if args.use_sampling_mask:
+            extra_metrics |= sampled_among(samples, _vocab_size(args.hf_checkpoint))
         self._report(args, rollout_id, sample_incidents(samples))
         if not args.custom_convert_samples_to_train_data_path:
             self._may_train[rollout_id] = tokens_that_may_train(samples)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,6 +30,16 @@ def tokens_that_may_train(samples: Sequence[Sample]) -> Counter[int | None]:
     for sample in samples:
         found[sample.index] += 0 if sample.is_removed else sample.effective_response_length
     return found
+
+
+def sampled_among(samples: Sequence[Sample], vocab_size: int) -> dict[str, float]:
+    """Of the tokens that were drawn from a part of the vocabulary: its ids in the mean, and as a share of all."""
+    offsets = [sample.rollout_top_p_token_offsets or () for sample in samples]
+    sizes = [after - before for row in offsets for before, after in itertools.pairwise(row) if after > before]
+    if not sizes:
+        return {}
+    mean = math.fsum(sizes) / len(sizes)
+    return {"rollout/sampled_among": mean, "rollout/sampled_among_share": mean / vocab_size}
 
 
 def trained_as_sampled(may_train: Mapping[int | None, int], batch: TrainBatch) -> Iterator[Incident]:
