@@ -17,7 +17,7 @@ import pytest
 import torch
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_sglang.server import ServerProcess
+from slime_engine_sglang.programs import ServerProcess
 from slime_engine_sglang.weights.update import WeightUpdates
 
 from slime_core.config import Args

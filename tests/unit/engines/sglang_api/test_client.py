@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from slime_engine_sglang.api import client as client_module
-from slime_engine_sglang.api import router_choice, transport
+from slime_engine_sglang.api import transport
 from slime_engine_sglang.api.client import Client
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.api.router import Router
@@ -599,7 +599,7 @@ async def test_a_router_that_is_down_or_failing_is_gone_round(monkeypatch: pytes
             for _ in range(3):
                 assert (await client.generate([3], {})).token_ids == [1]
             assert setup.failures == 1  # the others did not even ask
-            monkeypatch.setattr(router_choice, "ROUTER_REST_S", 0.0)
+            monkeypatch.setattr(client_module, "ROUTER_REST_S", 0.0)
             assert client.counts["bypassed_router"] == 5
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.weights.protocol import (
-    ServerFacts,
-    begin_update,
-    call,
-    end_update,
-    served_version,
-    server_facts,
-)
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.weights import round
+from slime_engine_sglang.weights.protocol import ServerFacts, served_version
+from slime_engine_sglang.weights.round import Round
 
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, WeightSyncError
 from tests.unit.engines.sglang_api.servers import servers
 from tests.unit.engines.sglang_api.weight_servers import WeightServer
 
@@ -32,27 +29,33 @@ def test_protocol_by_version(software: str, sessions: bool, sglang: bool) -> Non
 
 
 @pytest.mark.parametrize("software", ["0.5.20", "0.5.23"])
-async def test_the_chosen_protocol_is_taken_and_the_other_refused(software: str) -> None:
-    rules = WeightServer(software)
-    async with servers(rules) as (server,):
-        http = Http()
-        await http.open()
-        facts = await server_facts(http, server.url)
+async def test_the_chosen_protocol_is_taken_and_the_other_refused(
+    software: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules, sessions = WeightServer(software), list[bool]()
+    async with servers(rules) as (server,), Http() as http:
+        worker = Worker(server.url, state=WorkerState.READY)
+
+        async def update(*, sends: bool) -> None:
+            made = Round(
+                http, WorkerPool([worker]), [worker], version=1, transport="tensor", timeout=5.0, tolerant=False
+            )
+
+            async def push(_: Round) -> None:
+                sessions.append(rules.session)
+                body = {"serialized_named_tensors": [""], "weight_version": None}
+                if sends:
+                    await made.each("sending", lambda w: made.load(w, "/update_weights_from_tensor", body))
+
+            await made.take(push)
+
+        with pytest.raises(WeightSyncError, match="reports weight version 'default'"):
+            await update(sends=False)
+        assert (sessions, rules.session) == ([software == "0.5.23"], False)
         other = ServerFacts("0.5.20" if software == "0.5.23" else "0.5.23")
-        await begin_update(http, server.url, facts, timeout=5)
-        assert rules.session == facts.has_sessions
-        await end_update(http, server.url, facts, timeout=5)
-        assert not rules.session
-        rules.paused = "abort"
-
-        async def _update_as(facts: ServerFacts) -> None:
-            body: dict[str, Any] = {"serialized_named_tensors": [""], "weight_version": None}
-            await begin_update(http, server.url, facts, timeout=5)
-            await call(http, server.url, "/update_weights_from_tensor", body, timeout=5)
-
-        with pytest.raises(EngineError, match=r"session|must run between"):
-            await _update_as(other)
-        await http.close()
+        monkeypatch.setattr(round, "server_facts", lambda *_: asyncio.sleep(0, other))
+        with pytest.raises(WeightSyncError, match=r"session|must run between"):
+            await update(sends=True)
 
 
 async def test_a_server_that_tells_no_version_is_an_error() -> None:

@@ -32,7 +32,6 @@ from slime_engine_sglang.api.continuation import rest_of
 from slime_engine_sglang.api.flights import Flight, Flights, server_name
 from slime_engine_sglang.api.requests import cuts, generate_request
 from slime_engine_sglang.api.router import Router
-from slime_engine_sglang.api.router_choice import RouterChoice
 from slime_engine_sglang.api.transport import FIRST_DELAY_S, RETRY_STATUS, Http, backoff, engine_error
 from slime_engine_sglang.api.versions import version_number
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
@@ -40,6 +39,8 @@ from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 logger = logging.getLogger(__name__)
 
 TRIES = 4
+ROUTER_REST_S = 2.0
+"""A router that could not be reached is not asked for so long."""
 _LOOK_AGAIN_S = 1.0
 _ABANDON_TIMEOUT_S = 5.0
 ABORT_AGAIN_S = 1.0
@@ -81,7 +82,12 @@ class Client:
         """requests, retried_requests, continued_requests, bypassed_router, wrong_version_answers, broken_streams."""
         self._http = http
         self._pool = pool
-        self._choice = RouterChoice(router, pool, self.counts, router_failed)
+        self._router, self._router_failed = router, router_failed
+        self._router_rests_until = 0.0
+        self._disaggregated = any(w.role in ("prefill", "decode") for w in pool.workers)
+        """Such servers cannot be asked directly, so their requests go through the router whatever it has done."""
+        self._dropped: set[str] = set()
+        """What the router does not pass on, as far as it was said."""
         self._vocab_size = vocab_size
         self._image_token = image_token
         self._routed_experts, self._sampling_mask = routed_experts, sampling_mask
@@ -209,9 +215,26 @@ class Client:
     # -- one try ---------------------------------------------------------------------------------------
 
     def _route(self, flight: Flight) -> Router | None:
-        """As `RouterChoice.for_try`, as a try begins."""
+        """The router, when the try that begins goes through it. Raises EngineError when only it could serve it."""
         flight.calm = None if self._pool.update_lock.locked() else self._pool.interruptions
-        return self._choice.for_try(flight)
+        router = self._router
+        if router is None:
+            return None
+        dropped = router.dropped(flight.body)
+        if self._disaggregated:
+            if dropped and dropped != "sampling_params.sampling_seed":
+                raise EngineError(
+                    f"{dropped}: the router at {router.url} drops it, and prefill and decode servers"
+                    " cannot be asked directly"
+                )
+            return router
+        if dropped and dropped not in self._dropped:
+            self._dropped.add(dropped)
+            logger.info("requests with %s go to the servers directly: the router drops it", dropped)
+        if dropped or flight.direct or time.monotonic() < self._router_rests_until:
+            self.counts["bypassed_router"] += 1
+            return None
+        return router
 
     def _want(self, flight: Flight) -> None:
         """What the try that begins now is to be answered with: these weights, and no prefix that others have left.
@@ -289,7 +312,7 @@ class Client:
             self._pool.set_state(worker, WorkerState.QUARANTINED, reason)
         elif self._check_versions is not None:
             await self._check_versions()
-        asked = worker or self._choice.router
+        asked = worker or self._router
         where = "" if asked is None else asked.url
         raise engine_error(f"{where}/generate", reason, 200)
 
@@ -301,6 +324,14 @@ class Client:
             logger.warning("%s does not answer any more: %s", worker.url, error)
             self._pool.set_state(worker, WorkerState.QUARANTINED, str(error))
 
+    def _blame_router(self, flight: Flight, error: EngineError) -> None:
+        """Have the request avoid the router; one that could not be reached rests for everybody."""
+        flight.direct = True
+        now = time.monotonic()
+        if error.status is None and now >= self._router_rests_until:
+            self._router_rests_until = now + ROUTER_REST_S
+            self._router_failed()
+
     async def _next(self, flight: Flight, error: EngineError) -> None:
         """Make `flight` ready to be tried again, or raise `error`."""
         if flight.aborted:
@@ -308,14 +339,15 @@ class Client:
         again = error.url is not None and (error.status in (None, 200) or error.status in RETRY_STATUS)
         if not again or flight.left <= 0:
             raise error
-        self._choice.blame(flight, error)
+        if self._router is not None and error.url == f"{self._router.url}/generate":
+            self._blame_router(flight, error)
         # Servers that can only be asked through the router are waited for behind it.
-        waits = self._choice.disaggregated and error.status == 503
+        waits = self._disaggregated and error.status == 503
         flight.tries += not self._pool.recovering or (error.reached and not waits)
         if flight.tries >= TRIES:
             raise error
         self.counts["retried_requests"] += 1
-        if self._choice.disaggregated:
+        if self._disaggregated:
             await self._flights.change(min(backoff(max(flight.tries, 1)), flight.left))
         # A server that still has the request, though its answer was lost, refuses a second one of that name; and when
         # it notices the lost connection it aborts every request whose name begins with that one's (SGLang 0.5.20).

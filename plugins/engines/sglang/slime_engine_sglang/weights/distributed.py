@@ -31,7 +31,7 @@ from slime_core.errors import EngineError, WeightSyncError
 from slime_engine_sglang.api.transport import address_towards
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.weights.buckets import Bucket
-from slime_engine_sglang.weights.protocol import WeightsRefused, call
+from slime_engine_sglang.weights.protocol import WeightsRefused
 from slime_engine_sglang.weights.round import Round
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Groups:
         group.abandon()
         # A server that no longer knows the group, or does not answer, is none the worse for it.
         calls = (
-            call(round_.http, w.url, "/destroy_weights_update_group", {"group_name": group.name}, timeout=5.0)
+            round_.call(w, "/destroy_weights_update_group", {"group_name": group.name}, timeout=5.0)
             for w in group.workers
             if w in round_.live
         )
@@ -159,7 +159,7 @@ class Group:
                 "master_address": host, "master_port": store.port, "rank_offset": offset, "world_size": world,
                 "group_name": self.name, "backend": self.backend,
             }  # fmt: skip
-            return call(round_.http, worker.url, "/init_weights_update_group", body, timeout=round_.timeout)
+            return round_.call(worker, "/init_weights_update_group", body)
 
         calls = {worker: enter(worker, offset) for worker, offset in zip(self.workers, offsets)}
         return await self._together(round_, calls, lambda: self._make(store, world, limit))
@@ -186,9 +186,8 @@ class Group:
             "flush_cache": False,
             "weight_version": str(round_.version) if last else None,
         }
-        path, limit = "/update_weights_from_distributed", round_.timeout
-        calls = {worker: call(round_.http, worker.url, path, body, timeout=limit) for worker in self.workers}
-        flat, group = bucket.flat[: bucket.nbytes], self._group
+        calls = {worker: round_.call(worker, "/update_weights_from_distributed", body) for worker in self.workers}
+        flat, group, limit = bucket.flat[: bucket.nbytes], self._group, round_.timeout
 
         def broadcast() -> None:
             options = dist.BroadcastOptions()

@@ -2,7 +2,7 @@
 
 SGLang until 0.5.20 takes tensor and distributed updates at any time; from 0.5.21 on they must stand between
 `/begin_weight_update` and `/end_weight_update`, a session, in which the server unpacks and repacks quantized weights.
-A session that is not ended leaves a server that can never be updated again.
+A session that is not ended leaves a server that can never be updated again. `Round` keeps to it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from slime_engine_sglang.api.versions import version_number
 
 _FIRST_WITH_SESSIONS = (0, 5, 21)
 ASK_TIMEOUT_S = 30.0
-_BEFORE_WRITING = "Failed to get weights iterator"
-"""SGLang's words, from each of its processes, for files that it could not open."""
 
 
 class WeightsRefused(EngineError):
@@ -88,26 +86,6 @@ async def served_version(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S
     return str(info["weight_version"])
 
 
-async def begin_update(http: Http, url: str, facts: ServerFacts, *, timeout: float) -> None:
-    """Open a session where the server wants one. Raises EngineError."""
-    if not facts.has_sessions:
-        return
-    try:
-        await call(http, url, "/begin_weight_update", {}, timeout=timeout)
-    except EngineError as error:
-        if error.status != 400:
-            raise
-        # A session is open, left by an update that was cut; this one sends all weights anew.
-        await end_update(http, url, facts, timeout=timeout)
-        await call(http, url, "/begin_weight_update", {}, timeout=timeout)
-
-
-async def end_update(http: Http, url: str, facts: ServerFacts, *, timeout: float) -> None:
-    """Close it. Raises EngineError."""
-    if facts.has_sessions:
-        await call(http, url, "/end_weight_update", {}, timeout=timeout)
-
-
 async def call(http: Http, url: str, path: str, body: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
     """A POST that is executed at most once. Raises EngineError also for an answer that says `success: false`."""
     try:
@@ -118,34 +96,3 @@ async def call(http: Http, url: str, path: str, body: Mapping[str, Any], *, time
     if answer.get("success") is False:
         raise engine_error(url + path, str(answer.get("message")), 400)
     return answer
-
-
-async def load(
-    http: Http, url: str, path: str, body: Mapping[str, Any], facts: ServerFacts, *, timeout: float, first: bool = True
-) -> None:
-    """A `call` with weights, or the last word of where they are.
-
-    Args:
-        http: Open.
-        url: Of the server.
-        path: Of the endpoint.
-        body: JSON object.
-        facts: Of the server.
-        timeout: Seconds.
-        first: Nothing of these weights has been sent before.
-
-    Raises:
-        WeightsRefused: The server lives and says no.
-        EngineError: It does not answer.
-    """
-    try:
-        await call(http, url, path, body, timeout=timeout)
-    except EngineError as error:
-        if error.status != 400:
-            raise
-        raise WeightsRefused(str(error), untouched=first and _nothing_written(facts, str(error))) from error
-
-
-def _nothing_written(facts: ServerFacts, message: str) -> bool:
-    """Servers of ours check everything first; SGLang writes while it reads, once it has found the files."""
-    return not facts.is_sglang or all(part.count(_BEFORE_WRITING) for part in message.split(" | "))

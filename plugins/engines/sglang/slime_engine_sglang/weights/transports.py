@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_engine_sglang.api.worker import Worker
 from slime_engine_sglang.weights.buckets import Bucket
-from slime_engine_sglang.weights.protocol import ServerFacts, load
+from slime_engine_sglang.weights.protocol import ServerFacts
 from slime_engine_sglang.weights.round import Round
 from slime_engine_sglang.weights.shared_memory import message
 
@@ -31,7 +31,7 @@ async def push_shared(round_: Round, bucket: Bucket, number: int, *, last: bool)
             "weight_version": str(round_.version) if last else None,
         }
         path, first = "/update_weights_from_tensor", number == 0
-        await load(round_.http, worker.url, path, body, facts, timeout=round_.timeout, first=first)
+        await round_.load(worker, path, body, first=first)
 
     await round_.each(f"sending bucket {number}", take)
 
@@ -55,12 +55,10 @@ async def push_directory(round_: Round, path: Path) -> None:
     """Every live server loads `path`. Raises WeightSyncError as `Round.each`."""
 
     async def take(worker: Worker) -> None:
-        facts = round_.facts[worker]
         body: dict[str, Any] = {"model_path": str(path.absolute()), "weight_version": str(round_.version)}
-        if facts.is_sglang:  # whose cache is flushed later; `protocol.flush_cache` says why
+        if round_.facts[worker].is_sglang:  # whose cache is flushed later; `control.flush` says why
             body["flush_cache"] = False
-        await load(round_.http, worker.url, "/update_weights_from_disk", body, facts, timeout=round_.timeout)
-
+        await round_.load(worker, "/update_weights_from_disk", body)
         worker.loaded = None
 
     await round_.each(f"loading {path}", take)

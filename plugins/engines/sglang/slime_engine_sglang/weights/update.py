@@ -1,19 +1,12 @@
-"""One weight update of an engine, from asking the servers what they are to letting them generate again.
-
-    lock -> ask each server -> pause -> (open session) -> transport -> (close session) -> version as wanted?
-         -> flush the cache -> resume -> pool.version_wanted = N -> unlock
+"""The weight updates of an engine: lock -> a `Round` of all ready servers -> pool.version_wanted = N -> unlock.
 
 `HttpEngine` calls it; how the weights travel is said by `transports`, `distributed` and `delta`. A server that is
-brought back later takes the same steps by itself, with what was kept (`Kept`). Every server that misses a step is
-quarantined at once and stays paused, so that a mixture of weights never serves. SGLang is paused even when nothing
-runs, since between two buckets a request could start.
+brought back later is a round of its own, with what was kept (`Kept`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,15 +15,13 @@ from pathlib import Path
 
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.protocols import Args
-from slime_engine_sglang.api.control import flush
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool
-from slime_engine_sglang.weights import protocol
 from slime_engine_sglang.weights.buckets import Bucket, Buffers, Named, group_tensors
 from slime_engine_sglang.weights.check import push_compared, written
 from slime_engine_sglang.weights.distributed import Groups, send_alone
-from slime_engine_sglang.weights.protocol import call, served_version, server_facts
-from slime_engine_sglang.weights.round import Round
+from slime_engine_sglang.weights.protocol import server_facts
+from slime_engine_sglang.weights.round import BY_FILES, CHECK, Round
 from slime_engine_sglang.weights.transports import push_directory, push_shared
 
 WEIGHT_SETTINGS = frozenset(
@@ -42,10 +33,6 @@ Push = Callable[[Round], Awaitable[None]]
 """Has the live servers of a round take the weights. Raises WeightSyncError as `Round.each`."""
 Send = Callable[..., Awaitable[None]]
 """Has them take one bucket: `send(round, bucket, number, last=...)`."""
-_CHECK = "check"
-"""In the place of a transport, where the servers are compared."""
-_BY_FILES = ("disk", "delta", _CHECK)
-"""What any server takes, without a session."""
 
 
 @dataclass
@@ -140,7 +127,7 @@ class WeightUpdates:
             WeightSyncError: As `run`; a server that serves something else has failed.
         """
         async with written(self._args, weights) as path:
-            await self.run(Kept(self._pool.version_wanted or 0, _CHECK, partial(push_compared, path=path)))
+            await self.run(Kept(self._pool.version_wanted or 0, CHECK, partial(push_compared, path=path)))
 
     async def _from_buckets(
         self, transport: str, weights: Iterable[Named], version: int, *, shared: bool, send: Send
@@ -188,19 +175,26 @@ class WeightUpdates:
             WeightSyncError: A server failed without `--use-fault-tolerance`, or all did and none of them comes back, or
                 every server that answers has refused the weights.
         """
-        checks = kept.transport == _CHECK
-        lasts = self._tolerant or (kept.transport in _BY_FILES and not checks)
+        checks = kept.transport == CHECK
+        lasts = self._tolerant or (kept.transport in BY_FILES and not checks)
         late = WeightSyncError(f"an engine has been brought back for {self._timeout:g} s; the update cannot begin")
         async with self._pool.updating(self._timeout, late):
             round_ = Round(
                 self._http, self._pool, self._pool.ready, version=kept.version, transport=kept.transport,
-                timeout=self._timeout, tolerant=self._tolerant, kept=lasts,
+                timeout=self._timeout, tolerant=self._tolerant, pause_mode=self._pause_mode, kept=lasts,
             )  # fmt: skip
             self._round = round_
             self._check_anyone(round_, comes_back=lasts)
             self._pool.version_coming = kept.version
             try:
-                paused = await self._attempt(round_, push or kept.push)
+                try:
+                    paused = await round_.take(push or kept.push)
+                except BaseException as error:
+                    round_.drop_all("updating", error)
+                    raise
+                finally:
+                    self._round = None
+                    await round_.release()
                 self._check_anyone(round_, comes_back=lasts)
                 self._pool.version_wanted = kept.version
             finally:
@@ -226,54 +220,16 @@ class WeightUpdates:
         async with Http(timeout=self._timeout) as http:
             round_ = Round(
                 http, WorkerPool([]), [worker], version=kept.version, transport=kept.transport, timeout=self._timeout,
-                tolerant=False, pause_mode="abort",
+                tolerant=False, idle=True,
             )  # fmt: skip
             try:
-                await self._steps(round_, kept.push)
+                await round_.take(kept.push)
                 if self._args.check_weight_update_equal and kept.buckets:
                     async with written(self._args, chain.from_iterable(b.named() for b in kept.buckets)) as path:
-                        await self._steps(round_, partial(push_compared, path=path))
+                        await round_.take(partial(push_compared, path=path))
             except BaseException:
-                await self._end_session(round_, worker)
+                await round_.end_session(worker)
                 raise
-
-    async def _attempt(self, round_: Round, push: Push) -> float:
-        """`_steps`, and what is due to the servers that failed. Raises WeightSyncError, and what the trainer raises."""
-        try:
-            return await self._steps(round_, push)
-        except BaseException as error:
-            round_.drop_all("updating", error)
-            raise
-        finally:
-            self._round = None
-            await asyncio.gather(*(self._go_on(round_, worker) for worker in round_.unharmed))
-            await asyncio.gather(*(self._leave(round_, worker) for worker in round_.failed))
-
-    async def _steps(self, round_: Round, push: Push) -> float:
-        """Seconds for which the servers generated nothing."""
-        in_session = round_.transport not in _BY_FILES
-
-        async def ask(worker: Worker) -> None:
-            round_.facts[worker] = facts = await server_facts(round_.http, worker.url)
-            worker.software = facts.software
-            if in_session and not facts.is_sglang:
-                raise WeightSyncError(f"{worker.url} is no SGLang server: it takes weights from disk only")
-
-        async def frame(worker: Worker, step: Callable[..., Awaitable[None]]) -> None:
-            await step(round_.http, worker.url, round_.facts[worker], timeout=self._timeout)
-
-        await round_.each("asking what it is", ask)
-        started = time.perf_counter()
-        await round_.each("pausing", lambda worker: self._pause(round_, worker))
-        if in_session:
-            await round_.each("opening the session", lambda worker: frame(worker, protocol.begin_update))
-        await push(round_)
-        if in_session:
-            await round_.each("closing the session", lambda worker: frame(worker, protocol.end_update))
-        await round_.each("checking the version", lambda worker: self._check_version(round_, worker))
-        await round_.each("flushing the cache", lambda worker: self._flush(round_, worker))
-        await round_.each("resuming", lambda worker: self._resume(round_, worker))
-        return time.perf_counter() - started
 
     def _check_anyone(self, round_: Round, *, comes_back: bool) -> None:
         """Somebody must be left, or be about to come back. Raises WeightSyncError."""
@@ -281,71 +237,6 @@ class WeightUpdates:
             known = "; ".join(round_.failed.values()) or self._pool.describe()
             known = known or "none has registered at the router; --rollout-num-gpus N starts some"
             raise WeightSyncError(f"weight version {round_.version}: no engine is left to take it ({known})")
-
-    # -- steps of one server ---------------------------------------------------------------------------
-
-    def _mode(self, round_: Round, worker: Worker) -> str | None:
-        """How it is paused; servers of ours take an update in one piece and need no pause.
-
-        Those that the caller has paused stay as they are, and are his to resume: told to end the requests that it holds
-        in place, SGLang 0.5.20 waits for them for ever.
-        """
-        facts = round_.facts[worker]
-        best = facts.pause_modes[0] if facts.is_sglang else None
-        return self._pool.pause_mode or (best and round_.pause_mode) or self._pause_mode or best
-
-    async def _pause(self, round_: Round, worker: Worker) -> None:
-        mode = self._mode(round_, worker)
-        if mode is not None and self._pool.pause_mode is None:
-            if round_.pause_mode is None:  # else no request of ours is there
-                self._pool.interrupt()
-            await call(round_.http, worker.url, "/pause_generation", {"mode": mode}, timeout=self._timeout)
-
-    async def _resume(self, round_: Round, worker: Worker) -> None:
-        if self._mode(round_, worker) is not None and self._pool.pause_mode is None:
-            await call(round_.http, worker.url, "/continue_generation", {}, timeout=self._timeout)
-
-    async def _check_version(self, round_: Round, worker: Worker) -> None:
-        found = await served_version(round_.http, worker.url)
-        if found != str(round_.version):
-            raise EngineError(f"it reports weight version {found!r} after an update to {round_.version}")
-        worker.weight_version = round_.version
-
-    async def _flush(self, round_: Round, worker: Worker) -> None:
-        """Requests paused in place keep the prefixes of the old weights, as they were promised; others must not.
-
-        So in place the cache may stay, refused for those or for one that was just answered. Requests that begin after
-        the update look into another part of it (`Client`).
-        """
-        must = self._mode(round_, worker) != "in_place"
-        if round_.facts[worker].is_sglang:  # servers of ours do so with the update
-            await flush(round_.http, worker.url, must=must)
-
-    async def _go_on(self, round_: Round, worker: Worker) -> None:
-        """A server that refused before it wrote anything serves what it served; one that does not say so is out."""
-        try:
-            wanted, served = self._pool.version_wanted, await served_version(self._http, worker.url)
-            if served == str(round_.version) or (wanted is not None and served != str(wanted)):
-                raise EngineError(f"{worker.url} reports weight version {served!r}, wanted is {wanted}")
-            await self._resume(round_, worker)
-        except EngineError as error:
-            round_.drop(worker, "going on with the old weights", error)
-
-    async def _leave(self, round_: Round, worker: Worker) -> None:
-        """A server that failed is not worth waiting for, but if it lives, its session and its requests should end.
-
-        It stays paused: whatever it holds must not serve.
-        """
-        await self._end_session(round_, worker)
-        self._pool.interrupt()
-        with contextlib.suppress(EngineError):
-            await call(self._http, worker.url, "/abort_request", {"abort_all": True}, timeout=5.0)
-
-    async def _end_session(self, round_: Round, worker: Worker) -> None:
-        with contextlib.suppress(EngineError):
-            facts = round_.facts.get(worker)
-            if facts is not None and round_.transport not in _BY_FILES:
-                await protocol.end_update(round_.http, worker.url, facts, timeout=5.0)
 
     def close(self) -> None:
         """Leave process groups and free what was kept."""
