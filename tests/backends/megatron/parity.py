@@ -58,6 +58,7 @@ CASES = {
     "kl loss, entropy": f"{GRPO} --use-kl-loss --kl-loss-coef 0.1 --kl-loss-type low_var_kl --entropy-coef 0.05",
     "kl in reward": "--advantage-estimator reinforce_plus_plus --normalize-advantages --kl-coef 0.05 --ref-load {other}"
     " --ref-update-interval 1",
+    "kept tokens": f"{GRPO} --use-sampling-mask --entropy-coef 0.05 --log-probs-chunk-size 3",
     "tis": f"{GRPO} --use-tis --tis-clip 2 --tis-clip-low 0.3",
     "a user's correction": f"{GRPO} --use-tis --custom-tis-function-path {CORRECTION}:correction",
     "old actor": f"{GRPO} --keep-old-actor",

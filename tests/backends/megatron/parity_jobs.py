@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -41,14 +42,19 @@ def groups(rollout: int) -> list[list[Any]]:
         prompt, response = number(1, 10), number(1, 13)
         mask = (torch.rand(response, generator=generator) > 0.25).int().tolist()
         engine = (-4.0 + 0.5 * torch.randn(response, generator=generator)).tolist()
+        tokens = torch.randint(0, VOCABULARY, (prompt + response,), generator=generator).tolist()
+        # What tokens were sampled among: 1 to 5 ids of all parts of the vocabulary, or all of it (none is named).
+        kept = [sorted({t, *range(t % 7, VOCABULARY, 19)}) if t % 4 else [] for t in tokens[-response:]]
         return Sample(
             group_index=group,
             rollout_id=rollout_id,
-            tokens=torch.randint(0, VOCABULARY, (prompt + response,), generator=generator).tolist(),
+            tokens=tokens,
             response_length=response,
             loss_mask=mask if any(mask) else [1] * response,
             reward=float(number(0, 5)) / 4,
             rollout_log_probs=engine,
+            rollout_top_p_token_ids=[i for ids in kept for i in ids],
+            rollout_top_p_token_offsets=list(accumulate(map(len, kept), initial=0)),
             status=SampleStatus.TRUNCATED if number(0, 4) == 0 else SampleStatus.COMPLETED,
         )
 

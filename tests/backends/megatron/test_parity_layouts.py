@@ -10,7 +10,7 @@ pytestmark = pytest.mark.backends
 
 ALGORITHMS = (
     *("grpo", "gspo", "cispo", "per token", "ppo", "critic from elsewhere", "kl loss, entropy", "kl in reward"),
-    *("tis", "old actor", "teacher"),
+    *("kept tokens", "tis", "old actor", "teacher"),
 )
 EXPERTS = ("experts", "experts, ppo")
 LAYOUTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
