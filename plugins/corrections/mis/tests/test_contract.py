@@ -9,3 +9,11 @@ class TestMis(CorrectionContract):
         "tis_level": "sequence", "tis_mode": "mask", "tis_batch_normalize": True, "use_rs": True,
         "rs_level": "geometric", "rs_veto_threshold": 0.1, "rs_trust_region": "avg", "rs_tr_threshold": 1.0,
     }  # fmt: skip
+
+
+class TestTis(CorrectionContract):
+    component = "tis"
+
+
+class TestIcepop(CorrectionContract):
+    component = "icepop"
