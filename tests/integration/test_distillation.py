@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from slime_runs import Run
+from slime_runs.index import Filter
 
 from slime_core.data.dumps import read_samples
 from slime_core.provenance import Source
@@ -144,6 +146,20 @@ def test_over_several_turns_the_teacher_scores_what_was_sampled(
     of_samples = sum(sum(gap) / len(gap) for gap in gaps) / len(gaps)
     assert row["rollout/opd_reverse_kl"] == pytest.approx(of_samples, abs=1e-4)
     assert row["rollout/advantages"] == pytest.approx(-of_samples, abs=1e-4)
+
+
+def test_a_reward_may_be_the_teacher_and_what_it_said_is_kept(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
+    rm = tmp_path / "teaches.py"
+    rm.write_text(
+        "def reward(args, sample, **kwargs):\n"
+        "    sample.teacher_log_probs = [-0.5 * (i % 2) for i in range(sample.response_length)]\n"
+        "    return 0.0\n"
+    )
+    distil(tiny, tmp_path / "run", slime, num_rollout=1, opd_type="sglang", custom_rm_path=rm)
+    run = Run(tmp_path / "run")
+    for found in run.samples(Filter(data_set="")):
+        given = run.trained(0)[found.entry.key]["teacher_log_probs"]
+        assert given == (found.sample.teacher_log_probs if found.entry.response_tokens > 1 else 0.0)
 
 
 def test_no_teacher_is_a_clear_error(tiny: TinyRun, no_reward: Path, tmp_path: Path, slime: Any) -> None:

@@ -295,9 +295,15 @@ _TRAINER_COLUMNS = ("advantages", "log_probs", "entropy", "ref_log_probs", "teac
 def _trained_row(row: Mapping[str, Any]) -> Row:
     """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
     found = {name: row[name] for name in _TRAINER_COLUMNS if name in row}
-    # Bytes are compared at a tenth of what numpy takes for so few numbers.
-    short = {name: v[0] if len(v) and v.tobytes() == v[:1].tobytes() * len(v) else v for name, v in found.items()}
+    short = {name: v[0] if len(v) and _is_one_number(v) else v for name, v in found.items()}
     return {"index": row["sample_indices"], **short}
+
+
+def _is_one_number(column: Any) -> bool:
+    if isinstance(column, list):  # the rollout's, not the trainer's
+        return bool(column.count(column[0]) == len(column))
+    # Bytes are compared at a tenth of what numpy takes for so few numbers.
+    return bool(column.tobytes() == column[:1].tobytes() * len(column))
 
 
 def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:

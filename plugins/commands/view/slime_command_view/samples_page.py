@@ -179,13 +179,17 @@ def _given(run: WatchedRun, stored: Iterable[StoredSample]) -> dict[Key, Row]:
 
 
 def paid_by(run: WatchedRun, found: StoredSample) -> list[dict[str, Any]]:
-    """The reward that scored it, with version and digest of its source; all of the run's where it is not said which."""
+    """The reward that scored it, with version and digest of its source; all of the run's where it is not said which.
+
+    Without a reward the generate function, which then has scored it.
+    """
     settings = run.settings()
     names = (
         found.row.get("custom_rm_path"),
         (found.row.get("metadata") or {}).get("rm_type"),
         settings.get("custom_rm_path", (None, ""))[0],
         settings.get("rm_type", (None, ""))[0],
+        settings.get("custom_generate_function_path", (None, ""))[0],
     )
     name = next((str(name) for name in names if name), None)
     rewards = [plugin for plugin in run.plugins() if plugin.get("kind") == "rewards"]
