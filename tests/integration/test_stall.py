@@ -37,7 +37,7 @@ def test_policy_stop_ends_the_run_and_names_the_report(tiny: TinyRun, slime: Sli
     said = [line for line in done.stderr.splitlines() if "error" in line]
     assert len(said) == 1, done.stderr
     assert said[0].startswith("slime: error: group 0 of rollout 0: not done within 8 s (--group-timeout; policy stop)")
-    assert said[0].endswith(str(report))
+    assert f"waits and stacks: {report}; 0 of 4 rollouts" in said[0]
     text = report.read_text()
     assert "group 0 of rollout 0 (deadline 8 s" in text  # what it waited for
     assert re.search(r"reward .*reward.py' of sample 1 \(deadline 300 s; then: the samples fail\)", text)
