@@ -21,6 +21,7 @@ from slime_testing_contracts.tiny import tiny_model
 from slime_core import Sample
 from slime_core.config import load_settings
 from slime_core.launch.prepare import prepare
+from slime_core.procs import leftovers
 from slime_core.rollout.stage import RolloutStage
 from tests.integration import loaded
 
@@ -46,6 +47,7 @@ def settings(folder: Path) -> Any:
         "tool_call_parser": f"{HERE}:EveryTurn", "environment_step_timeout": DEADLINE,
         "custom_rm_path": "slime_testing_contracts.tiny:digits",
         "max_consecutive_failures": GROUPS * GROUP_SIZE, "num_threads": 1, "run_dir": folder / "run",
+        "log_samples": "none",  # their thread ends with a run, and this is a stage alone
         "group_timeout": 400, "rollout_timeout": 400,
     }  # fmt: skip
     argv = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
@@ -97,6 +99,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     loaded.RELEASE.clear()
     loaded.FATES.clear()
     asyncio.run(asyncio.sleep(0))
+    leftovers.watch()  # its program is there until this process ends
     before = there()
     stage: RolloutStage = prepare(settings(folder), learn=False).rollout_stage()
     try:
