@@ -60,7 +60,7 @@ def check_call(calls: Iterable[Call], function: Callable[..., Any], subject: str
         if _binds(function, signature, call) and _is_of_the_right_kind(function, call):
             return
     expected = " or ".join([*(call.shown for call in applicable), *extra])
-    found = f"{'async ' * is_async(function)}{name_of(function)}{signature}"
+    found = f"{'async ' if is_async(function) else ''}{name_of(function)}{signature}"
     needs_async = any(call.awaited and _binds(function, signature, call) for call in applicable)
     needs_plain = is_async(function) and any(call.plain and _binds(function, signature, call) for call in applicable)
     hint = ". Make it `async def`" if needs_async else ". Make it a plain `def`" if needs_plain else ""
