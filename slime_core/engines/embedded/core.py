@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slime_core.engines.embedded.detokenizer import TextStream, decode
+from slime_core.engines.embedded.fused_runner import FusedRunner, kernels_for
 from slime_core.engines.embedded.kv_cache import KVCache
 from slime_core.engines.embedded.memory import EngineMemory
 from slime_core.engines.embedded.model_runner import DecodeBatch, ModelRunner, note_routed
@@ -80,7 +81,8 @@ class EngineCore:
         self.weight_version = 0
         self.version_label = "0"
         """`weight_version` as reported; differs when a caller of the HTTP API named it otherwise."""
-        self._weights = FusedWeights(config, device, dtype)
+        kernels = None if options.batch_invariant else kernels_for(config, device, dtype)
+        self._weights = FusedWeights(config, device, dtype, kernels)
         self._weights.update(weights, origin)
         with torch.inference_mode():
             self.runner: ModelRunner | InvariantRunner
@@ -88,6 +90,8 @@ class EngineCore:
                 from slime_core.engines.embedded.invariant_runner import InvariantRunner
 
                 self.runner = InvariantRunner(config, self._weights, device)
+            elif kernels is not None:
+                self.runner = FusedRunner(config, self._weights, kernels)
             else:
                 self.runner = ModelRunner(config, self._weights, device, dtype)
             self.max_context, max_tokens = self._limits(options)

@@ -1,8 +1,9 @@
 """A matrix product that picks the fastest CPU kernel for the size of its matrix.
 
-The model runner calls it for every projection. For float32, `F.linear` goes to MKL, which is best for small matrices;
-oneDNN with pre-packed weights is 1.1 to 1.9 times as fast for larger ones, from about 8 rows on. The choice depends on
-sizes only, never on a measurement, so equal runs stay bitwise equal. `repack` must follow every change of the weight.
+The model runner calls it for every projection. For float32, `kernels/decode.c` is fastest, where the model runner has
+it; else `F.linear` goes to MKL, which is best for small matrices, and oneDNN with pre-packed weights is 1.1 to 1.9
+times as fast for larger ones, from about 8 rows on. The choice depends on sizes only, never on a measurement, so equal
+runs stay bitwise equal. `repack` must follow every change of the weight.
 Of a packed matrix the packed copy is kept alone, but for an embedding that is the output layer, too: its `weight` is
 room that others use, with values of its own from a write or `unpack` until the next one's.
 """
@@ -27,7 +28,14 @@ _TILE = (64, 16)
 class Linear:
     """`x @ weight.T + bias`."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, alone: bool = False) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        alone: bool = False,
+        kernels: ctypes.CDLL | None = None,
+    ) -> None:
         self.weight = weight
         """[out, in]"""
         self.bias = bias
@@ -35,14 +43,20 @@ class Linear:
         self.alone = alone
         """Only the packed copy is kept."""
         self._packed: torch.Tensor | None = None
-        self._tiles: torch.Tensor | None = None
-        """[out / 64, in, 64] memory of the packed copy, where it is laid out so."""
+        self.tiles: torch.Tensor | None = None
+        """[out / 64, in, 64] memory of the packed copy, where it is laid out so; of `kernels`, the last one padded."""
+        self._kernels = kernels
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, in] -> [rows, out]."""
+        if self._kernels is not None and self.tiles is not None:
+            (out, size), x = self.weight.shape, x.contiguous()
+            y, bias = x.new_empty(len(x), out), None if self.bias is None else self.bias.data_ptr()
+            self._kernels.linear(len(x), size, out, x.data_ptr(), self.tiles.data_ptr(), bias, 0, y.data_ptr())
+            return y
         if self._packed is not None:
-            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-            return out
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+            return product
         return F.linear(x, self.weight, self.bias)
 
     @property
@@ -52,26 +66,30 @@ class Linear:
 
     def drop_packed(self) -> None:
         """Free the packed copy; `repack` makes it again."""
-        self._packed = self._tiles = None
+        self._packed = self.tiles = None
 
     def unpack(self) -> None:
         """Write what is served to `weight`."""
         if self.alone and self._packed is not None:
-            self.weight.copy_(self._packed.to_dense())
+            own = self._kernels is not None
+            dense = self._packed.transpose(1, 2).flatten(0, 1)[: len(self.weight)] if own else self._packed.to_dense()
+            self.weight.copy_(dense)
 
     def repack(self) -> None:
         """Rebuild the packed copy from `weight`; a no-op where there is none."""
         weight = self.weight
-        if not packs(weight.device, weight.dtype, weight.numel()):
+        if self._kernels is not None and self.tiles is None:
+            self._packed = self.tiles = weight.new_zeros(-(-len(weight) // _TILE[0]), weight.shape[1], _TILE[0])
+        if self.tiles is not None:
+            for tile, rows in zip(self.tiles, torch.split(weight, _TILE[0])):
+                tile[:, : len(rows)].copy_(rows.t())
             return
-        if self._tiles is not None:
-            for tile, rows in zip(self._tiles, torch.split(weight, _TILE[0])):
-                tile.copy_(rows.t())
+        if not packs(weight.device, weight.dtype, weight.numel()):
             return
         self._packed = None  # freed first: the new copy then mostly gets its memory, whose pages are there already
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
         if weight.dtype == torch.float32 and weight.numel() <= _MAX_TILED and lies_in_tiles(*weight.shape):
-            self._tiles = _tiles(self._packed, *weight.shape)
+            self.tiles = _tiles(self._packed, *weight.shape)
 
 
 def packs(device: torch.device, dtype: torch.dtype, size: int) -> bool:

@@ -69,12 +69,14 @@ class DecodeBatch:
         self.steps_left = min(s.arena.capacity - n for s, n in zip(self.sequences, lengths) if s.arena is not None) + 1
         """Steps until a sequence outgrows its arena."""
         self._segments: list[_Segment] = []
+        self._prepare([arena for arena in arenas if arena.sequences], lengths)
+
+    def _prepare(self, arenas: Seq[Arena], lengths: list[int]) -> None:
         start = 0
         for arena in arenas:
-            if arena.sequences:
-                stop = start + len(arena.sequences)
-                self._segments.append(self._segment(arena, start, stop, lengths[start:stop]))
-                start = stop
+            stop = start + len(arena.sequences)
+            self._segments.append(self._segment(arena, start, stop, lengths[start:stop]))
+            start = stop
 
     def _segment(self, arena: Arena, start: int, stop: int, lengths: list[int]) -> _Segment:
         rows = torch.arange(stop - start, device=self._runner.device)

@@ -9,6 +9,7 @@ has as many rows as tokens chose it, and last bits differ with the batch; `--tru
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -98,15 +99,17 @@ def _whole(tensor: torch.Tensor, linear: Linear | None = None) -> _Place:
 class FusedWeights:
     """All tensors of the model; contents are undefined until the first `update`."""
 
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-        self.config = config
+    def __init__(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, kernels: ctypes.CDLL | None = None
+    ) -> None:
+        self.config, self._kernels = config, kernels
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
         self._room = self.embedding.new_empty(0)
         """Where each weight that is kept packed alone lies until it is packed; as large as the largest."""
         self.layers = [Layer(config, i, self._new_linear, self.embedding) for i in range(config.num_layers)]
         self.final_norm = torch.empty(config.hidden_size, device=device, dtype=dtype)
         head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
-        self.lm_head = Linear(head, None)
+        self.lm_head = Linear(head, None, kernels=kernels)
         self._places = {
             "model.embed_tokens.weight": _whole(self.embedding, self.lm_head if config.tie_word_embeddings else None),
             "model.norm.weight": _whole(self.final_norm),
@@ -122,11 +125,11 @@ class FusedWeights:
 
     def _new_linear(self, rows: int, columns: int, bias: bool) -> Linear:
         like, size = self.embedding, rows * columns
-        alone = packs(like.device, like.dtype, size)
+        alone = self._kernels is not None or packs(like.device, like.dtype, size)
         if alone and size > self._room.numel():
             self._room = like.new_empty(size)
         weight = self._room[:size].view(rows, columns) if alone else like.new_empty((rows, columns))
-        return Linear(weight, like.new_empty(rows) if bias else None, alone=alone)
+        return Linear(weight, like.new_empty(rows) if bias else None, alone=alone, kernels=self._kernels)
 
     @torch.inference_mode()
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], origin: str) -> None:
