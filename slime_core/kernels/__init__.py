@@ -46,8 +46,8 @@ def _load(source: str) -> ctypes.CDLL | None:
         text = Path(__file__).with_name(f"{source}.c").read_text(encoding="utf-8")
         found = ctypes.CDLL(str(_built(source, text)))
     except (OSError, subprocess.SubprocessError) as error:
-        told = str(getattr(error, "stderr", None) or error).strip() or repr(error)
-        logging.getLogger(__name__).warning("torch computes what %s.c would, slower: %s", source, told.splitlines()[0])
+        told = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        logging.getLogger(__name__).warning("torch computes what %s.c would, slower: %s", source, told)
         return None
     for name, arguments in re.findall(r"^void (\w+)\(([^)]*)\)", text, re.MULTILINE):
         types = [ctypes.c_void_p if "*" in each else _TYPES[each.split()[0]] for each in arguments.split(",")]
