@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from slime_core.engines.embedded.detokenizer import TextStream, decode
 from slime_core.engines.embedded.fused_runner import FusedRunner, kernels_for
 from slime_core.engines.embedded.kv_cache import KVCache
 from slime_core.engines.embedded.memory import EngineMemory
@@ -25,7 +24,7 @@ from slime_core.engines.embedded.prefix_cache import PrefixCache
 from slime_core.engines.embedded.sampler import SamplingBatch, derive_seed
 from slime_core.engines.embedded.sampling_params import SamplingParams
 from slime_core.engines.embedded.scheduler import Scheduler
-from slime_core.engines.embedded.sequence import Sequence
+from slime_core.engines.embedded.sequence import Sequence, TextStream, decode
 from slime_core.engines.embedded.weights import FusedWeights
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.models.config import ModelConfig
@@ -35,7 +34,7 @@ from slime_core.weights.checksum import tensor_checksum
 
 if TYPE_CHECKING:
     from slime_core.engines.embedded.constraints import Constraints
-    from slime_core.engines.embedded.invariant_runner import InvariantDecodeBatch, InvariantRunner
+    from slime_core.engines.embedded.invariant_runner import InvariantRunner
 
 PAUSE_MODES = ("abort", "in_place", "retract")
 _KV_BYTES = 4 << 30
@@ -81,8 +80,7 @@ class EngineCore:
         self.weight_version = 0
         self.version_label = "0"
         """`weight_version` as reported; differs when a caller of the HTTP API named it otherwise."""
-        kernels = None if options.batch_invariant else kernels_for(config, device, dtype)
-        self._weights = FusedWeights(config, device, dtype, kernels)
+        self._weights = FusedWeights(config, device, dtype, kernels_for(config, device, dtype, options.batch_invariant))
         self._weights.update(weights, origin)
         with torch.inference_mode():
             self.runner: ModelRunner | InvariantRunner
@@ -90,10 +88,10 @@ class EngineCore:
                 from slime_core.engines.embedded.invariant_runner import InvariantRunner
 
                 self.runner = InvariantRunner(config, self._weights, device)
-            elif kernels is not None:
-                self.runner = FusedRunner(config, self._weights, kernels)
             else:
-                self.runner = ModelRunner(config, self._weights, device, dtype)
+                self.runner = (FusedRunner if self._weights.kernels else ModelRunner)(
+                    config, self._weights, device, dtype
+                )
             self.max_context, max_tokens = self._limits(options)
             cache = KVCache(config, device, self.runner.kv_dtype, max_tokens=max_tokens, max_context=self.max_context)
         self.memory = EngineMemory(self._weights, self.runner, cache)
@@ -101,7 +99,7 @@ class EngineCore:
         self.scheduler = Scheduler(cache, self._prefixes, options.max_running)
         self._options = options
         self._num_drawn = 0
-        self._batch: DecodeBatch | InvariantDecodeBatch | None = None
+        self._batch: DecodeBatch | None = None
         self._sampling: SamplingBatch | None = None
         self._sequences: dict[str, Sequence] = {}
         self.paused = False
@@ -246,17 +244,14 @@ class EngineCore:
         self.scheduler.prefilled(sequences)
         everyone = sequences + [twin for twin, _ in twins]
         logits = self.runner.logits(torch.stack([states[-1] for states in hidden]))
-        if twins:
-            logits = logits[picks]
         sampling = [i for i, s in enumerate(everyone) if s.limit > 0]
         for sequence in everyone:
             if sequence.limit == 0:
                 self._end(sequence, {"type": "length", "length": 0})
-        if len(sampling) < len(everyone):
-            logits = logits[sampling]
         chosen = [everyone[i] for i in sampling]
         if chosen:
-            tokens, log_probs = SamplingBatch(chosen, logits.device, self.runner.score_tokens).sample(logits)
+            batch = SamplingBatch(chosen, logits.device, self.runner.score_tokens)
+            tokens, log_probs = batch.sample(logits[[picks[i] for i in sampling]])
             self._append(chosen, tokens.tolist(), log_probs.tolist())
         return everyone
 

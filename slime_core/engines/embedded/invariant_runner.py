@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from slime_core.engines.embedded.kv_cache import Arena
-from slime_core.engines.embedded.model_runner import note_routed
+from slime_core.engines.embedded.model_runner import DecodeBatch, note_routed
 from slime_core.engines.embedded.sequence import Sequence
 from slime_core.engines.embedded.weights import FusedWeights
 from slime_core.models.batch_invariant import (
@@ -68,9 +68,9 @@ class InvariantRunner:
             note_routed(self.routed, [(sequence, start, len(sequence.tokens))])
         return states
 
-    def decode_batch(self, arenas: Seq[Arena]) -> InvariantDecodeBatch:
+    def decode_batch(self, arenas: Seq[Arena]) -> DecodeBatch:
         """The running sequences as one batch."""
-        return InvariantDecodeBatch(self, arenas)
+        return _InvariantBatch(self, arenas)
 
     def states(self, tokens: torch.Tensor, rows: Seq[_Row]) -> torch.Tensor:
         """Store keys and values of `tokens` [T] at `rows`; their final hidden states [T, hidden]."""
@@ -123,23 +123,11 @@ def _tiles(rows: Seq[_Row]) -> dict[int, list[list[int]]]:
     return tiles
 
 
-class InvariantDecodeBatch:
-    """See `DecodeBatch`."""
-
+class _InvariantBatch(DecodeBatch):
     def __init__(self, runner: InvariantRunner, arenas: Seq[Arena]) -> None:
+        super().__init__(runner.device, arenas)
         self._runner = runner
-        self.sequences = [s for arena in arenas for s in arena.sequences]
-        self._rows = [(arena, s.row, len(s.tokens) - 1) for arena in arenas for s in arena.sequences]
-        self._tokens = torch.tensor([s.tokens[-1] for s in self.sequences], device=runner.device)
-        self.steps_left = min(arena.capacity - position for arena, _, position in self._rows)
-        """Steps until a sequence outgrows its arena."""
 
     def run(self) -> torch.Tensor:
-        """Logits [B, vocab] of the next tokens."""
-        return self._runner.logits(self._runner.states(self._tokens, self._rows))
-
-    def advance(self, tokens: torch.Tensor) -> None:
-        """Make `tokens` [B] the inputs of the next step."""
-        self._tokens = tokens
-        self._rows = [(arena, row, position + 1) for arena, row, position in self._rows]
-        self.steps_left -= 1
+        rows = [(s.arena, s.row, len(s.tokens) - 1) for s in self.sequences if s.arena is not None]
+        return self._runner.logits(self._runner.states(self.tokens, rows))

@@ -16,7 +16,6 @@ from slime_core.engines.embedded.sequence import Sequence
 from slime_core.models.config import ModelConfig
 
 MIN_CAPACITY = 64
-MASKED = float("-inf")
 
 
 class Arena:
@@ -30,8 +29,6 @@ class Arena:
             (config.num_layers, 2, 0, config.num_kv_heads, capacity, config.head_dim), device=device, dtype=dtype
         )
         """[layer, key or value, row, kv head, token, head_dim]"""
-        self.mask = torch.zeros((0, config.num_kv_heads, capacity), device=device, dtype=dtype)
-        """[row, kv head, token] 0 where a token is stored, -inf elsewhere; added to attention scores."""
 
     @property
     def num_rows(self) -> int:
@@ -41,27 +38,16 @@ class Arena:
     def resize(self, rows: int) -> None:
         """Reallocate to `rows` rows, keeping the used ones. Zeros, because 0 * (stale NaN) would poison a sum."""
         used = len(self.sequences)
-        layers, two, _, heads, capacity, dim = self.kv.shape
-        kv, mask = (
-            self.kv.new_zeros((layers, two, rows, heads, capacity, dim)),
-            self.mask.new_zeros((rows, heads, capacity)),
-        )
+        kv = self.kv.new_zeros((*self.kv.shape[:2], rows, *self.kv.shape[3:]))
         kv[:, :, :used].copy_(self.kv[:, :, :used])
-        mask[:used].copy_(self.mask[:used])
-        self.kv, self.mask = kv, mask
+        self.kv = kv
 
-    def place(self, sequence: Sequence, stored: int) -> None:
-        """Give `sequence` the next row, of which the first `stored` tokens will be valid."""
+    def place(self, sequence: Sequence) -> None:
+        """Give `sequence` the next row."""
         row = len(self.sequences)
         assert row < self.num_rows
         self.sequences.append(sequence)
         sequence.arena, sequence.row = self, row
-        self.set_mask(row, stored)
-
-    def set_mask(self, row: int, stored: int) -> None:
-        """Make exactly the first `stored` tokens of the row visible."""
-        self.mask[row, :, :stored] = 0.0
-        self.mask[row, :, stored:] = MASKED
 
     def remove(self, sequence: Sequence) -> None:
         """Free the row of `sequence`; the last row moves into the hole."""
@@ -70,7 +56,6 @@ class Arena:
         if row != last:
             length = len(moved.tokens)
             self.kv[:, :, row, :, :length].copy_(self.kv[:, :, last, :, :length])
-            self.mask[row].copy_(self.mask[last])
             self.sequences[row] = moved
             moved.row = row
         sequence.arena, sequence.row = None, -1
@@ -136,7 +121,7 @@ class KVCache:
         assert source is not None
         target = self.arena_for(length)
         assert target is not source
-        target.place(sequence, stored)
+        target.place(sequence)
         target.kv[:, :, sequence.row, :, :stored].copy_(source.kv[:, :, row, :, :stored])
         target_row = sequence.row
         sequence.row = row
@@ -156,7 +141,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all rows, those without a sequence included; prefixes of finished sequences are held elsewhere."""
-        return sum(arena.kv.nbytes + arena.mask.nbytes for arena in self.arenas.values())
+        return sum(arena.kv.nbytes for arena in self.arenas.values())
 
     def wipe(self, sequence: Sequence) -> None:
         """Zero the row of a sequence that stored non-finite values, which no mask could hide from the next user."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -31,103 +30,63 @@ PREFILL_TOKENS = 2048
 _MASK_ENTRIES = 1 << 25
 """Most entries of a prefill's attention mask; long prompts go through in smaller pieces."""
 _KEY_STEP = 8
-"""Keys read are rounded up to this, so views are rebuilt every so many steps only."""
-
-
-@dataclass
-class _Segment:
-    """The rows of one arena in a decode step."""
-
-    arena: Arena
-    start: int
-    """First row of the batch."""
-    stop: int
-    slots: torch.Tensor
-    """[n, 2, H] where the step's keys and values go, in units of D."""
-    visible: torch.Tensor
-    """[n * H] the mask entries they make visible."""
-    longest: int
-    """Most tokens of a row, this step's included."""
-    views: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    """Per layer: flat storage [.., D], keys [n * H, D, S], values [n * H, S, D]."""
-    mask: torch.Tensor
-    """[n * H, 1, S]"""
-    read: int = 0
-    """Keys in the views."""
+"""Keys read are rounded up to this."""
 
 
 class DecodeBatch:
     """Inputs of the decode steps while the running sequences stay the same; advances itself."""
 
-    def __init__(self, runner: ModelRunner, arenas: Seq[Arena]) -> None:
-        self._runner = runner
+    def __init__(self, device: torch.device, arenas: Seq[Arena]) -> None:
+        self._arenas = [arena for arena in arenas if arena.sequences]
         self.sequences = [s for arena in arenas for s in arena.sequences]
-        device = runner.device
         lengths = [len(s.tokens) for s in self.sequences]
         self.positions = torch.tensor([n - 1 for n in lengths], device=device)
         self.tokens = torch.tensor([s.tokens[-1] for s in self.sequences], device=device)
         self.steps_left = min(s.arena.capacity - n for s, n in zip(self.sequences, lengths) if s.arena is not None) + 1
         """Steps until a sequence outgrows its arena."""
-        self._segments: list[_Segment] = []
-        self._prepare([arena for arena in arenas if arena.sequences], lengths)
-
-    def _prepare(self, arenas: Seq[Arena], lengths: list[int]) -> None:
-        start = 0
-        for arena in arenas:
-            stop = start + len(arena.sequences)
-            self._segments.append(self._segment(arena, start, stop, lengths[start:stop]))
-            start = stop
-
-    def _segment(self, arena: Arena, start: int, stop: int, lengths: list[int]) -> _Segment:
-        rows = torch.arange(stop - start, device=self._runner.device)
-        positions = self.positions[start:stop]
-        slots = self._runner.slots(arena, rows, positions)
-        # Keys and mask have the same layout up to head_dim, so a key's slot is its mask entry.
-        visible = slots[:, 0].clone().view(-1)
-        return _Segment(arena, start, stop, slots, visible, max(lengths), [], arena.mask)
 
     def run(self) -> torch.Tensor:
         """Logits [B, vocab] of the next tokens."""
-        runner = self._runner
-        for segment in self._segments:
-            segment.arena.mask.view(-1).index_fill_(0, segment.visible, 0.0)
-            if segment.longest > segment.read:
-                self._refresh(segment)
-        rotation = runner.rotations(max(s.longest for s in self._segments))[self.positions]
-        hidden = runner.layers(self.tokens, rotation, self._attend)
-        return runner.logits(hidden)
-
-    def _refresh(self, segment: _Segment) -> None:
-        arena, n = segment.arena, segment.stop - segment.start
-        config = self._runner.config
-        read = min(arena.capacity, -(-segment.longest // _KEY_STEP) * _KEY_STEP)
-        rows = n * config.num_kv_heads
-        both = arena.kv.view(config.num_layers, 2, -1, arena.capacity, config.head_dim)[:, :, :rows, :read]
-        keys, values = both[:, 0].transpose(2, 3).unbind(0), both[:, 1].unbind(0)
-        flat = arena.kv.view(config.num_layers, -1, config.head_dim).unbind(0)
-        segment.views = list(zip(flat, keys, values))
-        segment.mask = arena.mask.view(-1, 1, arena.capacity)[:rows, :, :read]
-        segment.read = read
-
-    def _attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        runner = self._runner
-        outs = []
-        for segment in self._segments:
-            part = qkv if len(self._segments) == 1 else qkv[segment.start : segment.stop]
-            flat, keys, values = segment.views[layer]
-            flat.index_put_((segment.slots,), runner.new_keys_values(part))
-            outs.append(runner.attend(runner.queries(part), keys, values, segment.mask))
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+        raise NotImplementedError
 
     def advance(self, tokens: torch.Tensor) -> None:
         """Make `tokens` [B] the inputs of the next step."""
         self.tokens = tokens
-        self.positions.add_(1)
+        self.positions += 1
         self.steps_left -= 1
-        for segment in self._segments:
-            segment.slots.add_(1)
-            segment.visible.add_(1)
-            segment.longest += 1
+
+
+class _TorchBatch(DecodeBatch):
+    def __init__(self, runner: ModelRunner, arenas: Seq[Arena]) -> None:
+        super().__init__(runner.device, arenas)
+        self._runner = runner
+
+    def run(self) -> torch.Tensor:
+        runner, heads, dim = self._runner, self._runner.config.num_kv_heads, self._runner.config.head_dim
+        counts = [len(arena.sequences) for arena in self._arenas]
+        inputs = [self._slots_and_mask(*each) for each in zip(self._arenas, torch.split(self.positions, counts))]
+
+        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
+            outs = []
+            for arena, (slots, mask), part in zip(self._arenas, inputs, torch.split(qkv, counts)):
+                kv = arena.kv[layer]
+                kv.view(-1, dim).index_put_((slots,), runner.new_keys_values(part))
+                keys, values = kv.view(2, -1, arena.capacity, dim)[:, : len(part) * heads, : mask.shape[-1]]
+                outs.append(runner.attend(runner.queries(part), keys.transpose(1, 2), values, mask))
+            return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+        rotation = runner.rotations(max(len(s.tokens) for s in self.sequences))[self.positions]
+        return runner.logits(runner.layers(self.tokens, rotation, attend))
+
+    def _slots_and_mask(self, arena: Arena, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the step's keys and values go, in units of head_dim; [n * H, 1, S] -inf beyond them, else 0."""
+        runner, device = self._runner, positions.device
+        longest = max(len(s.tokens) for s in arena.sequences)
+        keys = torch.arange(min(arena.capacity, -(-longest // _KEY_STEP) * _KEY_STEP), device=device)
+        mask = positions.new_zeros((len(positions), 1, len(keys)), dtype=runner.kv_dtype)
+        mask.masked_fill_((keys > positions[:, None])[:, None], float("-inf"))
+        rows = torch.arange(len(positions), device=device)
+        return runner.slots(arena, rows, positions), mask.repeat_interleave(runner.config.num_kv_heads, dim=0)
 
 
 def new_routed(config: ModelConfig, total: int, device: torch.device) -> torch.Tensor | None:
@@ -172,7 +131,7 @@ class ModelRunner:
 
     def decode_batch(self, arenas: Seq[Arena]) -> DecodeBatch:
         """The running sequences as one batch."""
-        return DecodeBatch(self, arenas)
+        return _TorchBatch(self, arenas)
 
     def rotations(self, length: int) -> torch.Tensor:
         """[>= length, 1, D / 2] complex64 rotations by position."""

@@ -93,7 +93,7 @@ class Scheduler:
         return self.cache.fits(length, kept)
 
     def _place(self, sequence: Sequence, room: int) -> None:
-        self.cache.arena_for(room).place(sequence, len(sequence.tokens))
+        self.cache.arena_for(room).place(sequence)
 
     def _place_with_prefix(self, sequence: Sequence, room: int) -> int:
         """Place the sequence; the number of leading tokens copied from the prefix cache."""

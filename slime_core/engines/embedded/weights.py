@@ -9,9 +9,9 @@ has as many rows as tokens chose it, and last bits differ with the batch; `--tru
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -99,10 +99,8 @@ def _whole(tensor: torch.Tensor, linear: Linear | None = None) -> _Place:
 class FusedWeights:
     """All tensors of the model; contents are undefined until the first `update`."""
 
-    def __init__(
-        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, kernels: ctypes.CDLL | None = None
-    ) -> None:
-        self.config, self._kernels = config, kernels
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, kernels: Any = None) -> None:
+        self.config, self.kernels = config, kernels  # compiled `decode.c`, or None
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
         self._room = self.embedding.new_empty(0)
         """Where each weight that is kept packed alone lies until it is packed; as large as the largest."""
@@ -125,11 +123,11 @@ class FusedWeights:
 
     def _new_linear(self, rows: int, columns: int, bias: bool) -> Linear:
         like, size = self.embedding, rows * columns
-        alone = self._kernels is not None or packs(like.device, like.dtype, size)
+        alone = self.kernels is not None or packs(like.device, like.dtype, size)
         if alone and size > self._room.numel():
             self._room = like.new_empty(size)
         weight = self._room[:size].view(rows, columns) if alone else like.new_empty((rows, columns))
-        return Linear(weight, like.new_empty(rows) if bias else None, alone=alone, kernels=self._kernels)
+        return Linear(weight, like.new_empty(rows) if bias else None, alone, self.kernels)
 
     @torch.inference_mode()
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], origin: str) -> None:
@@ -161,12 +159,13 @@ class FusedWeights:
     @property
     def packed_bytes(self) -> int:
         """Bytes of packed copies beside the fused tensors."""
-        return sum(linear.packed_bytes for linear in filter(None, self._owners))
+        copies = [linear.packed for linear in self._owners if linear is not None and linear.packed is not None]
+        return sum(packed.numel() * packed.element_size() for packed in copies)
 
     def drop_packed(self) -> None:
         """Free the packed copies until the next `update`."""
         for linear in filter(None, self._owners):
-            linear.drop_packed()
+            linear.packed = None
 
     def _check(self, given: dict[str, torch.Tensor], origin: str) -> None:
         missing, unknown = self._places.keys() - given.keys(), given.keys() - self._places.keys()

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from slime_core import kernels
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
+from slime_core.engines.embedded.fused_runner import FusedRunner, kernels_for
 from slime_core.engines.embedded.sequence import Sequence
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.models.config import load_model_config
@@ -57,9 +60,14 @@ def assert_parity(model: Any, sequences: list[Sequence], temperature: float = 1.
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_log_probs_and_greedy_tokens_are_those_of_transformers(make_model: MakeModel, variant: str) -> None:
+@pytest.mark.parametrize("choice", ["auto", "torch"])
+def test_log_probs_and_greedy_tokens_are_those_of_transformers(
+    make_model: MakeModel, variant: str, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, model = make_model(variant)
+    monkeypatch.setattr(kernels, "_choice", choice)
     core = make_core(directory)
+    assert isinstance(core.runner, FusedRunner) == (choice == "auto")
     greedy = run(core, prompts(6), {"temperature": 0, "max_new_tokens": 30})
     assert_parity(model, greedy)
     for sequence in greedy[:3]:
@@ -73,6 +81,26 @@ def test_log_probs_and_greedy_tokens_are_those_of_transformers(make_model: MakeM
         assert sequence.output_ids[:end] == best[:end]
     sampled = run(core, prompts(6, seed=1), {"temperature": 0.7, "max_new_tokens": 100})
     assert_parity(model, sampled, temperature=0.7)
+
+
+def test_with_the_c_function_a_sequence_has_the_same_bits_alone_and_among_others(make_model: MakeModel) -> None:
+    directory, _ = make_model("qwen3", num_attention_heads=6, num_key_value_heads=2)
+    params = [{"max_new_tokens": 70, "sampling_seed": i} for i in range(9)]
+    together = run(make_core(directory), prompts(9), *params)
+    for i in (0, 5):
+        (alone,) = run(make_core(directory, prefix_cache=False), prompts(9)[i : i + 1], params[i])
+        assert (alone.tokens, alone.log_probs) == (together[i].tokens, together[i].log_probs)
+
+
+@pytest.mark.parametrize(
+    "change", [{"head_dim": 8}, {"hidden_size": 72}, {"intermediate_size": 100}, {"moe": object()}, "bfloat16", "exact"]
+)
+def test_what_the_c_function_does_not_know_is_computed_by_torch(make_model: MakeModel, change: Any) -> None:
+    config, cpu = load_model_config(make_model("qwen3")[0]), torch.device("cpu")
+    assert kernels_for(config, cpu, torch.float32, False) is not None
+    dtype = torch.bfloat16 if change == "bfloat16" else torch.float32
+    changed = replace(config, **change) if isinstance(change, dict) else config
+    assert kernels_for(changed, cpu, dtype, change == "exact") is None
 
 
 def test_many_lengths_few_rows_small_budget(make_model: MakeModel) -> None:
@@ -132,6 +160,7 @@ def test_the_prompts_of_several_groups_are_computed_in_one_pass(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, model = make_model("llama")
+    monkeypatch.setattr(kernels, "_choice", "torch")
     core, passes = make_core(directory, max_tokens=64 * 14), []
     layers = core.runner.layers
     monkeypatch.setattr(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from slime_core.engines.embedded.detokenizer import TextStream, decode
 from slime_core.engines.embedded.sampling_params import SamplingParams
+from slime_core.engines.embedded.sequence import TextStream, decode
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from slime_core.engines.embedded.linear import Linear, lies_in_tiles, packed_kernel_works
+from slime_core.engines.embedded.linear import Linear, packed_kernel_works
+from slime_core.kernels import load
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 64, 200])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("out", [96, 512, 520])
-def test_every_kernel_gives_the_product_of_the_present_weight(rows: int, bias: bool, out: int) -> None:
+@pytest.mark.parametrize("source", ["decode", None])
+def test_every_kernel_gives_the_product_of_the_present_weight(
+    rows: int, bias: bool, out: int, source: str | None
+) -> None:
     torch.manual_seed(rows)
     weight, offset = torch.randn(out, 256), torch.randn(out) if bias else None
-    linear = Linear(weight, offset)
+    linear = Linear(weight, offset, kernels=None if source is None else load(source))
     x = torch.randn(rows, 256)
     for _ in range(2):
         linear.repack()
@@ -25,10 +29,14 @@ def test_every_kernel_gives_the_product_of_the_present_weight(rows: int, bias: b
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(520, 256), (512, 512)])
 @pytest.mark.skipif(not packed_kernel_works(torch.float32), reason="torch has no packed product here")
-def test_a_packed_copy_alone_serves_and_is_read_back(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("source", ["decode", None])
+def test_a_packed_copy_alone_serves_and_is_read_back(
+    dtype: torch.dtype, shape: tuple[int, int], source: str | None
+) -> None:
     """What lies in `weight` meanwhile is another projection's."""
+    kernels = load(source) if source is not None and dtype == torch.float32 else None
     weight, x = torch.empty(shape, dtype=dtype), torch.randn(1, shape[1]).to(dtype)
-    linear = Linear(weight, None, alone=True)
+    linear = Linear(weight, None, alone=True, kernels=kernels)
     for _ in range(3):
         given = torch.randn(shape).to(dtype)
         weight.copy_(given)
@@ -37,15 +45,3 @@ def test_a_packed_copy_alone_serves_and_is_read_back(dtype: torch.dtype, shape: 
         torch.testing.assert_close(linear(x), F.linear(x, given), rtol=1e-2, atol=1e-3)
         linear.unpack()
         assert torch.equal(weight, given)
-
-
-def test_written_into_the_packed_copy_is_what_onednn_packs() -> None:
-    if not (packed_kernel_works(torch.float32) and lies_in_tiles(512, 256)):
-        pytest.skip("oneDNN packs otherwise on this processor")
-    linear, x = Linear(torch.randn(512, 256), None), torch.randn(200, 256)
-    linear.repack()
-    linear.weight.normal_()
-    linear.repack()
-    fresh = Linear(linear.weight, None)
-    fresh.repack()
-    assert torch.equal(linear(x), fresh(x))

@@ -20,7 +20,7 @@ def make_cache() -> KVCache:
 def stored(cache: KVCache, tokens: list[int]) -> Sequence:
     """A running sequence whose keys hold its token ids, so a wrong copy is seen."""
     sequence = Sequence("r", list(tokens), SamplingParams(), 0, 10, frozenset())
-    cache.arena_for(len(tokens)).place(sequence, len(tokens))
+    cache.arena_for(len(tokens)).place(sequence)
     assert sequence.arena is not None
     values = torch.tensor(tokens, dtype=torch.float32)[None, None, None, :, None]
     sequence.arena.kv[:, :, sequence.row, :, : len(tokens)] = values
