@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slime_core.provenance import NOT_SAMPLED
-from slime_runs.files import INDEX, Frame, Row, parse_name, read_frames
+from slime_runs.files import INDEX, Frame, Row, numbered, parse_name, read_frames
 
 _COLUMNS = (
     "file", "rollout", "data_set", "group_index", "sample_index", "place", "offset", "size", "score", "status", "fate",
@@ -229,7 +229,9 @@ class Index:
             if not path.is_file():
                 self.drop(name)
             else:
-                self.add_file(path, ((frame, [facts(row) for row in rows]) for frame, rows in read_frames(path)))
+                self.add_file(
+                    path, ((frame, [facts(row) for row in numbered(rows)]) for frame, rows in read_frames(path))
+                )
 
     def add_file(self, path: Path, frames: Iterable[tuple[Frame, Sequence[Facts]]], *, thinned: bool = False) -> None:
         """Index a file's groups, in place of what was known of it."""
