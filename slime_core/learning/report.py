@@ -184,8 +184,9 @@ def _gathered(
         return {}
     starts = [0, *itertools.accumulate(lengths)]
     table = torch.zeros(len(columns), starts[-1], dtype=torch.float32, device=trainer.device)
-    places = [place for i in indices for place in range(starts[i], starts[i + 1])]
-    own = torch.tensor(places, dtype=torch.int64, device=trainer.device)
+    own: slice | torch.Tensor = slice(None)
+    if list(indices) != list(range(len(lengths))):
+        own = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in indices]).to(trainer.device)
     for row, column in zip(table, columns.values()):
         row[own] = torch.cat(column).to(row)
     flat = trainer.all_reduce(table).cpu().numpy()
