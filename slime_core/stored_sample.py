@@ -7,7 +7,7 @@ as deep copies, and it is for whoever set them that JSON can hold them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from slime_core import provenance
@@ -16,7 +16,7 @@ from slime_core.multimodal import TrainInputs, inputs_to_json
 from slime_core.routed_experts import RoutedExperts
 
 _WRITERS: Mapping[str, Any] = {
-    "status": lambda status: status._value_,
+    "status": lambda status: status.value,
     "spec_info": lambda info: dict(info.__dict__),
     "prefix_cache_info": lambda info: dict(info.__dict__),
     "rollout_routed_experts": lambda experts: RoutedExperts.of(experts).to_json(),
@@ -55,18 +55,12 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     return copy.deepcopy(value, memo)
 
 
-def plain_values(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none."""
+def plain_values(attributes: Mapping[str, Any], own: Callable[[Any], Any] = copied) -> dict[str, Any]:
+    """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none.
+
+    `own`: what makes a value the caller's, who may leave out the copy where it is written at once.
+    """
     return {
-        name: value if type(value) in _PLAIN else _WRITERS[name](value) if name in _WRITERS else copied(value)
+        name: value if type(value) in _PLAIN else _WRITERS[name](value) if name in _WRITERS else own(value)
         for name, value in attributes.items()
     }
-
-
-def shared_values(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that are not None as `plain_values` has them, not copied: to be written at once."""
-    given = {name: value for name, value in attributes.items() if value is not None}
-    for name, write in _WRITERS.items():
-        if name in given and type(given[name]) not in _PLAIN:
-            given[name] = write(given[name])
-    return given

@@ -20,7 +20,7 @@ from slime_core import hookimpl
 from slime_core.data.dumps import to_json
 from slime_core.errors import SlimeError
 from slime_core.protocols import Args
-from slime_core.stored_sample import shared_values
+from slime_core.stored_sample import plain_values
 from slime_core.types import Group, Sample, SampleStatus
 from slime_runs.files import (
     FOLDER,
@@ -322,9 +322,14 @@ def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:
 
 def _row(args: Args, sample: Sample, fate: str, data_set: str | None) -> Row:
     """Shares its lists with the sample, so it is to be written before anything else runs."""
-    row = shared_values(sample.__dict__)
+    given = {name: value for name, value in sample.__dict__.items() if value is not None}
+    row = plain_values(given, _same)
     row["kept"] = {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}
     return row
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _parts(group: list[Row]) -> list[Row]:
