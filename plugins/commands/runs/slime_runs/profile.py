@@ -8,9 +8,10 @@ overlap with it. Of a run that was killed and resumed, the time between its part
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from slime_core.observability.timeline import joined
 from slime_runs.run import Run
 from slime_runs.text import table
 
@@ -25,15 +26,15 @@ _FULL_PASS = 4096
 """Tokens of the trainer's passes where nothing says otherwise."""
 
 
-def profile(run: Run, *, samples: bool = True) -> dict[str, Any]:
-    """Seconds by stage, as JSON values; "seconds" is 0 where there is no timeline.
-
-    Without `samples`, which most of a timeline is about, nothing is said of generating and scoring.
-    """
-    parts, spans, passes, events = _read(run, samples)
+def profile(run: Run) -> dict[str, Any]:
+    """Seconds by stage, as JSON values; "seconds" is 0 where there is no timeline."""
+    parts, spans, passes, events = _read(run)
     total = sum(end - start for start, end in parts)
     seconds = {name: sum(end - start for start, end in spans[name]) for name in STAGES if spans[name]}
-    generated, scored = _union(spans["generated"]), _union(spans["generated"] + spans["scored"])
+    generated, scored = (
+        sum(end - start for start, end in joined(of))
+        for of in (spans["generating"], spans["generating"] + spans["scoring"] + spans["scored"])
+    )
     metrics = run.metrics()
     found = {
         "seconds": total,
@@ -49,21 +50,18 @@ def profile(run: Run, *, samples: bool = True) -> dict[str, Any]:
     return {**found, "advice": _advice(run, found, metrics, events)}
 
 
-def _read(run: Run, samples: bool) -> tuple[Spans, dict[str, Spans], dict[str, float], list[dict[str, Any]]]:
+def _read(run: Run) -> tuple[Spans, dict[str, Spans], dict[str, float], list[dict[str, Any]]]:
     """Beginning and end of each part of the run; spans by event; seconds of rank 0's passes; events of rollouts."""
     parts: Spans = []
     spans: dict[str, Spans] = defaultdict(list)
     passes: Counter[str] = Counter()
     rollouts = []
-    for event in run.trace(samples=samples):
+    for event in run.trace(samples=False):
         times = event["t"]
         if event["e"] == "run":
             parts.append((times, times))
             continue
-        if event["e"] == "sample" and not event.get("ev"):
-            spans["generated"].append((times[0], times[1]))
-            spans["scored"].append((times[1], times[2]))
-        elif "rank" in event:
+        if "rank" in event:
             passes[event["e"]] += (times[1] - times[0]) * (event["rank"] == 0)
         else:
             spans[event["e"]].append((times[0], times[-1]))
@@ -72,15 +70,6 @@ def _read(run: Run, samples: bool) -> tuple[Spans, dict[str, Spans], dict[str, f
         if parts:
             parts[-1] = parts[-1][0], max(parts[-1][1], times[-1])
     return parts, spans, dict(passes), rollouts
-
-
-def _union(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds that at least one of them covers."""
-    total, until = 0.0, 0.0
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
 
 
 def _advice(

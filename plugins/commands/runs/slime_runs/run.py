@@ -38,7 +38,8 @@ PROFILE = "profile/trace.json"
 """In the run directory: what `slime train --profile` writes for Perfetto."""
 Order = Literal["rollout", "best", "worst", "file"]
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
-_SAMPLE = b'{"e":"sample"'
+SAMPLE = b'{"e":"sample"'
+"""With which most lines of a timeline start."""
 _OF_RUN = ("config.yaml", "metrics.jsonl", FOLDER, "summary.json", "checkpoints", "waits", "incidents.jsonl")
 
 
@@ -136,11 +137,20 @@ class Run:
 
     def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
         """The timeline, as `slime_core.observability.timeline` writes it; nearly all of it is about `samples`."""
-        return read_lines(self.path / TIMELINE, without=() if samples else _SAMPLE)
+        return read_lines(self.path / TIMELINE, without=() if samples else SAMPLE)
+
+    def parts(self) -> list[tuple[float, int]]:
+        """(Unix time, first rollout) of each time that it was started; none where it keeps no timeline."""
+        began = (event for event in self.trace(samples=False) if event.get("e") == "run")
+        return [(event["t"], event["start"]) for event in began if "t" in event and "start" in event]
 
     def incidents(self) -> list[dict[str, Any]]:
-        """What the run noticed of its numbers: "rollout_id", "check", "cause", "numbers"."""
-        return list(read_lines(self.path / "incidents.jsonl"))
+        """What the run noticed of its numbers: "rollout_id", "check", "cause", "numbers".
+
+        What a resumed run did again it may have noticed again; that is told once.
+        """
+        found = read_lines(self.path / "incidents.jsonl")
+        return list({(one.get("rollout_id"), str(one.get("check"))): one for one in found}.values())
 
     def stalls(self) -> list[Path]:
         """Reports of waits that were overdue."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_core.observability.timeline import BUSY
 from slime_runs.files import parsed_lines
 
 _PIECE = 64 << 10
@@ -50,7 +51,7 @@ class TraceIndex:
             return []
         start, end = min(_start(event) for event in own), max(event["t"][-1] for event in own)
         end += (end - start) / 10
-        nameless = [e for e in found if "r" not in e and e["e"] != "run" and start <= _start(e) <= end]
+        nameless = [e for e in found if "r" not in e and e["e"] not in ("run", *BUSY) and start <= _start(e) <= end]
         return sorted([*own, *nameless], key=_start)
 
     def update(self) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sqlite3
 import threading
@@ -19,8 +20,7 @@ from slime_runs import Run
 from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
 from slime_runs.index import Index, Key
 from slime_runs.ledger import LedgerIndex
-from slime_runs.profile import profile
-from slime_runs.run import RunError, by_step
+from slime_runs.run import SAMPLE, RunError, by_step
 from slime_runs.trace import TraceIndex
 
 from slime_core.errors import SlimeError
@@ -40,10 +40,10 @@ class WatchedRun(Run):
         super().__init__(path)
         self.lock = threading.RLock()
         self._metrics = _Tail(self.path / "metrics.jsonl")
+        self._stages = _Tail(self.path / TIMELINE, without=SAMPLE)
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
         self._index: tuple[Any, Index | None] = (None, None)
         self._shadows: dict[int, tuple[Any, dict[Key, Row]]] = {}
-        self._profile: tuple[Any, dict[str, Any]] = (None, {})
         self._ahead = False
         self._steps: list[dict[str, Any]] = []
 
@@ -84,12 +84,12 @@ class WatchedRun(Run):
                 del self._shadows[next(iter(self._shadows))]
         return self._shadows[rollout][1]
 
-    def profile(self) -> dict[str, Any]:
-        """Where the time went; of a long timeline without what is known of its samples alone."""
-        now = stamp(self.path / TIMELINE)
-        if self._profile[0] != now or now is None:
-            self._profile = (now, profile(self, samples=now is None or now[1] < _LONG_TRACE))
-        return self._profile[1]
+    def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
+        """As `Run.trace`."""
+        if samples:
+            return super().trace()
+        self._stages.read()
+        return iter(self._stages.lines)
 
     @cached_property
     def timeline(self) -> TraceIndex:
@@ -126,8 +126,6 @@ def readable(*runs: Run) -> Iterator[None]:
         raise UnreadableError(f"{places}: cannot be read: {type(error).__name__}: {error}") from error
 
 
-_LONG_TRACE = 4 << 20
-"""Bytes of a timeline that takes too long to read whole while a page waits."""
 _SHADOWS = 60
 """Rollouts whose shadows are kept."""
 _COMPARED = 200
@@ -137,9 +135,10 @@ _COMPARED = 200
 class _Tail:
     """The lines of a file that grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, without: bytes | tuple[()] = ()) -> None:
+        """Lines that start with `without` are passed over unread."""
         self.lines: list[dict[str, Any]] = []
-        self._path = path
+        self._path, self._without = path, without
         self._at, self._before = 0, b""
 
     def read(self) -> bool:
@@ -160,7 +159,7 @@ class _Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._at += len(whole)
         self._before = whole[-_COMPARED:] or self._before
-        self.lines += parsed_lines(whole.splitlines())
+        self.lines += parsed_lines(line for line in io.BytesIO(whole) if not line.startswith(self._without))
         return bool(whole)
 
 
