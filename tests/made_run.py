@@ -161,7 +161,6 @@ class MadeRun:
             {"e": "train", "t": [start + 6, start + 9], "r": number},
             {"e": "push", "t": [start + 9, start + 9.1]},
         ]
-        events += [{"e": e, "t": [start + a, start + b]} for e, a, b in (("generating", 0.1, 4), ("scoring", 4, 5))]
         return b"".join(orjson.dumps(event) + b"\n" for event in events)
 
     def _ledger(self) -> None:

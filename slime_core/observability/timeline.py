@@ -2,8 +2,7 @@
 
 `slime plan --trace RUN` predicts other settings from it. The rollout stage writes samples (`Timeline.sample`), the
 launcher wraps the loop's stages (`timed_stages`), each in its own process; whole lines are appended, so processes share
-the file. Buffered, a few microseconds per sample; after TRACE_BYTES of samples only steps are recorded, and when any
-sample was being generated or scored, which readers that ask for sums take in place of the samples.
+the file. Buffered, a few microseconds per sample; after TRACE_BYTES of samples only steps are recorded.
 
 Times are seconds since 1970 by a clock that never goes back. The file is a record of what was done, not of the run's
 state: a resumed run appends to it, with a line `{"e": "run"}` in front, and rollouts that were done twice are in it
@@ -16,8 +15,6 @@ Example::
                                                    start, generated, scored; prompt tokens, tokens before, new tokens;
                                                    "w" and "o" where they are: seconds of waiting for a place before the
                                                    start, and of tools between start and generated
-    {"e": "generating", "t": [12.1, 12.9]}         that any sample was, evaluations aside
-    {"e": "scoring", "t": [12.9, 13.0]}
     {"e": "train", "r": 0, "t": [13.2, 14.0]}
 """
 
@@ -28,9 +25,8 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +41,8 @@ TRACE_BYTES = 64 << 20
 """Of samples; some 400,000 of them."""
 _BUFFER_BYTES = 64 << 10
 _NOTED_S = 1e-3
-_FLUSH_EVERY, _FLUSH_FULL = 1.0, 60.0
-"""Seconds; the second once there is no room for samples."""
-BUSY = ("generating", "scoring")
-"""Events of no sample and no rollout: times that at least one sample was; those of several lines may overlap."""
+_FLUSH_EVERY = 1.0
+"""Seconds."""
 SETTINGS = (
     "async_buffer_groups", "async_mode", "async_training", "colocate", "eval_interval", "global_batch_size",
     "max_staleness", "n_samples_per_prompt", "num_rollout", "over_sampling_batch_size", "partial_rollout",
@@ -77,7 +71,6 @@ class Timeline:
         self._lines: list[bytes] = []
         self._buffered = 0
         self._flushed = 0.0
-        self._busy: dict[str, list[tuple[float, float]]] = {what: [] for what in BUSY}
         self._lock = threading.Lock()
         self._epoch = time.time() - time.perf_counter()
 
@@ -107,13 +100,7 @@ class Timeline:
             rollout_id: Of the rollout that asked.
             ev: It is of an evaluation.
         """
-        if self._path is None:
-            return
-        if not ev:
-            for what, span in zip(BUSY, pairwise(times[1:])):
-                self._busy[what].append(span)
-        if self._room <= 0:
-            self._flush_after(_FLUSH_FULL)
+        if self._path is None or self._room <= 0:
             return
         first = siblings[0]
         tokens = sum(s.response_length for s in siblings)
@@ -156,9 +143,6 @@ class Timeline:
         with self._lock:
             lines, self._lines, self._buffered = self._lines, [], 0
             self._flushed = time.perf_counter()
-            busy = [(what, span) for what, spans in self._busy.items() for span in joined(spans)]
-            lines = [orjson.dumps({"e": e, "t": [round(t, 6) for t in span]}) + b"\n" for e, span in busy] + lines
-            self._busy = {what: [] for what in BUSY}
             if not lines or self._path is None:
                 return
             try:
@@ -177,26 +161,9 @@ class Timeline:
         with self._lock:
             self._lines.append(line)
             self._buffered += len(line)
-        if flush or self._buffered > _BUFFER_BYTES:
+        if flush or self._buffered > _BUFFER_BYTES or time.perf_counter() - self._flushed > _FLUSH_EVERY:
             self.flush()
-        else:
-            self._flush_after(_FLUSH_EVERY)
         return len(line)
-
-    def _flush_after(self, seconds: float) -> None:
-        if time.perf_counter() - self._flushed > seconds:
-            self.flush()
-
-
-def joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """In order, those that overlap as one."""
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
-    return found
 
 
 def open_timeline(args: Args) -> Timeline:

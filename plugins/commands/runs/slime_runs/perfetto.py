@@ -12,8 +12,6 @@ from typing import Any
 
 from slime_hook_trackers.tail import Tail
 
-from slime_core.observability.timeline import BUSY
-
 _RUN, _TRAINERS, _SAMPLES = 1, 2, 3
 _NAMES = {_RUN: "the loop", _TRAINERS: "trainers", _SAMPLES: "samples"}
 _LANES = {"rollout": 1, "train": 2, "push": 3, "eval": 4, "save": 5}
@@ -52,8 +50,6 @@ class Trace:
     def _lines(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         what, times = event["e"], event["t"]
         facts = {name: value for name, value in event.items() if name not in ("e", "t")}
-        if what in BUSY:
-            return
         if what == "run":
             yield {"name": "start", "ph": "i", "s": "g", "pid": _RUN, "tid": 1, "ts": times * 1e6, "args": facts}
         elif what == "sample":

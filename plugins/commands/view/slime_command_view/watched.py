@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sqlite3
 import threading
@@ -20,7 +19,7 @@ from slime_runs import Run
 from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
 from slime_runs.index import Index, Key
 from slime_runs.ledger import LedgerIndex
-from slime_runs.run import SAMPLE, RunError, by_step
+from slime_runs.run import RunError, by_step
 from slime_runs.trace import TraceIndex
 
 from slime_core.errors import SlimeError
@@ -40,7 +39,6 @@ class WatchedRun(Run):
         super().__init__(path)
         self.lock = threading.RLock()
         self._metrics = _Tail(self.path / "metrics.jsonl")
-        self._stages = _Tail(self.path / TIMELINE, without=SAMPLE)
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
         self._index: tuple[Any, Index | None] = (None, None)
         self._shadows: dict[int, tuple[Any, dict[Key, Row]]] = {}
@@ -84,16 +82,9 @@ class WatchedRun(Run):
                 del self._shadows[next(iter(self._shadows))]
         return self._shadows[rollout][1]
 
-    def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
-        """As `Run.trace`."""
-        if samples:
-            return super().trace()
-        self._stages.read()
-        return iter(self._stages.lines)
-
     @cached_property
     def timeline(self) -> TraceIndex:
-        """What `trace.jsonl` has, by rollout."""
+        """As `Run.timeline`."""
         return TraceIndex(self.path / TIMELINE)
 
     @cached_property
@@ -135,10 +126,9 @@ _COMPARED = 200
 class _Tail:
     """The lines of a file that grows."""
 
-    def __init__(self, path: Path, *, without: bytes | tuple[()] = ()) -> None:
-        """Lines that start with `without` are passed over unread."""
+    def __init__(self, path: Path) -> None:
         self.lines: list[dict[str, Any]] = []
-        self._path, self._without = path, without
+        self._path = path
         self._at, self._before = 0, b""
 
     def read(self) -> bool:
@@ -159,7 +149,7 @@ class _Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._at += len(whole)
         self._before = whole[-_COMPARED:] or self._before
-        self.lines += parsed_lines(line for line in io.BytesIO(whole) if not line.startswith(self._without))
+        self.lines += parsed_lines(whole.splitlines())
         return bool(whole)
 
 
