@@ -137,11 +137,8 @@ def test_samples_of_a_long_timeline_are_added_up_as_far_as_they_are_kept(tmp_pat
     trace.write_bytes(b'{"e":"run","t":1795e6,"start":0}\n' + trace.read_bytes())
     told = profile(run)
     assert (told["generating"], told["scoring_alone"]) == pytest.approx((2 * 3.9, 2))
-    more = (
-        b"".join(trace.read_bytes().splitlines(keepends=True)[1:])
-        .replace(b'"r":', b'"r":1')
-        .replace(b":179500", b":179501")
-    )
+    _, _, more = trace.read_bytes().partition(b"\n")
+    more = more.replace(b'"r":', b'"r":1').replace(b"179500", b"179501")  # rollouts 10 and 11, later
     with trace.open("ab") as file:
         file.write(more)
     told = profile(run)
