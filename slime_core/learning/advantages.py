@@ -13,8 +13,8 @@ import torch
 
 from slime_core.errors import TrainError
 from slime_core.learning.tensors import Column, TrainTensors
-from slime_core.ops.kl import kl_estimate
 from slime_core.ops.masking import AllReduce, masked, masked_whiten
+from slime_core.ops.ratios import kl_estimate
 from slime_core.protocols import AdvantageEstimator, AdvantageInputs, Args
 from slime_core.types import TrainBatch
 

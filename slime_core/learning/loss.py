@@ -16,9 +16,8 @@ import torch
 
 from slime_core.errors import TrainError
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
-from slime_core.ops.kl import kl_estimate
 from slime_core.ops.masking import weighted_sum
-from slime_core.ops.ratios import ratio_from_kl, token_kl
+from slime_core.ops.ratios import kl_estimate, ratio_from_kl, token_kl
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput
 from slime_core.types import TrainBatch
 

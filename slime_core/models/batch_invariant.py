@@ -122,6 +122,11 @@ class BatchInvariantForward:
                 x = self._layer(i, layer, x, rope, attend, routing)
         return by_tile(lambda tile: (stack.norm(tile),), x)[0]
 
+    def packed(self, token_ids: torch.Tensor, lengths: Sequence[int], routing: Routing | None = None) -> torch.Tensor:
+        """As `hidden`, for whole sequences of `lengths` laid end to end."""
+        tiles = SequenceTiles.of(lengths, token_ids.device)
+        return self.hidden(token_ids, tiles.positions, tiles.attend(self.scale), routing)
+
     def _layer(
         self,
         number: int,
@@ -171,8 +176,12 @@ class BatchInvariantForward:
         *,
         with_entropy: bool = False,
         mask: SamplingMask | None = None,
+        chunk_size: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs [T] of `targets` [T] after `hidden` [T, hidden], and the entropy [T] in nats if asked for."""
+        """Log-probs [T] of `targets` [T] after `hidden` [T, hidden], and the entropy [T] in nats if asked for.
+
+        `chunk_size` changes nothing: rows are always taken a tile at a time.
+        """
         weight = self.decoder.head_weight
         scales = hidden.new_full((hidden.shape[0], 1), temperature)
 

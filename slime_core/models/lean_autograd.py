@@ -2,16 +2,19 @@
 
 Each computes in its forward what the plain torch expression computes, and saves only its inputs: the plain
 expressions keep two to four intermediate copies of the activations alive and spend most of a tiny model's
-backward pass in them. Gradients are checked against autograd of the plain expressions.
+backward pass in them. Gradients are checked against autograd of the plain expressions. Float32 on one thread of a CPU
+is computed by `kernels/training.c`, where that can be compiled.
 """
 
 from __future__ import annotations
 
+from ctypes import CDLL
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from slime_core import kernels
 from slime_core.models.rope import apply_rope
 
 
@@ -37,6 +40,14 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up` (Shazeer, 2020), elementwise."""
     result: torch.Tensor = _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call]
     return result
+
+
+def _library(*tensors: torch.Tensor) -> CDLL | None:
+    """The compiled functions, where they take these tensors. They run on one thread, where torch would use all."""
+    if torch.get_num_threads() > 1:
+        return None
+    plain = all(x.dtype is torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in tensors)
+    return kernels.load("training") if plain else None
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -78,10 +89,20 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        return functional.silu(gate).mul_(up)
+        ctx.library = library = _library(gate, up)
+        if library is None:
+            return functional.silu(gate).mul_(up)
+        out = torch.empty_like(gate)
+        library.swiglu(gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel())
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         gate, up = ctx.saved_tensors
+        if ctx.library is not None:
+            grad = grad.contiguous()
+            found = torch.empty_like(gate), torch.empty_like(up)
+            ctx.library.swiglu_backward(*(x.data_ptr() for x in (gate, up, grad, *found)), gate.numel())
+            return found
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
         return grad_gate, functional.silu(gate).mul_(grad)

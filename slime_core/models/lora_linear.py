@@ -7,6 +7,7 @@ Used by the embedded trainer. A model with adapters has the parameters `X.lora_A
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,13 +115,10 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, adapted[name].merged_weight() if name in adapted else parameter.detach()
 
 
-def base_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """HF name -> live tensor of the weights without the adapters."""
-    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return {name: tensor for name, tensor in found.items() if name.rpartition(".")[2] not in (DOWN, UP)}
+def base_weights(model: nn.Module, *, adapters: bool = False) -> dict[str, torch.Tensor]:
+    """HF name -> live tensor of the weights without the adapters; or of these alone, `MODULE.lora_A` and `.lora_B`."""
+    found = ((name, parameter.detach()) for name, parameter in model.named_parameters())
+    return {name: tensor for name, tensor in found if (name.rpartition(".")[2] in (DOWN, UP)) is adapters}
 
 
-def adapter_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Live tensors under `MODULE.lora_A` and `MODULE.lora_B`."""
-    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return {name: tensor for name, tensor in found.items() if name.rpartition(".")[2] in (DOWN, UP)}
+adapter_weights = partial(base_weights, adapters=True)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from slime_core.ops.corrections import off_policy_sequences as off_policy_sequences
     from slime_core.ops.groups import group_members as group_members
     from slime_core.ops.groups import group_normalize as group_normalize
-    from slime_core.ops.kl import kl_estimate as kl_estimate
     from slime_core.ops.logprobs import SamplingMask as SamplingMask
     from slime_core.ops.logprobs import log_probs_from_logits as log_probs_from_logits
     from slime_core.ops.logprobs import response_log_probs as response_log_probs
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from slime_core.ops.masking import weighted_sum as weighted_sum
     from slime_core.ops.ratios import icepop_weight as icepop_weight
     from slime_core.ops.ratios import importance_ratio as importance_ratio
+    from slime_core.ops.ratios import kl_estimate as kl_estimate
     from slime_core.ops.ratios import ratio_from_kl as ratio_from_kl
     from slime_core.ops.ratios import sequence_kl as sequence_kl
     from slime_core.ops.ratios import token_kl as token_kl

@@ -12,7 +12,7 @@ row's kept tokens: p is the softmax over those alone, and the others have gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ def token_log_probs(
     """
     rows = _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device)
     how = _How.of(temperature, rows, with_entropy, mask)
-    log_probs, entropy = _FusedLogProbs.apply(hidden, lm_head_weight.to(hidden.dtype), targets, how)  # type: ignore[no-untyped-call]
+    log_probs, entropy = _LogProbs.apply(hidden, lm_head_weight.to(hidden.dtype), targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy if with_entropy else None
 
 
@@ -99,7 +99,7 @@ def log_probs_from_logits(
     Args and returns as for `token_log_probs`; the gradient has the dtype of `logits`.
     """
     how = _How.of(temperature, _chunk_rows(logits.shape[1], chunk_size, logits.device), with_entropy, mask)
-    log_probs, entropy = _LogitsLogProbs.apply(logits, targets, how)  # type: ignore[no-untyped-call]
+    log_probs, entropy = _LogProbs.apply(logits, None, targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy if with_entropy else None
 
 
@@ -134,27 +134,9 @@ def _slices(total: int, rows: int) -> Iterator[slice]:
     return (slice(start, min(start + rows, total)) for start in range(0, total, rows))
 
 
-def _math_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _forward(
-    chunk_logits: Callable[[slice], torch.Tensor], targets: torch.Tensor, dtype: torch.dtype, how: _How
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """log_probs, log-normalisers and entropies, [T] each (no entropies: [0])."""
-    total = targets.shape[0]
-    log_probs = torch.empty(total, dtype=dtype, device=targets.device)
-    norms = torch.empty_like(log_probs)
-    entropies = torch.empty_like(log_probs) if how.with_entropy else log_probs.new_empty(0)
-    for part in _slices(total, how.rows):
-        z = how.z(chunk_logits(part), targets, part)
-        chosen = z.gather(-1, targets[part, None]).squeeze(-1)
-        if how.with_entropy:
-            norms[part], entropies[part] = _norm_and_entropy(z)
-        else:
-            norms[part] = torch.logsumexp(z, dim=-1)
-        log_probs[part] = chosen - norms[part]
-    return log_probs, norms, entropies
+def _chunk_logits(source: torch.Tensor, weight: torch.Tensor | None, part: slice, dtype: torch.dtype) -> torch.Tensor:
+    """[c, V] new logits: of hidden states and the output matrix, or, without one, copied."""
+    return source[part].to(dtype, copy=True) if weight is None else (source[part] @ weight.T).to(dtype)
 
 
 def _norm_and_entropy(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,25 +176,33 @@ def _logit_gradient(
     return grad
 
 
-def _part(tensor: torch.Tensor | None, part: slice) -> torch.Tensor | None:
-    return None if tensor is None else tensor[part]
+class _LogProbs(torch.autograd.Function):
+    """(hidden, weight) -> (log_probs, entropy), or (logits, None) -> the same.
 
-
-class _FusedLogProbs(torch.autograd.Function):
-    """(hidden, weight) -> (log_probs, entropy); keeps the inputs and [T] numbers, recomputes the logits."""
+    Keeps the inputs and [T] numbers, and computes the logits again: without a weight the only [T, V] tensors are the
+    logits and their gradient, in their dtype.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, how: _How
+        ctx: Any, source: torch.Tensor, weight: torch.Tensor | None, targets: torch.Tensor, how: _How
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype = _math_dtype(hidden.dtype)
-
-        def chunk_logits(part: slice) -> torch.Tensor:
-            return (hidden[part] @ weight.T).to(dtype)
-
-        with torch.autocast(hidden.device.type, enabled=False):
-            log_probs, norms, entropies = _forward(chunk_logits, targets, dtype, how)
-        _remember(ctx, (hidden, weight, targets, norms, entropies), how)
+        dtype = torch.promote_types(source.dtype, torch.float32)
+        log_probs = torch.empty(targets.shape[0], dtype=dtype, device=targets.device)
+        norms = torch.empty_like(log_probs)
+        entropies = torch.empty_like(log_probs) if how.with_entropy else log_probs.new_empty(0)
+        with torch.autocast(source.device.type, enabled=False):
+            for part in _slices(targets.shape[0], how.rows):
+                z = how.z(_chunk_logits(source, weight, part, dtype), targets, part)
+                chosen = z.gather(-1, targets[part, None]).squeeze(-1)
+                if how.with_entropy:
+                    norms[part], entropies[part] = _norm_and_entropy(z)
+                else:
+                    norms[part] = torch.logsumexp(z, dim=-1)
+                log_probs[part] = chosen - norms[part]
+        ctx.save_for_backward(source, weight, targets, norms, entropies)
+        ctx.set_materialize_grads(False)
+        ctx.how = how
         return log_probs, entropies
 
     @staticmethod
@@ -220,74 +210,28 @@ class _FusedLogProbs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        hidden, weight, targets, norms, entropies = ctx.saved_tensors
-        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        if not ctx.how.with_entropy:
+        source, weight, targets, norms, entropies = ctx.saved_tensors
+        how: _How = ctx.how
+        if not how.with_entropy:
             grad_entropy = None
         if grad_log_probs is None and grad_entropy is None:
             return None, None, None, None
-        dtype = norms.dtype
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if needs_weight else None
-        with torch.autocast(hidden.device.type, enabled=False):
-            for part in _slices(targets.shape[0], ctx.how.rows):
-                z = ctx.how.z((hidden[part] @ weight.T).to(dtype), targets, part)
-                entropy = entropies[part] if ctx.how.with_entropy else None
-                grads = (_part(grad_log_probs, part), _part(grad_entropy, part))
-                grad = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(ctx.how.temperature)
-                narrow = grad.to(hidden.dtype)
-                if grad_hidden is not None:
-                    torch.mm(narrow, weight, out=grad_hidden[part])
-                if grad_weight is not None:
-                    _accumulate(grad_weight, narrow.T, hidden[part])
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
-
-
-def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """total += left @ right, in the dtype of `total`."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(left @ right)
-
-
-def _remember(ctx: Any, tensors: tuple[torch.Tensor, ...], how: _How) -> None:
-    ctx.save_for_backward(*tensors)
-    ctx.set_materialize_grads(False)
-    ctx.how = how
-
-
-class _LogitsLogProbs(torch.autograd.Function):
-    """logits -> (log_probs, entropy); the only [T, V] tensors are the logits and their gradient, in their dtype."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, how: _How) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype = _math_dtype(logits.dtype)
-
-        def chunk_logits(part: slice) -> torch.Tensor:
-            return logits[part].to(dtype, copy=True)
-
-        log_probs, norms, entropies = _forward(chunk_logits, targets, dtype, how)
-        _remember(ctx, (logits, targets, norms, entropies), how)
-        return log_probs, entropies
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, None, None]:
-        logits, targets, norms, entropies = ctx.saved_tensors
-        if not ctx.how.with_entropy:
-            grad_entropy = None
-        if grad_log_probs is None and grad_entropy is None:
-            return None, None, None
-        out = torch.empty_like(logits)
-        for part in _slices(targets.shape[0], ctx.how.rows):
-            z = ctx.how.z(logits[part].to(norms.dtype, copy=True), targets, part)
-            entropy = entropies[part] if ctx.how.with_entropy else None
-            grads = (_part(grad_log_probs, part), _part(grad_entropy, part))
-            out[part] = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(ctx.how.temperature)
-        return out, None, None
+        grad_source = torch.empty_like(source) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=norms.dtype) if ctx.needs_input_grad[1] else None
+        with torch.autocast(source.device.type, enabled=False):
+            for part in _slices(targets.shape[0], how.rows):
+                z = how.z(_chunk_logits(source, weight, part, norms.dtype), targets, part)
+                entropy = entropies[part] if how.with_entropy else None
+                grads = (None if grad is None else grad[part] for grad in (grad_log_probs, grad_entropy))
+                grad = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(how.temperature)
+                narrow = grad.to(source.dtype)
+                if grad_source is not None:
+                    grad_source[part] = narrow if weight is None else narrow @ weight
+                if grad_weight is not None and grad_weight.dtype == narrow.dtype:
+                    grad_weight.addmm_(narrow.T, source[part])
+                elif grad_weight is not None:
+                    grad_weight.add_(narrow.T @ source[part])
+        return grad_source, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
 def response_log_probs(

@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 283, "code_lines": 25_792, "public_names": 1_349, "kinds": 21}
+CEILINGS = {"modules": 282, "code_lines": 25_789, "public_names": 1_346, "kinds": 21}
 DEMO_CEILING = 219
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from slime_core import kernels
 from slime_core.data.tokenizer import has_tokenizer, load_tokenizer
 from slime_core.distributions import BUNDLE, AllowList, entry_points
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
@@ -28,6 +29,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_core(args: Args) -> EngineCore:
     """Read config, tokenizer and weights of `args.hf_checkpoint`. Raises ConfigError or WeightSyncError."""
     directory = Path(args.hf_checkpoint)
+    kernels.use(args.kernels)
     if args.num_threads:
         torch.set_num_threads(args.num_threads)
     config = load_model_config(directory)

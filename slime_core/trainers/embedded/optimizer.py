@@ -58,18 +58,6 @@ class AdamSettings:
         )
 
 
-@dataclass
-class _Slice:
-    """A stretch of the flat buffers with one weight decay, and its moments."""
-
-    values: torch.Tensor
-    grads: torch.Tensor
-    exp_avg: torch.Tensor
-    exp_avg_sq: torch.Tensor
-    step: torch.Tensor
-    weight_decay: float
-
-
 class FlatAdamW:
     """AdamW over all trained parameters; biases and other 1-D parameters are not decayed, as in Megatron.
 
@@ -113,7 +101,13 @@ class FlatAdamW:
         self._on_host: list[torch.Tensor] = []
         """The moments while they are offloaded from a GPU; kept afterwards, since pinning memory takes long."""
         spans = [(0, boundary, settings.weight_decay), (boundary, total, 0.0)]
-        self._slices = [self._slice(start, end, decay) for start, end, decay in spans if end > start]
+        flats = (self.values, self.grads, self._exp_avg, self._exp_avg_sq)
+        self._parts = [
+            ([flat[start:end] for flat in flats], torch.zeros((), device=parallel.device), decay)
+            for start, end, decay in spans
+            if end > start
+        ]
+        """Values, gradients and both moments of a stretch, the steps they have seen, and its weight decay."""
 
     def _place(self, names: list[str], named: Mapping[str, torch.nn.Parameter], offset: int) -> int:
         for name in names:
@@ -124,12 +118,6 @@ class FlatAdamW:
     def _view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         offset, shape = self._where[name]
         return flat[offset : offset + shape.numel()].view(shape)
-
-    def _slice(self, start: int, end: int, weight_decay: float) -> _Slice:
-        step = torch.zeros((), dtype=torch.float32, device=self.values.device)
-        flats = (self.values, self.grads, self._exp_avg, self._exp_avg_sq)
-        values, grads, exp_avg, exp_avg_sq = (flat[start:end] for flat in flats)
-        return _Slice(values, grads, exp_avg, exp_avg_sq, step, weight_decay)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -191,30 +179,31 @@ class FlatAdamW:
         limit = self.settings.clip_grad
         if limit and norm > limit:
             self.grads.mul_(limit / (norm + 1e-6))
-        for part in self._slices:
-            self._update(part, lr)
+        for flats, step, weight_decay in self._parts:
+            self._update(flats, step, lr, weight_decay)
         self.steps += 1
         return {"grad_norm": norm, "lr": lr, "skipped_steps": 0.0}
 
-    def _update(self, part: _Slice, lr: float) -> None:
+    def _update(self, flats: list[torch.Tensor], step: torch.Tensor, lr: float, weight_decay: float) -> None:
         s = self.settings
+        values, grads, exp_avg, exp_avg_sq = flats
         if s.stateless:
-            part.values.mul_(1.0 - lr * part.weight_decay)
-            part.values.addcdiv_(part.grads, part.grads.abs().add_(s.eps), value=-lr)
+            values.mul_(1.0 - lr * weight_decay)
+            values.addcdiv_(grads, grads.abs().add_(s.eps), value=-lr)
             return
         adamw(
-            [part.values],
-            [part.grads],
-            [part.exp_avg],
-            [part.exp_avg_sq],
+            [values],
+            [grads],
+            [exp_avg],
+            [exp_avg_sq],
             [],
-            [part.step],
+            [step],
             fused=True,
             amsgrad=False,
             beta1=s.beta1,
             beta2=s.beta2,
             lr=lr,
-            weight_decay=part.weight_decay,
+            weight_decay=weight_decay,
             eps=s.eps,
             maximize=False,
         )
@@ -228,11 +217,11 @@ class FlatAdamW:
     @property
     def moment_steps(self) -> int:
         """Steps the moments have seen since the start or the last reset."""
-        return int(self._slices[0].step)
+        return int(self._parts[0][1])
 
     def _set_moment_steps(self, steps: int) -> None:
-        for part in self._slices:
-            part.step.fill_(steps)
+        for _, step, _ in self._parts:
+            step.fill_(steps)
 
     def moments(self) -> dict[str, torch.Tensor]:
         """`exp_avg.<name>` and `exp_avg_sq.<name>` views of every trained parameter, on the host while they are

@@ -30,9 +30,9 @@ from slime_core.trainers.embedded.optimizer import FlatAdamW
 from slime_core.trainers.embedded.settings import TrainerSettings
 from slime_core.trainers.state_files import capture_rng, read_json, restore_rng, restored_states, write_json
 
-FORMAT = 1
-FOLDER, STATE, OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"
-MASTER, REFERENCE, OLD_ACTOR = "master.safetensors", "reference.safetensors", "old_actor.safetensors"
+_FORMAT = 1
+FOLDER, _STATE, _OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"
+_MASTER, REFERENCE, OLD_ACTOR = "master.safetensors", "reference.safetensors", "old_actor.safetensors"
 
 
 def save_model(
@@ -51,12 +51,12 @@ def save_model(
     write_config(directory, {**hf, "dtype": str(dtype).removeprefix("torch.")})
     write_weights(directory, ((name, tensor.to(dtype)) for name, tensor in weights.items()), shard_bytes=shard_bytes)
     if exact and dtype != torch.float32:
-        _write_tensors(directory / FOLDER / MASTER, weights)
+        _write_tensors(directory / FOLDER / _MASTER, weights)
 
 
 def load_model(directory: Path, into: Mapping[str, torch.Tensor]) -> None:
     """Copy the stored weights, float32 ones where there are any, into the tensors of `into`."""
-    master = directory / FOLDER / MASTER
+    master = directory / FOLDER / _MASTER
     try:
         files = [master] if master.is_file() else weight_files(directory)
     except ConfigError as error:
@@ -87,7 +87,7 @@ def save_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettin
         write_json(folder / f"rng_{rank}.json", {"rng": rng})
         return
     state: dict[str, Any] = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "world_size": world_size,
         "parameters": {name: list(shape) for name, shape in optimizer.shapes.items()},
         "rng": rng,
@@ -100,8 +100,8 @@ def save_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettin
             "stateless": optimizer.settings.stateless,
             "schedule": optimizer.schedule.facts(),
         }
-        _write_tensors(folder / OPTIMIZER, optimizer.moments())
-    write_json(folder / STATE, state)
+        _write_tensors(folder / _OPTIMIZER, optimizer.moments())
+    write_json(folder / _STATE, state)
 
 
 def load_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettings, rank: int, world_size: int) -> None:
@@ -113,20 +113,20 @@ def load_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettin
     if not (settings.load_optim or settings.load_rng):
         return
     folder = directory / FOLDER
-    if not (folder / STATE).is_file():
+    if not (folder / _STATE).is_file():
         raise CheckpointError(
-            f"{directory}: no trainer state (no {FOLDER}/{STATE}); to start from its weights alone, use"
+            f"{directory}: no trainer state (no {FOLDER}/{_STATE}); to start from its weights alone, use"
             " --finetune, or name it as --hf-checkpoint instead of --load"
         )
-    state = read_json(folder / STATE)
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{folder / STATE}: format {state.get('format')}, this version reads {FORMAT}")
+    state = read_json(folder / _STATE)
+    if state.get("format") != _FORMAT:
+        raise CheckpointError(f"{folder / _STATE}: format {state.get('format')}, this version reads {_FORMAT}")
     problems = _differences(state, optimizer, settings)
     if problems:
         raise CheckpointError(f"{directory} does not fit this run:\n  " + "\n  ".join(problems))
     if settings.load_optim:
         stored = state["optimizer"]
-        _read_tensors([folder / OPTIMIZER], optimizer.moments())
+        _read_tensors([folder / _OPTIMIZER], optimizer.moments())
         optimizer.restore(int(stored["steps"]), int(stored["moment_steps"]))
     # The Megatron trainer counts processes under another name, and has a file of random states for rank 0, too.
     saved_by = int(state["world_size"] if "world_size" in state else state["processes"])

@@ -8,13 +8,13 @@ checkpoint. It knows no algorithm. Parameters are float32, only products are bfl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from slime_core import kernels
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, TrainError
 from slime_core.models.config import load_model_config
@@ -61,6 +61,7 @@ class EmbeddedTrainer:
             {
                 "actor_num_gpus_per_node",
                 "actor_num_nodes",
+                "kernels",
                 "keep_old_actor",
                 "lora_alpha",
                 "lora_dropout",
@@ -73,6 +74,7 @@ class EmbeddedTrainer:
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
         self.role = role
+        kernels.use(args.kernels)
         self.settings = settings = TrainerSettings.from_args(args, role)
         # Settings are read before any process group is joined, so a mistake ends the run at once.
         schedule = LearningRateSchedule.from_args(args, critic=role == "critic")
@@ -152,19 +154,14 @@ class EmbeddedTrainer:
             TrainError: The role has no model here, or the micro-batches leave a sample out.
         """
         model = self._language_model(role)
-        return self._over(model, batch, micro_batches, lambda m: self._recorded(role, batch, m, False)[:1])[0]
+        return self._over(model, batch, micro_batches, lambda m: self._recorded(role, batch, m, False))[0]
 
     def log_probs_and_entropy(
         self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The actor's `log_probs` and, in the same shapes, entropies in nats. Raises TrainError as `log_probs` does."""
         model = self._language_model("actor")
-
-        def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
-            log_probs, entropy = self._recorded("actor", batch, micro, True)
-            assert entropy is not None
-            return log_probs, entropy
-
+        run = partial(self._recorded, "actor", batch, with_entropy=True)
         log_probs, entropies = self._over(model, batch, micro_batches, run)
         return log_probs, entropies
 
@@ -182,14 +179,14 @@ class EmbeddedTrainer:
         model: Decoder,
         batch: TrainBatch,
         micro_batches: Sequence[Sequence[int]],
-        run: Callable[[MicroBatch], tuple[torch.Tensor, ...]],
+        run: Callable[[MicroBatch], tuple[torch.Tensor | None, ...]],
     ) -> list[list[torch.Tensor]]:
         """What `run` gives for all samples: one column per tensor it returns. A teacher's vocabulary may be smaller."""
         found: dict[int, tuple[torch.Tensor, ...]] = {}
         with torch.no_grad():
             for positions in micro_batches:
                 micro = pack(batch, positions, model.config.vocab_size, self.device)
-                parts = [torch.split(tensor, micro.response_lengths) for tensor in run(micro)]
+                parts = [torch.split(x, micro.response_lengths) for x in run(micro) if x is not None]
                 found.update(zip(micro.positions, zip(*parts, strict=True), strict=True))
         left_out = [i for i in range(len(batch)) if i not in found]
         if left_out:
@@ -212,21 +209,26 @@ class EmbeddedTrainer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[R] log-probs of the response tokens of the temperature-scaled distribution, and their entropy."""
         if self.settings.batch_invariant:
-            from slime_core.trainers.embedded.batch_invariant import invariant_log_probs
+            from slime_core.models.batch_invariant import BatchInvariantForward
 
-            temperature = self.settings.temperature
-            return invariant_log_probs(model, micro, temperature, with_entropy=with_entropy, routing=routing)
+            forward, how = BatchInvariantForward(model), self._of_targets(micro, with_entropy)
+            hidden = forward.packed(micro.token_ids, micro.lengths, routing)
+            return forward.token_log_probs(hidden[torch.from_numpy(micro.rows).to(self.device)], **how)
         with self._compute():
             hidden = hidden_states(model, micro, routing=routing)
         return token_log_probs(
-            hidden.to(self.compute_dtype),
-            model.head_weight,
-            micro.targets,
-            temperature=self.settings.temperature,
-            chunk_size=self.settings.log_probs_chunk_size,
-            with_entropy=with_entropy,
-            mask=micro.mask,
+            hidden.to(self.compute_dtype), model.head_weight, **self._of_targets(micro, with_entropy)
         )
+
+    def _of_targets(self, micro: MicroBatch, with_entropy: bool) -> dict[str, Any]:
+        """What log-probs are of, besides hidden states or logits."""
+        return {
+            "targets": micro.targets,
+            "temperature": self.settings.temperature,
+            "chunk_size": self.settings.log_probs_chunk_size,
+            "with_entropy": with_entropy,
+            "mask": micro.mask,
+        }
 
     def _values(self, critic: Critic, micro: MicroBatch) -> torch.Tensor:
         """[R] values of the states before the response tokens."""
@@ -234,13 +236,8 @@ class EmbeddedTrainer:
             hidden = hidden_states(critic, micro)
         return critic.values(hidden)
 
-    @contextmanager
-    def _compute(self) -> Iterator[None]:
-        if self.compute_dtype == torch.float32:
-            yield
-        else:
-            with torch.autocast(self.device.type, dtype=self.compute_dtype):
-                yield
+    def _compute(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
     # -- step ----------------------------------------------------------------------------------------
 
@@ -317,14 +314,8 @@ class EmbeddedTrainer:
         with self._compute():
             hidden = hidden_states(self.model, micro, every_row=True, routing=routing)
             logits = torch.nn.functional.linear(hidden.to(self.compute_dtype), self.model.head_weight).float()
-        log_probs, entropy = log_probs_from_logits(
-            logits[torch.from_numpy(micro.rows).to(self.device)],
-            micro.targets,
-            temperature=self.settings.temperature,
-            chunk_size=self.settings.log_probs_chunk_size,
-            with_entropy=with_entropy,
-            mask=micro.mask,
-        )
+        chosen = logits[torch.from_numpy(micro.rows).to(self.device)]
+        log_probs, entropy = log_probs_from_logits(chosen, **self._of_targets(micro, with_entropy))
         return MicroBatchOutput(micro.positions, log_probs, entropy, logits=logits[None])
 
     def _summed(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from slime_core.config import Args
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.loss import Loss, PolicyLoss
 from slime_core.learning.tensors import Denominators, TrainTensors
-from slime_core.ops.kl import kl_estimate
+from slime_core.ops.ratios import kl_estimate
 from slime_core.protocols import MicroBatchOutput
 from slime_core.types import TrainBatch
 

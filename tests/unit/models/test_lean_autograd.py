@@ -1,15 +1,24 @@
-"""The hand-written gradients against torch's own differentiation of the plain formulas."""
+"""The hand-written gradients, in torch and in C, against torch's own differentiation of the plain formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch.nn import functional
 
+from slime_core import kernels
 from slime_core.models.lean_autograd import rms_norm, rotate, swiglu
 from slime_core.models.rope import apply_rope
+
+
+@pytest.fixture(autouse=True, params=["auto", "torch"])
+def computed_by(request: pytest.FixtureRequest, one_thread: None) -> Iterator[None]:
+    kernels.use(request.param)
+    assert (kernels.load("training") is None) == (request.param == "torch"), "no C compiler"
+    yield
+    kernels.use("auto")
 
 
 def compare(
@@ -64,4 +73,4 @@ def test_rotation() -> None:
 
 def test_swiglu() -> None:
     torch.manual_seed(0)
-    compare(swiglu, lambda g, u: functional.silu(g) * u, [torch.randn(6, 10), torch.randn(6, 10)])
+    compare(swiglu, lambda g, u: functional.silu(g) * u, [6 * torch.randn(6, 10), torch.randn(6, 10)])

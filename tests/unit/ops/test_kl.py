@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slime_core.errors import ConfigError
-from slime_core.ops.kl import kl_estimate
+from slime_core.ops.ratios import kl_estimate
 
 LOG_P = torch.tensor([-0.5, -1.0, -2.0, -0.1])
 LOG_REF = torch.tensor([-0.7, -0.6, -2.0, -3.1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_core.ops.kl import kl_estimate
+from slime_core.ops.ratios import kl_estimate
 
 pytestmark = pytest.mark.slow
 REWARDS = torch.tensor([1.0, 0.6, 0.0], dtype=torch.float64)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_core.ops import SamplingMask, log_probs_from_logits, token_log_probs
-from slime_core.ops.kl import kl_estimate
+from slime_core.ops.ratios import kl_estimate
 
 ROWS, VOCAB = 7, 9
 KEPT: list[list[int]] = [[0, 3, 5], [], [8], [1, 2], [0, 1, 2, 3, 4, 5, 6, 7, 8], [4, 6], [2, 7]]

@@ -69,7 +69,8 @@ def test_a_prompt_is_computed_once_with_the_same_states_and_gradients(
     micro = pack(batch, range(len(prompts)), 61, CPU)
     computed: list[int] = []
     model.model.embed_tokens.register_forward_hook(lambda _, given, __: computed.append(len(given[0])))
-    weight = torch.randn(len(micro.rows), 32)
+    # Gradients of a few units, whose last bits are below the tolerance.
+    weight = 0.2 * torch.randn(len(micro.rows), 32, generator=torch.Generator().manual_seed(0))
     found = []
     for hidden in (hidden_states(model, micro, every_row=True)[micro.rows], hidden_states(model, micro)):
         found.append((hidden, torch.autograd.grad((hidden * weight).sum(), list(model.parameters()))))
