@@ -65,7 +65,7 @@ def sample_files(folder: Path) -> list[Path]:
 def write_file(path: Path, groups: Iterable[Sequence[bytes]]) -> list[Frame]:
     """Write each group's lines as a frame. Raises OSError; then the file is as it was."""
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-    frames = [compressor.compress(b"".join(line + b"\n" for line in lines)) for lines in groups]
+    frames = [compressor.compress(b"\n".join((*lines, b""))) for lines in groups]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(b"".join(frames))

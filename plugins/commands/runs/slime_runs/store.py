@@ -289,14 +289,17 @@ def _score(row: Row) -> float | None:
     return score
 
 
+_OFTEN_ONE = ("advantages", "returns")
 _TRAINER_COLUMNS = ("advantages", "log_probs", "entropy", "ref_log_probs", "teacher_log_probs", "values", "returns")
 
 
 def _trained_row(row: Mapping[str, Any]) -> Row:
     """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
-    found = {name: row[name] for name in _TRAINER_COLUMNS if name in row}
-    short = {name: v[0] if len(v) and _is_one_number(v) else v for name, v in found.items()}
-    return {"index": row["sample_indices"], **short}
+    found = {"index": row["sample_indices"]}
+    for name in _TRAINER_COLUMNS:
+        if (column := row.get(name)) is not None:
+            found[name] = column[0] if name in _OFTEN_ONE and len(column) and _is_one_number(column) else column
+    return found
 
 
 def _is_one_number(column: Any) -> bool:
@@ -320,14 +323,19 @@ def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:
 def _row(args: Args, sample: Sample, fate: str, data_set: str | None) -> Row:
     """Shares its lists with the sample, so it is to be written before anything else runs."""
     given = {name: value for name, value in sample.__dict__.items() if value is not None}
-    return {
-        **plain_values(given, lambda value: value),
-        "kept": {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)},
-    }
+    row = plain_values(given, _same)
+    row["kept"] = {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}
+    return row
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _parts(group: list[Row]) -> list[Row]:
     """The rows, numbered where an execution became several: they have one index."""
+    if len({row.get("index") for row in group}) == len(group):
+        return group
     seen = Counter[Any]()
     for row in group:
         if part := seen[row.get("index")]:
