@@ -122,3 +122,13 @@ def test_samples_of_one_execution_are_numbered_where_the_writer_did_not(tmp_path
     assert [(e.data_set, *e.key) for e in entries] == [
         (name, index, part) for name in "ab" for index, part in ((0, 0), (0, 1), (1, 0))
     ]
+
+
+def test_the_writer_begins_an_index_again_that_is_damaged_further_in(index: Index, tmp_path: Path) -> None:
+    index.close()
+    path = tmp_path / files.INDEX
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"x" * (len(content) - 4096)
+    path.write_bytes(content)
+    again = Index.to_write(tmp_path)
+    assert again.size() == len(again.find(Filter())) == 6

@@ -171,11 +171,7 @@ class Index:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / INDEX
         index = cls(sqlite3.connect(path, timeout=10, check_same_thread=False))
-        try:
-            usable = index.version() in (0, _VERSION)
-        except sqlite3.DatabaseError:
-            usable = False
-        if not usable:
+        if not index._usable():
             index.close()
             path.unlink()
             index = cls(sqlite3.connect(path, timeout=10, check_same_thread=False))
@@ -216,6 +212,15 @@ class Index:
     def version(self) -> int:
         """Of the schema; 0 where there is none yet."""
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    def _usable(self) -> bool:
+        """Whether it is whole, and of this version or new. Raises sqlite3.OperationalError: full, locked."""
+        try:
+            return self.version() in (0, _VERSION) and self._db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            return False
 
     def files(self) -> dict[str, int]:
         """Name -> bytes of the files that are indexed."""
