@@ -39,18 +39,8 @@ def rollout_report(
         log_probs: Of the policy at the start of the update, where they are known.
         trainer: For the sum over ranks.
     """
-    columns = {
-        "log_probs": log_probs,
-        "ref_log_probs": tensors.ref_log_probs,
-        "rollout_log_probs": tensors.rollout_log_probs,
-        "advantages": tensors.advantages,
-        "returns": tensors.returns,
-        "kl": tensors.kl,
-        "entropy": tensors.entropy,
-        "values": tensors.values,
-        "teacher_log_probs": tensors.teacher_log_probs,
-        "opd_reverse_kl": tensors.opd_reverse_kl,
-    }
+    of_rollout = "ref_log_probs rollout_log_probs advantages returns kl entropy values teacher_log_probs opd_reverse_kl"
+    columns = {"log_probs": log_probs, **{name: getattr(tensors, name) for name in of_rollout.split()}}
     present = {name: column for name, column in columns.items() if column is not None}
     return {**_row_means(batch), **_token_means(batch, local, tensors, present, trainer)}
 
@@ -149,7 +139,8 @@ class TrainedRollout:
             return []
         of_batch = self.batch.to_rollout_data().items()
         kept = {name: v for name, v in of_batch if not names or name in (*names, "sample_indices")}
-        table |= {name: values for name, values in kept.items() if _is_column(values, len(self.batch))}
+        n = len(self.batch)
+        table |= {name: values for name, values in kept.items() if isinstance(values, list) and len(values) == n}
         order = sorted(range(len(self.batch)), key=lambda i: self.batch.sample_indices[i])
         table = {"rollout_id": [self.batch.rollout_id] * len(self.batch), **table}
         return [{name: values[i] for name, values in table.items()} for i in order]
@@ -162,10 +153,6 @@ def save_trained(path: str, trained: TrainedRollout) -> None:
     if not trained.trainer.rank:
         lines = (to_json(row, f"the train data of rollout {rollout_id}") for row in rows)
         write_lines(dump_path(path, rollout_id), lines)
-
-
-def _is_column(values: Any, n: int) -> bool:
-    return isinstance(values, list) and len(values) == n
 
 
 def _is_whole(column: Any, lengths: Sequence[int]) -> bool:
@@ -184,8 +171,9 @@ def _gathered(
         return {}
     starts = [0, *itertools.accumulate(lengths)]
     table = torch.zeros(len(columns), starts[-1], dtype=torch.float32, device=trainer.device)
-    places = [place for i in indices for place in range(starts[i], starts[i + 1])]
-    own = torch.tensor(places, dtype=torch.int64, device=trainer.device)
+    own: Any = slice(None)
+    if list(indices) != list(range(len(lengths))):
+        own = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in indices]).to(trainer.device)
     for row, column in zip(table, columns.values()):
         row[own] = torch.cat(column).to(row)
     flat = trainer.all_reduce(table).cpu().numpy()

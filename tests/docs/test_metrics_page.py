@@ -133,6 +133,9 @@ def test_every_metric_is_documented(emitted: set[str]) -> None:
 def test_every_documented_metric_is_emitted(emitted: set[str]) -> None:
     missing = [n for n in documented() if not any(pattern(n).fullmatch(name) for name in emitted)]
     # Those of SGLang's own answers and updates are asserted by the tests of its client, the count of control tokens in
-    # messages by those of data that have some.
-    elsewhere = {"perf/update_weights_pause_time", "rollout/content_special_tokens"}
+    # messages by those of data that have some, those of kept tokens by the tests of `--use-sampling-mask`.
+    elsewhere = {
+        "perf/update_weights_pause_time", "rollout/content_special_tokens",
+        "rollout/sampled_among", "rollout/sampled_among_share",
+    }  # fmt: skip
     assert {n for n in missing if "spec_accept" not in n} - elsewhere == set()

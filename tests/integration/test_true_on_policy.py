@@ -41,6 +41,8 @@ def test_a_kept_actor_is_the_one_that_sampled(slime: Slime, tiny: TinyRun, tmp_p
 def test_tokens_changed_after_sampling_end_the_run(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     hook = tmp_path / "hook.py"
     hook.write_text(
+        "from slime_core.protocols import EditTraits, declares\n"
+        "@declares(EditTraits(edits_samples=True))\n"
         "def sample_hook(args, sample, rollout_id):\n"
         "    if rollout_id == 1 and sample.index % 4 == 2:\n"
         "        sample.tokens[-1] = (sample.tokens[-1] + 1) % 10\n"

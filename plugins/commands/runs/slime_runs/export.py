@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,9 @@ configs:
 ---
 Samples of a run of slime. `messages`, `reward_parts` and `metadata` are JSON.
 """
+
+_SPANS = 256
+"""Of OpenTelemetry, in one request."""
 
 
 def new_folder(path: str) -> Path:
@@ -81,7 +85,8 @@ def to_inspect(run: Run, folder: Path) -> str:
     if not logs:
         raise RunError(f"{run.path}: no samples of evaluations are kept")
     for (rollout, data_set), samples in logs.items():
-        path = folder / f"{rollout:07}_{data_set.replace('/', '_')}.json"
+        name = re.sub(r"[^\w.-]", "_", data_set)[:100]
+        path = folder / f"{rollout:07}_{name}.json"
         path.write_text(json.dumps(_log(run, rollout, data_set, samples)), encoding="utf-8")
     return f"{len(logs)} logs -> {folder}"
 
@@ -178,13 +183,13 @@ def to_trackio(run: Run) -> str:
 
 
 def to_otel(run: Run) -> str:
-    """A trace for each sample of the timeline."""
+    """A trace for each sample of the timeline. Raises RunError where the collector does not take them all."""
     from slime_hook_trackers.numbers import Traced, traced
     from slime_hook_trackers.otel import check, provider, sample_spans
 
     _library("opentelemetry.sdk")
     check()
-    made, own = provider()
+    made, own = provider(_sender)
     known: dict[tuple[int, int | None], Traced] = {
         (s.entry.rollout, s.entry.sample_index): traced(s.sample, s.entry.score)
         for s in run.samples(Filter(data_set=""))
@@ -197,6 +202,31 @@ def to_otel(run: Run) -> str:
     if own:
         made.shutdown()
     return f"traces of {count} samples -> OpenTelemetry"
+
+
+def _sender(exporter: Any) -> Any:
+    """Hands ended spans to the exporter and waits until they are taken."""
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    class Sender(SpanProcessor):
+        waiting: tuple[Any, ...] = ()
+
+        def on_end(self, span: Any) -> None:
+            self.waiting += (span,)
+            if len(self.waiting) >= _SPANS:
+                self.send()
+
+        def send(self) -> None:
+            spans, self.waiting = self.waiting, ()
+            if spans and exporter.export(spans) is not SpanExportResult.SUCCESS:
+                raise RunError("OTEL_EXPORTER_OTLP_ENDPOINT did not take all traces; those that it took are there")
+
+        def shutdown(self) -> None:
+            self.send()
+            exporter.shutdown()
+
+    return Sender()
 
 
 def _sampled(run: Run) -> Iterator[dict[str, Any]]:

@@ -13,21 +13,19 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slime_core.provenance import NOT_SAMPLED
-from slime_runs.files import INDEX, Frame, Row, parse_name, read_frames
+from slime_runs.files import INDEX, Frame, Row, file_name, numbered, parse_name, read_frames
 
 _COLUMNS = (
-    "file", "rollout", "data_set", "group_index", "sample_index", "place", "offset", "size", "score", "status", "fate",
+    "rollout", "data_set", "group_index", "sample_index", "place", "offset", "size", "score", "status", "fate",
     "prompt_tokens", "response_tokens", "trained_tokens", "oldest_version", "newest_version", "failure", "data_row",
     "part",
 )  # fmt: skip
-_PLACE = ("file", "rollout", "place", "offset", "size")
+_PLACE = ("rollout", "place", "offset", "size")
 _FACTS = tuple(name for name in _COLUMNS if name not in _PLACE)
-_TOTALS = (
-    "file", "rollout", "data_set", "samples", "scored", "score", "dropped", "failed", "truncated", "tokens"
-)  # fmt: skip
+_TOTALS = ("rollout", "data_set", "samples", "scored", "score", "dropped", "failed", "truncated", "tokens")
 _COUNTED = ("dropped", "failed", "truncated")
 """Status or fate whose samples `totals` counts, so that rollouts without any are not searched."""
 _SCHEMA = f"""
@@ -39,21 +37,21 @@ CREATE INDEX IF NOT EXISTS of_best ON samples (data_set, score DESC, rollout DES
 CREATE INDEX IF NOT EXISTS of_worst ON samples (data_set, score, rollout DESC);
 CREATE INDEX IF NOT EXISTS of_group ON samples (group_index);
 CREATE INDEX IF NOT EXISTS of_row ON samples (data_row);
-CREATE INDEX IF NOT EXISTS of_file ON samples (file);
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 """
-_VERSION = 3
+_VERSION = 4
 
 ORDERS = {
     "rollout": ("rollout DESC, group_index, sample_index", ""),
     "best": ("score DESC, rollout DESC", ""),
     # SQL sorts what has no score first; both halves are in the order of an index.
     "worst": ("score, rollout DESC", "score IS NOT NULL"),
-    "file": ("file, rowid", ""),
+    "file": ("rowid", ""),
 }
 """Name -> order, and the condition on those that come first."""
 Key = tuple[int, int]
 """Index of a sample (-1: it has none), and its part."""
+_NO_VERSION = frozenset({None, NOT_SAMPLED})
 Facts = tuple[object, ...]
 """What is known of a sample wherever it lies: `_FACTS`."""
 _CLOCK_STEPS = 2000
@@ -64,7 +62,6 @@ _CLOCK_STEPS = 2000
 class Entry:
     """What the index knows of a sample."""
 
-    file: str
     rollout: int
     """Counted from 0; of an evaluation, how many rollouts were trained on before."""
     data_set: str | None
@@ -94,6 +91,11 @@ class Entry:
     def key(self) -> Key:
         """By which `Run.trained` and `Run.shadow` know it."""
         return -1 if self.sample_index is None else self.sample_index, self.part
+
+    @property
+    def file(self) -> str:
+        """Name of the file it is in."""
+        return file_name(self.rollout, evaluation=self.data_set is not None)
 
     @property
     def frame(self) -> Frame:
@@ -140,9 +142,12 @@ class Filter:
         """The SQL condition and its values."""
         terms: list[tuple[str, object]] = [
             (f"{name} = ?", getattr(self, name))
-            for name in ("rollout", "group_index", "sample_index", "part", "file", "data_row", "status", "fate")
+            for name in ("rollout", "group_index", "sample_index", "part", "data_row", "status", "fate")
             if getattr(self, name) is not None
         ]
+        if self.file is not None:
+            rollout, evaluation = _parsed(self.file)
+            terms.append((f"data_set IS {'NOT ' if evaluation else ''}NULL AND rollout = ?", rollout))
         if self.data_set is not None:
             terms.append(("data_set = ?", self.data_set) if self.data_set else ("data_set IS NULL AND ?", True))
         bounds = {"score >= ?": self.min_score, "score <= ?": self.max_score}
@@ -166,16 +171,12 @@ class Index:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / INDEX
         index = cls(sqlite3.connect(path, timeout=10, check_same_thread=False))
-        try:
-            usable = index.version() in (0, _VERSION)
-        except sqlite3.DatabaseError:
-            usable = False
-        if not usable:
+        if not index._usable():
             index.close()
             path.unlink()
             index = cls(sqlite3.connect(path, timeout=10, check_same_thread=False))
-        # What a power cut takes from the index is read again from the files.
-        index._db.executescript("PRAGMA synchronous = OFF;" + _SCHEMA)
+        # What a power cut takes from the index is read again from the files. A journal that stays saves making one.
+        index._db.executescript("PRAGMA synchronous = OFF; PRAGMA journal_mode = PERSIST;" + _SCHEMA)
         index.refresh(folder)
         return index
 
@@ -212,6 +213,15 @@ class Index:
         """Of the schema; 0 where there is none yet."""
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
+    def _usable(self) -> bool:
+        """Whether it is whole, and of this version or new. Raises sqlite3.OperationalError: full, locked."""
+        try:
+            return self.version() in (0, _VERSION) and self._db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            return False
+
     def files(self) -> dict[str, int]:
         """Name -> bytes of the files that are indexed."""
         return dict(self._db.execute("SELECT name, bytes FROM files"))
@@ -229,23 +239,21 @@ class Index:
             if not path.is_file():
                 self.drop(name)
             else:
-                self.add_file(path, ((frame, [facts(row) for row in rows]) for frame, rows in read_frames(path)))
+                self.add_file(
+                    path, ((frame, [facts(row) for row in numbered(rows)]) for frame, rows in read_frames(path))
+                )
 
     def add_file(self, path: Path, frames: Iterable[tuple[Frame, Sequence[Facts]]], *, thinned: bool = False) -> None:
         """Index a file's groups, in place of what was known of it."""
-        found = parse_name(path.name)
-        assert found is not None, "only files of samples are indexed"
-        rows = [
-            (path.name, found[0], place, *frame, *sample)
-            for frame, group in frames
-            for place, sample in enumerate(group)
-        ]
+        rollout, _ = _parsed(path.name)
+        rows = [(rollout, place, *frame, *sample) for frame, group in frames for place, sample in enumerate(group)]
         with self._db:
             self._drop(path.name)
             self._db.execute("INSERT INTO files VALUES (?, ?, ?)", (path.name, path.stat().st_size, thinned))
             names, marks = ", ".join((*_PLACE, *_FACTS)), ", ".join("?" * len(_COLUMNS))
+            before = self._db.execute("SELECT max(rowid) FROM samples").fetchone()[0] or 0
             self._db.executemany(f"INSERT INTO samples ({names}) VALUES ({marks})", rows)
-            self._db.execute(_ADD_UP, (path.name,))
+            self._db.execute(_ADD_UP, (before,))
 
     def drop(self, name: str) -> None:
         """Forget a file."""
@@ -253,8 +261,13 @@ class Index:
             self._drop(name)
 
     def _drop(self, name: str) -> None:
-        for table, column in (("samples", "file"), ("totals", "file"), ("files", "name")):
-            self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (name,))
+        if not self._db.execute("DELETE FROM files WHERE name = ?", (name,)).rowcount:
+            return
+        rollout, evaluation = _parsed(name)
+        which = f"rollout = ? AND data_set IS {'NOT ' if evaluation else ''}NULL"
+        for (data_set,) in self._db.execute(f"SELECT data_set FROM totals WHERE {which}", (rollout,)).fetchall():
+            self._db.execute("DELETE FROM samples WHERE data_set IS ? AND rollout = ?", (data_set, rollout))
+        self._db.execute(f"DELETE FROM totals WHERE {which}", (rollout,))
 
     def whole_files(self) -> list[str]:
         """Files that were not thinned, oldest rollout first."""
@@ -325,9 +338,15 @@ class Index:
 
 _PAID = "CASE WHEN fate IN ('trained', 'evaluated') THEN score END"
 _ADD_UP = f"""
-INSERT INTO totals SELECT file, rollout, data_set, count(*), count({_PAID}), sum({_PAID}),
+INSERT INTO totals SELECT rollout, data_set, count(*), count({_PAID}), sum({_PAID}),
     sum(fate = 'dropped'), sum(status = 'failed'), sum(status = 'truncated'), sum(response_tokens)
-FROM samples WHERE file = ? GROUP BY data_set"""
+FROM samples WHERE rowid > ? GROUP BY rollout, data_set"""
+
+
+def _parsed(name: str) -> tuple[int, bool]:
+    found = parse_name(name)
+    assert found is not None, "only files of samples are indexed"
+    return found
 
 
 def _in_memory() -> sqlite3.Connection:
@@ -347,7 +366,7 @@ def facts(row: Row) -> Facts:
     """Of a sample as a file has it."""
     kept = row.get("kept") or {}
     response, mask = row.get("response_length") or 0, row.get("loss_mask")
-    versions: set[int] = set(row.get("token_weight_versions") or ()) - {None, NOT_SAMPLED}
+    versions: set[Any] = set(row.get("token_weight_versions") or ()) - _NO_VERSION
     failure = (row.get("metadata") or {}).get("failure")
     return (
         kept.get("data_set"), row.get("group_index"), row.get("index"), kept.get("score"), row.get("status"),

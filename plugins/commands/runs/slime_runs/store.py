@@ -10,7 +10,7 @@ import functools
 import logging
 import random
 import sqlite3
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +27,7 @@ from slime_runs.files import (
     Row,
     damage,
     file_name,
+    numbered,
     parse_name,
     read_frames,
     sample_files,
@@ -64,8 +65,10 @@ class SampleStore:
 
     @hookimpl
     def slime_run_start(self, args: Args, run_dir: Path) -> None:
-        """Where the run's files are, for a resume."""
+        """Where the run's files are, for a resume; one that begins again, having made no commit, has kept nothing."""
         self._run_dir = run_dir
+        if not args.start_rollout_id:
+            self._forget_after(-1)
 
     @hookimpl
     def slime_step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
@@ -84,13 +87,18 @@ class SampleStore:
         if own is None or self._run_dir is None:
             return
         self._trained = int(own["trained"])
+        self._forget_after(self._trained)
+        self._later(functools.partial(_tell_damaged, self._run_dir / FOLDER))
+
+    def _forget_after(self, trained: int) -> None:
+        """Delete what was kept of later rollouts than `trained`."""
+        assert self._run_dir is not None, "a run has begun"
         for path in sample_files(self._run_dir / FOLDER):
             found = parse_name(path.name)
-            if found is not None and found[0] > self._trained + found[1]:
+            if found is not None and found[0] > trained + found[1]:
                 path.unlink()
                 for beside in (trained_name, shadow_name):
                     (path.parent / beside(found[0])).unlink(missing_ok=True)
-        self._later(functools.partial(_tell_damaged, self._run_dir / FOLDER))
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
@@ -115,7 +123,7 @@ class SampleStore:
         self._seen_rollout = True
         groups, self._all_groups = self._all_groups or _by_group(samples), None
         trained = {id(sample) for sample in samples}
-        kept = [_parts([_row(args, sample, _fate(sample, trained), None) for sample in group]) for group in groups]
+        kept = [numbered([_row(args, sample, _fate(sample, trained), None) for sample in group]) for group in groups]
         for row in (row for group in kept for row in group if row["kept"]["fate"] != "trained"):
             row["kept"]["reason"] = self._reasons.get(row.get("group_index", -1))
         self._store(args, file_name(rollout_id), kept, rollout_id)
@@ -124,7 +132,7 @@ class SampleStore:
     def slime_log_eval(self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]]) -> None:
         """An evaluation is done."""
         groups = [(name, group) for name, found in data.items() for group in _by_group(found.get("samples") or [])]
-        kept = [_parts([_row(args, sample, "evaluated", name) for sample in group]) for name, group in groups]
+        kept = [numbered([_row(args, sample, "evaluated", name) for sample in group]) for name, group in groups]
         # The evaluation before the first rollout has the number of the one after it.
         first = rollout_id == 0 and not self._seen_rollout
         self._store(args, file_name(0 if first else rollout_id + 1, evaluation=True), kept, rollout_id)
@@ -235,7 +243,7 @@ class _Writer:
         *whole, _ = index.whole_files()
         if whole:
             path = self._folder / whole[0]
-            groups = thinned([list(rows) for _, rows in read_frames(path)], _KEPT_OF_OLD, seed=0)
+            groups = thinned([numbered(rows) for _, rows in read_frames(path)], _KEPT_OF_OLD, seed=0)
             frames = write_file(path, [[to_json(row, path.name) for row in group] for group in groups])
             index.add_file(path, zip(frames, ([facts(row) for row in group] for group in groups)), thinned=True)
             self._measure(path)
@@ -289,14 +297,17 @@ def _score(row: Row) -> float | None:
     return score
 
 
+_OFTEN_ONE = ("advantages", "returns")
 _TRAINER_COLUMNS = ("advantages", "log_probs", "entropy", "ref_log_probs", "teacher_log_probs", "values", "returns")
 
 
 def _trained_row(row: Mapping[str, Any]) -> Row:
     """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
-    found = {name: row[name] for name in _TRAINER_COLUMNS if name in row}
-    short = {name: v[0] if len(v) and _is_one_number(v) else v for name, v in found.items()}
-    return {"index": row["sample_indices"], **short}
+    found = {"index": row["sample_indices"]}
+    for name in _TRAINER_COLUMNS:
+        if (column := row.get(name)) is not None:
+            found[name] = column[0] if name in _OFTEN_ONE and len(column) and _is_one_number(column) else column
+    return found
 
 
 def _is_one_number(column: Any) -> bool:
@@ -320,20 +331,13 @@ def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:
 def _row(args: Args, sample: Sample, fate: str, data_set: str | None) -> Row:
     """Shares its lists with the sample, so it is to be written before anything else runs."""
     given = {name: value for name, value in sample.__dict__.items() if value is not None}
-    return {
-        **plain_values(given, lambda value: value),
-        "kept": {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)},
-    }
+    row = plain_values(given, _same)
+    row["kept"] = {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}
+    return row
 
 
-def _parts(group: list[Row]) -> list[Row]:
-    """The rows, numbered where an execution became several: they have one index."""
-    seen = Counter[Any]()
-    for row in group:
-        if part := seen[row.get("index")]:
-            row["kept"]["part"] = part
-        seen[row.get("index")] += 1
-    return group
+def _same(value: Any) -> Any:
+    return value
 
 
 def _fate(sample: Sample, trained: set[int]) -> str:

@@ -201,6 +201,8 @@ class Control:
             raise EngineError(self._nobody())
         servers = await self.asked(workers, SERVER_INFO)
         models = await self.asked(workers, MODEL_INFO)
+        if not servers or not models:
+            raise EngineError(self._nobody())
         loads = servers if "num_running" in servers[0] else await self.asked(workers, _LOADS)
         ranks = [rank for answer in loads for rank in _ranks(answer)]
         load = {key: sum(rank[key] for rank in ranks) for key in ("num_running", "num_waiting")}
@@ -236,12 +238,13 @@ class Control:
         for worker in self.pool.ready:
             wanted = self.pool.version_wanted
             try:
-                (told,) = await self.asked([worker], MODEL_INFO)
+                told = await self.everywhere("GET", MODEL_INFO, workers=[worker])
             except EngineError:  # whoever sends it the next request finds out more
                 continue
             if wanted is None or wanted != self.pool.version_wanted or self.pool.version_coming is not None:
                 return
-            version = told.get("weight_version")
+            # It has no answer where it was taken out while others were asked.
+            version = told.get(worker.url, {}).get("weight_version")
             if version is not None and str(version) != str(wanted):
                 reason = f"reports weight version {version!r}, wanted is {wanted}"
                 self.pool.set_state(worker, WorkerState.QUARANTINED, reason)
