@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from slime_core.lazy import exports
+
 if TYPE_CHECKING:
     from slime_core.buffer import BufferBase as BufferBase
     from slime_core.data.prompts import DatasetSource as DatasetSource
@@ -68,65 +70,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
-    "AdvantageInputs": "slime_core.protocols",
-    "Advantages": "slime_core.protocols",
-    "Args": "slime_core.protocols",
-    "BufferBase": "slime_core.buffer",
-    "Command": "slime_core.protocols",
-    "CorrectionInputs": "slime_core.learning.corrections",
-    "CorrectionOutputs": "slime_core.learning.corrections",
-    "DatasetSource": "slime_core.data.prompts",
-    "DynamicFilterOutput": "slime_core.types",
-    "EditTraits": "slime_core.protocols",
-    "EngineTraits": "slime_core.protocols",
-    "Environment": "slime_core.protocols.environment",
-    "EstimatorBase": "slime_core.estimator",
-    "FilterDecision": "slime_core.types",
-    "Finding": "slime_core.launch.findings",
-    "GenerateCaller": "slime_core.plugins.adapters",
-    "GenerateContext": "slime_core.protocols",
-    "GenerateTraits": "slime_core.protocols",
-    "GenerationOutput": "slime_core.types",
-    "Group": "slime_core.types",
-    "LauncherTraits": "slime_core.protocols",
-    "Level": "slime_core.launch.findings",
-    "LossInputs": "slime_core.protocols",
-    "LossOutputs": "slime_core.protocols",
-    "PluginOptions": "slime_core.plugins.options",
-    "RewardCaller": "slime_core.plugins.adapters",
-    "RewardInputs": "slime_core.protocols",
-    "RewardTraits": "slime_core.protocols",
-    "RolloutFnEvalOutput": "slime_core.types",
-    "RolloutFnTrainOutput": "slime_core.types",
-    "RolloutTraits": "slime_core.protocols",
-    "Sample": "slime_core.types",
-    "SampleStatus": "slime_core.types",
-    "SlimeError": "slime_core.errors",
-    "Source": "slime_core.provenance",
-    "Span": "slime_core.provenance",
-    "Step": "slime_core.protocols.environment",
-    "TrainBatch": "slime_core.types",
-    "TrainerTraits": "slime_core.protocols",
-    "Turn": "slime_core.protocols.environment",
-    "answer_extractor": "slime_core.plugins.answers",
-    "answer_of": "slime_core.plugins.answers",
-    "declares": "slime_core.protocols",
-    "encode_prompt": "slime_core.data.tokenizer",
-    "encode_result": "slime_core.data.tokenizer",
-    "execution_rewards": "slime_core.fan_out",
-    "executions": "slime_core.fan_out",
-    "hookimpl": "slime_core.plugins.hookspecs",
-    "last_boxed": "slime_core.plugins.boxed",
-    "options": "slime_core.plugins.options",
-    "resolve": "slime_core.plugins.resolve",
-    "run_tools": "slime_core.data.tools",
-    "same_number": "slime_core.plugins.numerals",
-    "prompt_tools": "slime_core.data.tools",
-    "tool_parser": "slime_core.data.tools",
-    "turn_delta": "slime_core.data.turns",
-}
-
+_EXPORTS = exports(__file__)
 __all__ = ["__version__", *_EXPORTS]
 
 _OF_PLUGINS = {

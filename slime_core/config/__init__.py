@@ -8,26 +8,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from slime_core.lazy import exports
+
 if TYPE_CHECKING:
-    from slime_core.config.flag_parser import FlagParser
-    from slime_core.config.foreign import ForeignFlags
-    from slime_core.config.load import load_settings
-    from slime_core.config.origins import Origin
-    from slime_core.config.schema import Args
-    from slime_core.config.sections.evaluation import EvalDataset
-    from slime_core.config.settings import Settings
+    from slime_core.config.flag_parser import FlagParser as FlagParser
+    from slime_core.config.foreign import ForeignFlags as ForeignFlags
+    from slime_core.config.load import load_settings as load_settings
+    from slime_core.config.origins import Origin as Origin
+    from slime_core.config.schema import Args as Args
+    from slime_core.config.sections.evaluation import EvalDataset as EvalDataset
+    from slime_core.config.settings import Settings as Settings
 
-_EXPORTS = {
-    "Args": "slime_core.config.schema",
-    "EvalDataset": "slime_core.config.sections.evaluation",
-    "FlagParser": "slime_core.config.flag_parser",
-    "ForeignFlags": "slime_core.config.foreign",
-    "Origin": "slime_core.config.origins",
-    "Settings": "slime_core.config.settings",
-    "load_settings": "slime_core.config.load",
-}
-
-__all__ = ["Args", "EvalDataset", "FlagParser", "ForeignFlags", "Origin", "Settings", "load_settings"]
+_EXPORTS = exports(__file__)
+__all__ = [*_EXPORTS]
 
 
 def __getattr__(name: str) -> Any:

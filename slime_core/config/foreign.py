@@ -10,6 +10,7 @@ warning, too.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,10 @@ from slime_core.config.spec import flag_specs
 from slime_core.distributions import AllowList, entry_points
 from slime_core.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 GROUP = "slime.foreign_flags"
+_RENAMED = "slime.renamed"
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,15 @@ def renamed(word: str) -> str:
         word: A flag, a key, or one of the form `data.train_batch_size=8`, that is no setting.
     """
     allow = AllowList.of()
-    offered = (entry for name, entry, distribution in entry_points("slime.renamed") if allow.allows(name, distribution))
-    return next((told for entry in offered if (told := str(entry.load()(word)))), "")
+    for name, entry, distribution in entry_points(_RENAMED):
+        if not allow.allows(name, distribution):
+            continue
+        try:
+            if told := str(entry.load()(word)):
+                return told
+        except Exception as error:  # somebody else's code, in the middle of an error of ours, which is to be told
+            logger.warning("%r (%s, %s) raised %s: %s", name, distribution, _RENAMED, type(error).__name__, error)
+    return ""
 
 
 def _refuse_overlap(owner: ForeignFlags, others: Sequence[ForeignFlags]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from slime_core.lazy import exports
+
 if TYPE_CHECKING:
     from slime_core.ops.corrections import interpolated_log_probs as interpolated_log_probs
     from slime_core.ops.corrections import mismatch_metrics as mismatch_metrics
@@ -43,29 +45,7 @@ if TYPE_CHECKING:
     from slime_core.ops.surrogate import clipped_surrogate as clipped_surrogate
     from slime_core.ops.surrogate import clipped_value_loss as clipped_value_loss
 
-_NAMES = {
-    "corrections": ("interpolated_log_probs", "mismatch_metrics", "off_policy_sequences"),
-    "groups": ("group_members", "group_normalize"),
-    "kl": ("kl_estimate",),
-    "logprobs": ("SamplingMask", "log_probs_from_logits", "response_log_probs", "token_log_probs"),
-    "masking": (
-        "expand_to_tokens",
-        "masked",
-        "masked_mean",
-        "masked_whiten",
-        "per_rollout_weights",
-        "per_sample_weights",
-        "per_token_weights",
-        "segment_means",
-        "segment_sums",
-        "weighted_sum",
-    ),
-    "ratios": ("icepop_weight", "importance_ratio", "ratio_from_kl", "sequence_kl", "token_kl", "truncated_weight"),
-    "returns": ("discounted_returns", "gae", "masked_gae", "pad_right", "reverse_scan", "token_rewards", "unpad"),
-    "surrogate": ("cispo_surrogate", "clipped_surrogate", "clipped_value_loss"),
-}
-"""Module -> what it has."""
-_EXPORTS = {name: f"slime_core.ops.{module}" for module, names in _NAMES.items() for name in names}
+_EXPORTS = exports(__file__)
 __all__ = [*_EXPORTS]
 
 

@@ -19,6 +19,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -26,7 +27,6 @@ from slime_core.config.sections.progress import ProgressArgs
 from slime_core.errors import RolloutError
 from slime_core.protocols import Args
 from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
-from slime_core.rollout.flights import Bell
 from slime_core.types import Group, Sample
 from slime_core.waits import gave_up, waiting
 
@@ -200,8 +200,38 @@ async def ended(tasks: Collection[asyncio.Task[Any]]) -> bool:
     return not late
 
 
+class Bell(asyncio.Event):
+    """Set when something has ended, or has changed."""
+
+    _listener: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wake who waits."""
+        super().set()
+        if self._listener is not None:
+            self._answer(self._listener)
+
+    async def turn_after(self) -> None:
+        """Wait for the event loop's next turn after it is set: what happens in one turn is seen together."""
+        self._listener = listener = asyncio.get_running_loop().create_future()
+        if self.is_set():
+            self._answer(listener)
+        try:
+            await listener
+        finally:
+            self._listener = None
+
+    @staticmethod
+    def _answer(listener: asyncio.Future[None]) -> None:
+        def answer() -> None:
+            if not listener.done():
+                listener.set_result(None)
+
+        asyncio.get_running_loop().call_soon(answer)
+
+
 async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
-    """Wait until the bell rings.
+    """Wait until the bell is set.
 
     Raises:
         RolloutError: No sample of this runner has ended for `--rollout-stall-timeout` seconds.
@@ -211,8 +241,10 @@ async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
     while True:
         with waiting(what, deadline=limit, then=_STALLED, stop=True):
             left = None if limit is None else max(since + limit - loop.time(), 0.0)
-            if await bell.wait(left):
-                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await bell.turn_after()
+                    return
             if runner.last_end <= since:
                 raise RolloutError(gave_up(what, limit, "no sample ended in that time; --rollout-stall-timeout"))
         since = runner.last_end
@@ -222,7 +254,7 @@ async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str)
     """The result of `asyncio.gather`; cancelled when the wait for it ends. Raises RolloutError as `some_done`."""
     try:
         bell = Bell()
-        gathered.add_done_callback(bell.ring)
+        gathered.add_done_callback(lambda _: bell.set())
         await some_done(bell, runner, what)
     except BaseException:
         gathered.cancel()

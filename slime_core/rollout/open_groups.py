@@ -1,14 +1,13 @@
 """Groups that are neither in the buffer nor trained when a commit is made: stored with it, and given back on resume.
 
-An owner is a part of the generation side that works ahead of training: it registers under a name, is asked for its
-groups at every commit, and gets them back on resume. All owners' groups are one file of the commit,
-`open_groups.jsonl`, one group per line::
+Their owner is what of the generation side works ahead of training: it registers under a name, is asked for its groups
+at every commit, and gets them back on resume. They are a file of the commit, `open_groups.jsonl`, one group per line::
 
     {"owner": "ahead", "rollout_id": 7, "state": "taken", "details": {}, "samples": [{...}, ...]}
 
 Groups of an owner that the resumed run does not have (its mode has changed) go into the buffer, when the stage starts.
-Owners are asked in the thread of the stage's event loop, between two of its callbacks, so what they answer fits the
-data source's state of the same commit; they wait for nothing. What is in flight goes on meanwhile, so it is stored as
+The owner is asked in the thread of the stage's event loop, between two of its callbacks, so what it answers fits the
+data source's state of the same commit; it waits for nothing. What is in flight goes on meanwhile, so it is stored as
 copies: as prompts, or with `--partial-rollout` with its finished turns and their rewards. What an engine has sampled of
 an unfinished request is not in them.
 """
@@ -22,7 +21,7 @@ from typing import Any, Protocol
 from slime_core.errors import CheckpointError
 from slime_core.fan_out import executions
 from slime_core.rollout.fate import FINISHED, copy_of, prompts_of
-from slime_core.rollout.flights import Finished, Flight
+from slime_core.rollout.pool import Finished, Flight
 from slime_core.types import Group, Sample, SampleStatus
 
 OPEN_GROUPS_FILE = "open_groups.jsonl"
@@ -48,7 +47,7 @@ class OpenGroup:
 
 
 class Owner(Protocol):
-    """What works ahead of training."""
+    """What works ahead of training, of which a stage has at most one."""
 
     def open_groups(self) -> Iterable[OpenGroup]:
         """Every group it holds, in the order in which it would go on with them. Called at a commit."""
@@ -58,44 +57,37 @@ class Owner(Protocol):
 
 
 class OpenGroups:
-    """The owners of one stage."""
+    """What the stage's owner holds, where it has one, and what a commit held for one that is yet to come."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, Owner] = {}
-        self._restored: dict[str, list[OpenGroup]] = {}
+        self._owner: tuple[str, Owner] | None = None
+        self._restored: list[tuple[str, OpenGroup]] = []
 
     def register(self, name: str, owner: Owner) -> None:
-        """Add an owner; groups of its name that a commit held are given to it, now or when they are loaded."""
-        assert name not in self._owners, f"{name} is registered"
-        self._owners[name] = owner
-        if name in self._restored:
-            owner.restore_open_groups(self._restored.pop(name))
+        """Name the owner; groups of its name that a commit held are given to it, now or when they are loaded."""
+        assert self._owner is None, "a stage works ahead in one way"
+        self._owner = name, owner
+        self.restore(self._restored)
 
     def clear(self) -> None:
-        """Forget owners and groups: a live run goes back to a commit, and new owners will come."""
-        self._owners.clear()
-        self._restored.clear()
+        """Forget owner and groups: a live run goes back to a commit, and a new owner will come."""
+        self._owner, self._restored = None, []
 
     def collect(self) -> list[tuple[str, OpenGroup]]:
-        """Every owner's groups, also of one who is yet to come, with their owner's name."""
-        held = [(name, owner.open_groups()) for name, owner in self._owners.items()]
-        return [(name, group) for name, groups in [*held, *self._restored.items()] for group in groups]
+        """Every open group, also of an owner who is yet to come, with its owner's name."""
+        held = [] if self._owner is None else [(self._owner[0], group) for group in self._owner[1].open_groups()]
+        return [*held, *self._restored]
 
-    def restore(self, stored: Iterable[tuple[str, OpenGroup]]) -> None:
-        """Hand out what a commit held; what has no owner yet waits for one to register."""
-        by_owner: dict[str, list[OpenGroup]] = {}
-        for name, group in stored:
-            by_owner.setdefault(name, []).append(group)
-        for name, groups in by_owner.items():
-            if name in self._owners:
-                self._owners[name].restore_open_groups(groups)
-            else:
-                self._restored[name] = groups
+    def restore(self, stored: list[tuple[str, OpenGroup]]) -> None:
+        """Hand out what a commit held; what is another owner's waits for it to register."""
+        owner, self._restored = self._owner, stored
+        if owner is not None and (own := [group for name, group in stored if name == owner[0]]):
+            self._restored = [entry for entry in stored if entry[0] != owner[0]]
+            owner[1].restore_open_groups(own)
 
     def take_unclaimed(self) -> list[OpenGroup]:
         """The groups for which no owner has come; they are the caller's then."""
-        unclaimed = [group for groups in self._restored.values() for group in groups]
-        self._restored.clear()
+        unclaimed, self._restored = [group for _, group in self._restored], []
         return unclaimed
 
 

@@ -6,34 +6,36 @@
          ^                                       |again     |dropped
          +--------------give_back----------------+          +--> aside, while it may be needed; else gone
 
-With nothing ahead (`rollout.schedule`) a pool is for one rollout: it draws what makes that complete, replaces each
-group that goes by exactly one, and gives back the rest, so no prompt is drawn without need. An endless one
-(`rollout.producer`) draws while there is room, and rollouts are taken out of it, oldest groups first. Room is while
-fewer than `--async-buffer-groups` groups wait (a whole rollout's, while someone takes), fewer than
-`--sglang-server-concurrency` samples are unfinished, and, with `--max-staleness`, a group begun now would not be too
-old when its turn comes.
+There are two: `rollout.schedule.OneRollout` draws what makes one rollout complete, replaces each group that goes by
+exactly one, and gives back the rest, so no prompt is drawn without need; `rollout.producer.GroupProducer` draws while
+there is room, without end, and rollouts are taken out of it, oldest groups first.
 
 Groups are decided on in the order of their drawing, when everything else has settled at the gate, although they end in
-any order. And two differences are meant: the budget of one rollout counts the groups drawn, an endless pool's those
-gone since the last take; and what is in excess goes through the data source's filters in one, and waits in the other.
+any order: a slow reward changes no result. And two differences are meant: the budget of one rollout counts the groups
+drawn, an endless pool's those gone since the last take; and what is in excess goes through the data source's filters in
+one, and waits in the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import math
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from slime_core.errors import RolloutError
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.contracts import drawn_groups
-from slime_core.rollout.deadlines import Limits, ended, run_group, some_done
+from slime_core.rollout.deadlines import Bell, Limits, ended, run_group
 from slime_core.rollout.fate import (
     Outcome,
     decide,
@@ -42,12 +44,11 @@ from slime_core.rollout.fate import (
     needs_nothing,
     prepare_return,
     prompts_of,
-    restarted,
+    spread,
 )
-from slime_core.rollout.finished import FinishedGroups
-from slime_core.rollout.flights import Bell, Finished, Flight, Flights
+from slime_core.rollout.gate import Hold
 from slime_core.rollout.generate import train_sampling_params
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.types import Group
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:
@@ -56,8 +57,74 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass
+class Finished:
+    """A group that was generated and decided on."""
+
+    samples: Group
+    original: Group
+    """As it was drawn: other samples, where a generate function fanned out."""
+    began: int = 0
+    """Weight version served when its generation began."""
+    reason: str | None = None
+    """Why the filter dropped it."""
+
+    @cached_property
+    def span(self) -> tuple[int, int] | None:
+        """Oldest and newest version of its tokens."""
+        return staleness.version_span(self.samples, self.began)
+
+    @property
+    def retries(self) -> int:
+        """How often it has been regenerated for its age."""
+        return staleness.retries(self.original)
+
+    @property
+    def index(self) -> int:
+        """The `group_index`."""
+        return self.samples[0].group_index or 0
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """What orders groups for training: oldest version first, then as they were drawn."""
+        return (self.span[0] if self.span else self.began, self.index)
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """A group that is being generated."""
+
+    original: Group
+    """As it was drawn."""
+    began: int
+    """Weight version served then."""
+    number: int
+    """In the order of drawing."""
+    unfinished: int
+    """Samples that have not ended."""
+    hold: Hold
+    """Has the engine wait while the group is about to run, and until it is decided on."""
+    task: asyncio.Task[Group] = field(init=False)
+
+    @property
+    def places(self) -> int:
+        """That it takes: at least 1, or groups whose samples wait for a common reward (--group-rm) would pile up."""
+        return max(self.unfinished, 1)
+
+    def finished(self) -> Finished:
+        """What has become of the group, whose work has ended. Raises what that raised."""
+        return Finished(self.task.result(), self.original, self.began)
+
+    def result(self) -> Finished | None:
+        """The same; None where it was cut off between a response and its reward, or goes on."""
+        task = self.task
+        return None if not task.done() or task.cancelled() or task.exception() is not None else self.finished()
+
+
 class Pool:
     """Groups of one data source; all methods belong into one event loop."""
+
+    endless: ClassVar[bool]
 
     def __init__(
         self,
@@ -65,9 +132,7 @@ class Pool:
         source: Any,
         context: RolloutContext,
         rollout_id: int = 0,
-        *,
-        version: Callable[[], int] | None = None,
-        told: Callable[[], None] = lambda: None,
+        version: Callable[[], int] = lambda: 0,
     ) -> None:
         """
         Args:
@@ -75,22 +140,26 @@ class Pool:
             source: What groups are drawn from, and given back to.
             context: Runner, filters and ledger.
             rollout_id: The first rollout, or the only one.
-            version: The pool is endless; answers the newest weight version.
-            told: Called whenever groups have been decided on.
+            version: Answers the newest weight version, where it is of use.
         """
-        self.args, self.source, self.context = args, source, context
-        self._told = told
+        self.args, self.source, self.context, self.version = args, source, context, version
         self._params = train_sampling_params(args)
         self.bell = Bell()
-        self.flights = Flights(self.bell)
-        self.finished = FinishedGroups(args, source, context, version)
-        self.endless, self.version = self.finished.endless, self.finished.version
-        self.ready: deque[Group] = deque()
-        """Drawn groups that were finished before: in excess in an earlier rollout, or replayed by the buffer."""
+        """Set when a group has ended, or there may be room."""
+        self.flights: dict[int, Flight] = {}
+        """Being generated, or not decided on yet, by number: in the order of drawing."""
+        self._numbers = itertools.count()
+        self._ended: list[Flight] = []
+        """Those of them that have ended, in that order; an end costs the same however many are in flight."""
+        self.places = 0
+        """That they take together."""
         self.again: deque[Group] = deque()
         """In flight when the run was interrupted, to be generated first."""
-        self.taking = self.halted = False
-        self.num_returned = self._aborts_in_a_row = 0
+        self.waiting: list[Finished] = []
+        """Kept, and not trained on."""
+        self.aside: list[tuple[tuple[float, int], Finished]] = []
+        """Dropped groups that fill the rollout if the budget runs out, best first, each with what orders it."""
+        self.num_returned = 0
         self._held = ExitStack()
         """Has the engine wait while groups are decided on, and at the end until the abort of what is in excess."""
         self.begin(rollout_id)
@@ -98,65 +167,28 @@ class Pool:
     def begin(self, rollout_id: int) -> None:
         """Count anew, for the next rollout."""
         self.rollout_id, self.numbered = rollout_id, 0
-        self.finished.begin(rollout_id)
-
-    # -- room ----------------------------------------------------------------------------------------
+        self.wanted = int(self.args.rollout_batch_size)
+        """Groups that make it complete; fewer where `--group-timeout-policy drop` or a spent budget says so."""
+        self.num_drawn = self.num_gone = self.wasted_tokens = 0
 
     @property
     def held(self) -> int:
         """Groups that wait for training or may come to."""
-        return len(self.finished.waiting) + len(self.flights) + len(self.ready)
+        return len(self.waiting) + len(self.flights)
 
     @property
     def missing(self) -> int:
         """Groups to draw so that the rollout could become complete."""
-        return self.finished.wanted - self.held
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether so many groups went, or came back aborted in a row, that no more are drawn for this rollout."""
-        args = self.args
-        patience = args.dynamic_sampling_budget * args.rollout_batch_size + 2 * args.sglang_server_concurrency
-        return (
-            self.finished.num_gone + args.rollout_batch_size > self.finished.budget or self._aborts_in_a_row > patience
-        )
-
-    def room(self) -> int:
-        """How many groups may be started now."""
-        args = self.args
-        if not self.endless:
-            return (
-                self.missing if self.finished.num_drawn else max(args.over_sampling_batch_size, args.rollout_batch_size)
-            )
-        held, wanted = self.held, self.finished.wanted if self.taking else 0
-        most_waiting = max(args.async_buffer_groups or args.rollout_batch_size, wanted)
-        if self.halted or self.exhausted or len(self.finished.waiting) >= most_waiting:
-            return 0
-        free = args.sglang_server_concurrency - self.flights.places
-        room = math.ceil(free / (args.n_samples_per_prompt + self.context.runner.greedy_baseline))
-        if args.num_rollout is not None:
-            room = min(room, (args.num_rollout - self.rollout_id) * args.rollout_batch_size - held)
-        if args.max_staleness is not None:
-            # One begun now is preceded by `taken + held` others that the present weights and their successors train on.
-            version, taken = self.finished.taken_by
-            taken = taken if version == self.version() else 0
-            per_version = args.update_weights_interval * args.rollout_batch_size
-            room = min(room, max((args.max_staleness + 1) * per_version - taken - held, wanted - held))
-        return int(max(room, 0))
+        return self.wanted - self.held
 
     # -- drawing -------------------------------------------------------------------------------------
 
     def draw(self, num_groups: int) -> None:
-        """Start so many groups, interrupted ones first, or as many as the budget of one rollout has left.
+        """Start so many groups, interrupted ones first.
 
         Raises:
-            RolloutError: That ends the run, or the data source answers nonsense.
+            RolloutError: The data source answers nonsense.
         """
-        if not self.endless:
-            left = self.finished.budget - self.finished.num_drawn
-            if num_groups > left and self.args.dynamic_sampling_on_exhausted == "stop":
-                raise self.finished.exhausted()
-            num_groups = min(num_groups, left)
         groups = [self.again.popleft() for _ in range(min(num_groups, len(self.again)))]
         fresh = num_groups - len(groups)
         if fresh > 0:
@@ -166,106 +198,153 @@ class Pool:
             self.context.ledger.drawn(fresh_groups)  # those that the source had not numbered
             groups += fresh_groups
             self.numbered += fresh
-        self.finished.num_drawn += len(groups)
-        self._start(groups)
-
-    def _start(self, groups: list[Group]) -> None:
+        self.num_drawn += len(groups)
         runner = self.context.runner
         for group in groups:
             if needs_nothing(self.context, group):
-                if self.endless:
-                    self.decide(Finished(group, group, self.version()))
-                else:
-                    self.ready.append(group)
+                self._finished_before(Finished(group, group, self.version()))
                 continue
             mask_older(self.args, group)
             self.context.ledger.generating([group])
             size = len(group) + runner.greedy_baseline
             hold = runner.engine.hold()  # before any turn of the loop in which the engine could step
-            self.flights.start(group, self.version(), size, hold, partial(self._generate, self.rollout_id))
+            flight = Flight(group, self.version(), next(self._numbers), size, hold)
+            flight.task = asyncio.create_task(self._generate(flight, self.rollout_id))
+            self.flights[flight.number] = flight
+            self.places += flight.places
 
-    async def _generate(self, rollout_id: int, flight: Flight) -> Group:
-        size = flight.unfinished
+    def _finished_before(self, group: Finished) -> None:
+        """A drawn group needs nothing: it was in excess in an earlier rollout, or the buffer replays it."""
+        self.decide(group)
 
-        def sample_done(siblings: list[Sample]) -> None:
-            if any(s.status == SampleStatus.ABORTED for s in siblings):
-                return  # the group comes back and needs the place again: it is not given to another one
-            self.flights.resize(flight, flight.unfinished - 1)
-            if self.endless:
-                self.bell.ring()
+    async def _generate(self, flight: Flight, rollout_id: int) -> Group:
+        try:
+            return await run_group(
+                self.context.runner, flight.original, self._params,
+                rollout_id=rollout_id, hold=flight.hold, **self._watchers(flight),
+            )  # fmt: skip
+        finally:
+            flight.hold.complete()
+            self._ended.append(flight)
+            self.bell.set()
 
-        def begins() -> None:
-            self.flights.resize(flight, size)
-
-        return await run_group(
-            self.context.runner, flight.original, self._params,
-            rollout_id=rollout_id, begins=begins, sample_done=sample_done, hold=flight.hold,
-        )  # fmt: skip
+    def _watchers(self, flight: Flight) -> dict[str, Any]:
+        """What `run_group` calls while it goes on."""
+        return {}
 
     # -- deciding ------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Draw and decide: until the rollout is complete or the budget is spent, or without end."""
-        self.bell.clear()
-        while self.endless or len(self.finished.waiting) < self.finished.wanted:
-            if (room := self.room()) > 0:
-                self.draw(room)
-                if self.endless:
-                    self.bell.ring()  # what was drawn finished may leave room for more
-            if self.ready:
-                group = self.ready.popleft()
-                self.decide(Finished(group, group, self.version()))
-                continue
-            self._told()
-            if not self.flights and not self.endless:
-                self.finished.settle()
-                break
-            await self._some_ended()
-            for flight in self.flights.take_ended():
-                self._held.push(flight.hold)
-                self.decide(flight.finished())
-            if self.endless or len(self.finished.waiting) < self.finished.wanted:
-                self._held.close()
-        self._held.push(self.context.runner.engine.hold())  # where all were finished before
-
-    async def _some_ended(self) -> None:
-        """Until groups have ended and all else is settled, or there is room for more.
-
-        Raises:
-            RolloutError: Nothing of what is in flight ends any more.
-        """
-        if self.flights:
-            what = f"{len(self.flights)} groups in flight" if self.endless else f"groups of rollout {self.rollout_id}"
-            await some_done(self.bell, self.context.runner, what)
-        else:
-            with waiting("room for groups", deadline=None, then="they are drawn when the trainer has taken some"):
-                await self.bell.wait(None, at_once=True)
+    async def _decide_ended(self) -> None:
+        """Decide on the groups that have ended, when all else is settled; the engine waits until `_held` is closed."""
         await self.context.runner.engine.settled()
         self.bell.clear()
+        ended, self._ended = sorted(self._ended, key=lambda f: f.number), []
+        for flight in ended:
+            del self.flights[flight.number]
+            self.places -= flight.places
+            self._held.push(flight.hold)
+            self.decide(flight.finished())
 
-    def decide(self, group: Finished) -> None:
+    def decide(self, group: Finished) -> Outcome | None:
         """Let one finished group wait for training, or give it back, or drop it."""
-        if not self.endless and len(self.finished.waiting) >= self.finished.wanted:
-            self.finished.late(group)
-            return
-        finished = self.finished
         outcome, group.reason = decide(self.context, group.samples, lambda: self.missing > 0)
-        self._aborts_in_a_row = self._aborts_in_a_row + 1 if outcome is Outcome.AGAIN else 0
         if outcome is Outcome.KEPT:
-            finished.keep(group)
-            if self.endless:
-                self.context.ledger.buffered([group.samples])
-            return
-        if outcome is Outcome.AGAIN:
+            self.keep(group)
+        elif outcome is Outcome.AGAIN:
             before = staleness.num_sampled(group.samples)
             (returned,) = self.give_back([given_back(self.args, group.original, group.samples)], group.reason)
-            finished.wasted_tokens += before - staleness.num_sampled(returned)
+            self.wasted_tokens += before - staleness.num_sampled(returned)
         elif outcome is Outcome.DROPPED:
-            finished.drop(group)
+            self.num_gone += 1
+            self.put_aside(group)
+            limit = self.wanted - (0 if self.endless else len(self.waiting))
+            self.forget(limit if self.args.dynamic_sampling_on_exhausted == "keep" else 0)
         else:
-            finished.lose(group)
-        if not self.endless and self.missing > 0:
-            self.draw(self.missing)
+            self.lose(group)
+        return outcome
+
+    def keep(self, group: Finished) -> None:
+        """It waits."""
+        self.waiting.append(group)
+
+    def lose(self, group: Finished) -> None:
+        """Nothing can be learned from the group; the ledger knows that already."""
+        raise NotImplementedError
+
+    def put_aside(self, group: Finished) -> None:
+        """A dropped group stays while it may be needed."""
+        insort(self.aside, ((-spread(self.args, group.samples), group.index), group), key=itemgetter(0))
+
+    def forget(self, limit: int) -> None:
+        """Keep the best `limit` of the groups put aside; ledger and data source learn that the others are gone."""
+        observe: Callable[..., None] | None = getattr(self.source, "observe", None)
+        for _, group in self.aside[limit:]:
+            self.context.ledger.dropped(group.samples, group.reason or "dropped")
+            if observe is not None:
+                observe([group.samples], False)
+            self._waste(group)
+        del self.aside[limit:]
+
+    def _waste(self, group: Finished) -> None:
+        self.wasted_tokens += staleness.num_sampled(group.samples)
+
+    # -- a spent budget ------------------------------------------------------------------------------
+
+    @property
+    def budget(self) -> int:
+        """Groups that may be drawn, or go, for one rollout."""
+        args = self.args
+        return max(args.dynamic_sampling_budget * args.rollout_batch_size, args.over_sampling_batch_size)
+
+    def settle(self) -> None:
+        """The budget is spent: `--dynamic-sampling-on-exhausted` says what becomes of the rollout.
+
+        Raises:
+            RolloutError: It is to end the run, or there is not one optimizer step's worth of groups.
+        """
+        if self.args.dynamic_sampling_on_exhausted == "keep":
+            usable = [entry for entry in self.aside if self.verdict(entry[1]).trains]
+            for entry in usable[: max(self.wanted - len(self.waiting), 0)]:
+                self.aside.remove(entry)
+                self.keep(entry[1])
+                self.context.filters.count_kept("exhausted")
+        if len(self.waiting) < self.wanted:
+            if self.args.dynamic_sampling_on_exhausted != "shrink":
+                raise self.budget_spent()
+            self.trim("the budget is spent")
+
+    def verdict(self, group: Finished) -> staleness.Verdict:
+        """Whether a group is too old for the newest weights to train on."""
+        return staleness.judge(self.args, group.span, group.retries, self.version())
+
+    def trim(self, why: str) -> None:
+        """Go on with as many groups as whole optimizer steps take; the others are in excess, or wait."""
+        args = self.args
+        per_step = args.global_batch_size // args.n_samples_per_prompt
+        usable = len(self.waiting) // per_step * per_step
+        if usable == 0:
+            raise self.budget_spent()
+        so = f"{why}, so it has {usable} groups instead of {args.rollout_batch_size}"
+        self._shrink(usable)
+        self.context.ledger.short(self.rollout_id, so if self.endless else why)
+        logger.warning("rollout %d: %s", self.rollout_id, so)
+
+    def _shrink(self, usable: int) -> None:
+        raise NotImplementedError
+
+    def budget_spent(self) -> RolloutError:
+        """The error of a spent budget."""
+        args, waiting = self.args, f"{len(self.waiting)} of {self.args.rollout_batch_size}"
+        if self.endless:
+            counted = f"{self.num_gone} groups went since the rollout before, and only {waiting} wait for training"
+            causes = "fail, come back aborted or become too old"
+        else:
+            counted, causes = f"{self.num_drawn} groups drawn and only {waiting} kept", "fail or come back aborted"
+        return RolloutError(
+            f"rollout {self.rollout_id}: {counted} (not kept: {self.context.filters.take_metrics()}); raise"
+            f" --dynamic-sampling-budget (now {args.dynamic_sampling_budget}), or see to why groups are dropped,"
+            f" {causes}; --dynamic-sampling-on-exhausted names other outcomes than this"
+        )
 
     # -- giving back ---------------------------------------------------------------------------------
 
@@ -285,7 +364,10 @@ class Pool:
         A task that does not obey is left behind, and may still write to its samples: its flight gets copies of them.
         """
         patience = Limits.of(self.args).stop if patience is None else patience
-        flights = self.flights.take_all()
+        flights = list(self.flights.values())
+        self.flights.clear()
+        self._ended.clear()
+        self.places = 0
         for flight in flights:
             self._held.push(flight.hold)
         with self._held:  # until the abort, so that what is given back has as many tokens however long it took
@@ -312,14 +394,3 @@ class Pool:
             await ended(late)
         finally:
             runner.stopping = False
-
-    async def finish(self, patience: float | None = None) -> None:
-        """The end of one rollout: what still runs is given back, with what came when there were enough."""
-        for flight in await self.land(patience):
-            if finished := flight.result():
-                self.finished.late(finished)
-            else:
-                self.finished.surplus.append(restarted(flight.original))
-        for group in self.ready:
-            self.finished.late(Finished(group, group))
-        self.give_back(self.finished.surplus, "in excess")

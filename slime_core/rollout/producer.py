@@ -11,8 +11,13 @@ corrections (TIS, ...) see the log-probs they were sampled with. The built-in ro
 for: generate functions, rewards, filters, buffers and hooks work as in a run without `--async`; another
 `--rollout-function-path` decides itself when its rollout is complete, so it is refused.
 
-One task does all the deciding; `take` waits until enough groups wait that the present
-weights may train on, or until none will come: once so many went between two takes that `--dynamic-sampling-budget` x
+Room for more is while fewer than `--async-buffer-groups` groups wait (a whole rollout's, while someone takes), fewer
+than `--sglang-server-concurrency` samples are unfinished, and, with `--max-staleness`, a group begun now would not be
+too old when its turn comes. That is judged when a rollout is about to be taken, with the weight version that will train
+on it: a group may become too old while it waits, never younger.
+
+One task does all the deciding; `take` waits until enough groups wait that the present weights may train on, or until
+none will come: once so many went between two takes that `--dynamic-sampling-budget` x
 batch size would not have made a rollout, nothing more is drawn, and when everything in flight has ended without making
 one, `--dynamic-sampling-on-exhausted` says what becomes of it. An exception in the task (data source, filter, too many
 failures in a row) is raised by the `take` that waits, or comes.
@@ -21,17 +26,19 @@ failures in a row) is raised by the `take` that waits, or comes.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
+from slime_core.rollout import staleness
 from slime_core.rollout.contracts import first_number
-from slime_core.rollout.deadlines import ended
-from slime_core.rollout.fate import given_back, restarted
-from slime_core.rollout.flights import Bell, Flight
+from slime_core.rollout.deadlines import ended, some_done
+from slime_core.rollout.fate import Outcome, given_back, restarted
 from slime_core.rollout.open_groups import (
     ASIDE,
     IN_FLIGHT,
@@ -42,9 +49,9 @@ from slime_core.rollout.open_groups import (
     flight_to_open,
     open_to_finished,
 )
-from slime_core.rollout.pool import Pool
+from slime_core.rollout.pool import Finished, Flight, Pool
 from slime_core.rollout.schedule import RolloutContext
-from slime_core.types import Group
+from slime_core.types import Group, Sample, SampleStatus
 from slime_core.waits import waiting
 
 OWNER = "continuous"
@@ -63,54 +70,171 @@ class Taken(NamedTuple):
     """`time.perf_counter()` when the rollout before was taken; of the first one when generation began."""
 
 
-class GroupProducer:
+class GroupProducer(Pool):
     """Keeps groups in flight in the event loop of whoever calls `take`; all methods belong into that loop."""
+
+    endless = True
 
     def __init__(self, args: Args, source: Any, context: RolloutContext, version: Callable[[], int]) -> None:
         """`version` answers which weight version is the newest: what is taken now is trained on by it."""
-        self.args, self.source, self.context = args, source, context
-        self._version = version
-        self._news = Bell()
-        """Rings when groups have been decided on, or none will be any more."""
-        self.pool = Pool(args, source, context, version=version, told=self._news.ring)
+        super().__init__(args, source, context, version=version)
+        self.taking = self.halted = False
+        self._news = asyncio.Event()
+        """Set when groups have been decided on, or none will be any more."""
+        self._aborts_in_a_row = self.num_recycled = self.num_stale = 0
+        self.gone: list[Group] = []
+        """Since the last take; kept only for the hook `slime_process_all_samples`."""
+        self.taken_by: tuple[int, int] = (0, 0)
+        """A weight version, and how many groups were taken for training by it."""
+        self._oldest: int | None = None
+        """No version of the tokens that wait is older."""
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._sees_requests = False
         self._started_at = self._since = 0.0
 
+    # -- room ----------------------------------------------------------------------------------------
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether so many groups went, or came back aborted in a row, that no more are drawn for this rollout."""
+        args = self.args
+        patience = args.dynamic_sampling_budget * args.rollout_batch_size + 2 * args.sglang_server_concurrency
+        return self.num_gone + args.rollout_batch_size > self.budget or self._aborts_in_a_row > patience
+
+    def room(self) -> int:
+        """How many groups may be started now."""
+        args = self.args
+        held, wanted = self.held, self.wanted if self.taking else 0
+        most_waiting = max(args.async_buffer_groups or args.rollout_batch_size, wanted)
+        if self.halted or self.exhausted or len(self.waiting) >= most_waiting:
+            return 0
+        free = args.sglang_server_concurrency - self.places
+        room = math.ceil(free / (args.n_samples_per_prompt + self.context.runner.greedy_baseline))
+        if args.num_rollout is not None:
+            room = min(room, (args.num_rollout - self.rollout_id) * args.rollout_batch_size - held)
+        if args.max_staleness is not None:
+            # One begun now is preceded by `taken + held` others that the present weights and their successors train on.
+            version, taken = self.taken_by
+            taken = taken if version == self.version() else 0
+            per_version = args.update_weights_interval * args.rollout_batch_size
+            room = min(room, max((args.max_staleness + 1) * per_version - taken - held, wanted - held))
+        return int(max(room, 0))
+
+    def _watchers(self, flight: Flight) -> dict[str, Any]:
+        size = flight.unfinished
+
+        def resize(unfinished: int) -> None:
+            before, flight.unfinished = flight.places, unfinished
+            if flight.number in self.flights:
+                self.places += flight.places - before
+
+        def sample_done(siblings: list[Sample]) -> None:
+            if any(s.status == SampleStatus.ABORTED for s in siblings):
+                return  # the group comes back and needs the place again: it is not given to another one
+            resize(flight.unfinished - 1)
+            self.bell.set()
+
+        return {"begins": partial(resize, size), "sample_done": sample_done}
+
+    # -- deciding ------------------------------------------------------------------------------------
+
+    def decide(self, group: Finished) -> Outcome | None:
+        """As every pool; the ledger learns what waits."""
+        outcome = super().decide(group)
+        self._aborts_in_a_row = self._aborts_in_a_row + 1 if outcome is Outcome.AGAIN else 0
+        if outcome is Outcome.KEPT:
+            self.context.ledger.buffered([group.samples])
+        return outcome
+
+    def keep(self, group: Finished) -> None:
+        """It waits."""
+        super().keep(group)
+        if group.span is not None:
+            self._oldest = group.span[0] if self._oldest is None else min(self._oldest, group.span[0])
+
+    def lose(self, group: Finished) -> None:
+        """Counts as gone."""
+        self.num_gone += 1
+        self._waste(group)
+
+    def _waste(self, group: Finished) -> None:
+        super()._waste(group)
+        if self.context.runner.hooks.wants_all_groups:
+            self.gone.append(group.samples)
+
+    def _shrink(self, usable: int) -> None:
+        self.wanted = usable
+
+    def cull(self) -> None:
+        """Recycle or drop what waits and is too old for the newest weights to train on."""
+        limit = self.args.max_staleness
+        if limit is None or self._oldest is None or self.version() - self._oldest <= limit:
+            return
+        waiting, self.waiting, self._oldest = self.waiting, [], None
+        for group in waiting:
+            verdict = self.verdict(group)
+            if verdict.trains:
+                self.keep(group)
+                continue
+            self.num_gone += 1
+            if verdict is staleness.Verdict.RECYCLE:
+                self.num_recycled += 1
+                self.wasted_tokens += staleness.num_sampled(group.samples)
+                again = staleness.recycle(group.original)
+                self.context.ledger.recycled(again, "stale")
+                self.source.add_samples([again])
+                continue
+            self.num_stale += 1
+            self.context.filters.count("stale")
+            self.context.ledger.dropped(group.samples, "stale")
+            self._waste(group)
+
     # -- the task ------------------------------------------------------------------------------------
 
     def start(self, rollout_id: int) -> None:
         """Begin to generate for a rollout and those after it; nothing to do when that has happened."""
-        pool = self.pool
-        if self._task is not None or pool.halted:
+        if self._task is not None or self.halted:
             return
         self._begin(rollout_id)
         first = first_number(rollout_id)
-        held = [g[0].group_index or 0 for g in [*pool.again, *(f.samples for f in pool.finished.waiting)]]
-        pool.numbered = max((index - first + 1 for index in held if index >= first), default=0)
+        held = [g[0].group_index or 0 for g in [*self.again, *(f.samples for f in self.waiting)]]
+        self.numbered = max((index - first + 1 for index in held if index >= first), default=0)
         self._started_at, self._since = asyncio.get_running_loop().time(), time.perf_counter()
         self.context.runner.engine.take_busy_seconds()
         self._task = asyncio.create_task(self._produce(), name="slime-producer")
 
     def _begin(self, rollout_id: int) -> None:
-        self.pool.begin(rollout_id)
+        self.begin(rollout_id)
+        self.num_recycled = self.num_stale = 0
         begin = getattr(self.source, "begin_rollout", None)
         if begin is not None:
-            begin(rollout_id, self._version())
+            begin(rollout_id, self.version())
 
     def wake(self) -> None:
         """Something has changed that there may be room for: weights came, someone takes."""
-        self.pool.bell.ring()
+        self.bell.set()
 
     async def _produce(self) -> None:
         try:
-            await self.pool.run()
+            self.bell.clear()
+            while True:
+                if (room := self.room()) > 0:
+                    self.draw(room)
+                    self.bell.set()  # what was drawn finished may leave room for more
+                self._news.set()
+                if self.flights:
+                    await some_done(self.bell, self.context.runner, f"{len(self.flights)} groups in flight")
+                else:
+                    with waiting("room for groups", deadline=None, then="they are drawn when the trainer takes some"):
+                        await self.bell.wait()
+                await self._decide_ended()
+                self._held.close()
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self._failure = error
-            self._news.ring()
+            self._news.set()
 
     # -- taking --------------------------------------------------------------------------------------
 
@@ -122,18 +246,17 @@ class GroupProducer:
             RolloutInterrupted: `context.work.interrupt` was called; generation has ended, everything in flight is given
                 back, and what is finished waits.
         """
-        pool = self.pool
-        assert not pool.taking, "one rollout is taken at a time"
+        assert not self.taking, "one rollout is taken at a time"
         if self.context.work.interrupted:
             await self.halt(None if self.args.partial_rollout else 0.0)
             raise RolloutInterrupted
         self.start(rollout_id)
-        assert rollout_id == pool.rollout_id, f"rollout {pool.rollout_id} is next"
-        pool.taking = True
+        assert rollout_id == self.rollout_id, f"rollout {self.rollout_id} is next"
+        self.taking = True
         try:
             complete = await self.context.until_interrupted(self._completed())
         finally:
-            pool.taking = False
+            self.taking = False
         if not complete:
             await self.halt(None if self.args.partial_rollout else 0.0)
             raise RolloutInterrupted
@@ -141,47 +264,62 @@ class GroupProducer:
 
     async def _completed(self) -> None:
         """Return when enough groups wait that the present weights may train on."""
-        pool = self.pool
-        with waiting(f"the groups of rollout {pool.rollout_id}", deadline=None, then="every group has its own"):
+        with waiting(f"the groups of rollout {self.rollout_id}", deadline=None, then="every group has its own"):
             self.wake()  # there is room for a whole rollout now
             while True:
                 if self._failure is not None:
                     raise self._failure
-                held = pool.held
+                held = self.held
                 if self._complete():
                     return
-                if pool.held != held:  # too old: there is room again (a wake without need would come back as news)
+                if self.held != held:  # too old: there is room again (a wake without need would come back as news)
                     self.wake()
                 self._news.clear()
-                await self._news.wait(None, at_once=True)
+                await self._news.wait()
 
     def _complete(self) -> bool:
         """Whether a rollout can be taken. Raises RolloutError when none will come about."""
-        pool = self.pool
-        pool.finished.cull()
-        if len(pool.finished.waiting) >= pool.finished.wanted:
+        self.cull()
+        if len(self.waiting) >= self.wanted:
             return True
-        if pool.flights or not pool.exhausted:
+        if self.flights or not self.exhausted:
             return False
-        pool.finished.settle()
+        self.settle()
         return True
 
     def _hand_over(self) -> Taken:
-        """The oldest groups that wait, as the rollout; the next one begins."""
-        pool, engine = self.pool, self.context.runner.engine
+        """The oldest groups that wait, as the rollout that the newest weights train on; the next one begins."""
+        args, version, engine = self.args, self.version(), self.context.runner.engine
         now, busy = asyncio.get_running_loop().time(), engine.take_busy_seconds()
         elapsed, self._started_at = now - self._started_at, now
         self._sees_requests |= busy > 0  # not those of generate functions that post to the engine
-        groups, metrics = pool.finished.take_oldest()
-        metrics["rollout/queue/in_flight_groups"] = float(len(pool.flights))
+        self.waiting.sort(key=lambda f: f.turn)
+        chosen, self.waiting = self.waiting[: self.wanted], self.waiting[self.wanted :]
+        chosen.sort(key=lambda f: f.index)
+        masked = 0
+        if args.max_staleness is not None and args.staleness_policy == "mask":
+            masked = sum(staleness.mask_old_tokens(f.samples, version, args.max_staleness, f.began) for f in chosen)
+        self.forget(0)
+        taken_by, taken = self.taken_by
+        self.taken_by = version, len(chosen) + (taken if taken_by == version else 0)
+        metrics = {
+            **self.context.filters.take_metrics(),
+            **staleness.staleness_metrics([(f.samples, f.began) for f in chosen], version),
+            "rollout/staleness/recycled_groups": float(self.num_recycled),
+            "rollout/staleness/dropped_groups": float(self.num_stale),
+            "rollout/staleness/masked_tokens": float(masked),
+            "rollout/wasted_tokens": float(self.wasted_tokens),
+            "rollout/queue/waiting_groups": float(len(self.waiting)),
+            "rollout/groups_drawn": float(self.num_drawn),
+            "rollout/queue/in_flight_groups": float(len(self.flights)),
+        }
         if elapsed > 0 and self._sees_requests:
             metrics["perf/engine_idle_fraction"] = max(0.0, 1.0 - busy / elapsed)
-        decided = sorted([*groups, *pool.finished.gone], key=lambda g: g[0].group_index or 0)
-        pool.finished.gone = []
-        self._begin(pool.rollout_id + 1)
+        groups, gone, self.gone = [f.samples for f in chosen], self.gone, []
+        self._begin(self.rollout_id + 1)
         self.wake()
         started, self._since = self._since, time.perf_counter()
-        return Taken(groups, decided, metrics, started)
+        return Taken(groups, sorted([*groups, *gone], key=lambda g: g[0].group_index or 0), metrics, started)
 
     # -- ending, and commits -------------------------------------------------------------------------
 
@@ -191,42 +329,41 @@ class GroupProducer:
         Args:
             patience: Seconds that aborted samples get to come back with their tokens; `--rollout-stop-timeout` if None.
         """
-        pool = self.pool
-        if pool.halted:
+        if self.halted:
             return
         for flight in await self._land(patience):
             finished, drawn = flight.result(), flight.original
             if finished is None:
-                pool.again.append(restarted(drawn))
+                self.again.append(restarted(drawn))
             elif is_finished(finished.samples):
-                pool.decide(finished)
+                self.decide(finished)
             else:
-                pool.again.append(given_back(self.args, drawn, finished.samples))
-        pool.give_back(list(pool.again))
-        pool.again.clear()
+                self.again.append(given_back(self.args, drawn, finished.samples))
+        self.give_back(list(self.again))
+        self.again.clear()
 
     async def stop(self) -> None:
         """End at once; nothing can be taken any more. Safe to call twice."""
         self._failure = self._failure or RolloutError("generation has been stopped")
-        if not self.pool.halted:
+        if not self.halted:
             await self._land(0.0)
-        self._news.ring()
+        self._news.set()
 
     async def _land(self, patience: float | None) -> list[Flight]:
-        self.pool.halted = True
+        self.halted = True
         if self._task is not None:
             await ended({self._task})
-        return await self.pool.land(patience)
+        return await self.land(patience)
 
     def open_groups(self) -> list[OpenGroup]:
         """Every group it holds, for a commit."""
-        pool, partial, scores_groups = self.pool, self.args.partial_rollout, self.context.runner.rewards.scores_groups
-        waiting = sorted(pool.finished.waiting, key=lambda f: f.turn)
+        partial, scores_groups = self.args.partial_rollout, self.context.runner.rewards.scores_groups
+        waiting = sorted(self.waiting, key=lambda f: f.turn)
         return [
             *(finished_to_open(f, WAITING) for f in waiting),
-            *(finished_to_open(f, ASIDE) for _, f in pool.finished.aside),
-            *(OpenGroup(group, details={"state": IN_FLIGHT, "began": self._version()}) for group in pool.again),
-            *(flight_to_open(f, partial=partial, scores_groups=scores_groups) for f in pool.flights),
+            *(finished_to_open(f, ASIDE) for _, f in self.aside),
+            *(OpenGroup(group, details={"state": IN_FLIGHT, "began": self.version()}) for group in self.again),
+            *(flight_to_open(f, partial=partial, scores_groups=scores_groups) for f in self.flights.values()),
         ]
 
     def restore_open_groups(self, groups: list[OpenGroup]) -> None:
@@ -235,8 +372,8 @@ class GroupProducer:
         for group in groups:
             state = group.details["state"]
             if state == IN_FLIGHT:
-                self.pool.again.append(check_group_size(group, self.args.n_samples_per_prompt))
+                self.again.append(check_group_size(group, self.args.n_samples_per_prompt))
             elif state == WAITING:
-                self.pool.finished.keep(open_to_finished(group))
+                self.keep(open_to_finished(group))
             else:
-                self.pool.finished.put_aside(open_to_finished(group))
+                self.put_aside(open_to_finished(group))

@@ -138,7 +138,7 @@ def _callers(name: str) -> set[str]:
 def test_there_is_one_pool() -> None:
     other_mode = "rollout/stage_state.py"  # what a commit of another mode held is given back there
     assert _callers("prepare_return") == {"rollout/pool.py", other_mode}
-    assert _callers("needs_nothing") == _callers("mask_older") == _callers("FinishedGroups") == {"rollout/pool.py"}
+    assert _callers("needs_nothing") == _callers("mask_older") == {"rollout/pool.py"}
 
 
 def test_there_is_one_loop_and_one_follower() -> None:

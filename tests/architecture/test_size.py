@@ -13,8 +13,8 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 282, "code_lines": 25_789, "public_names": 1_346, "kinds": 21}
-DEMO_CEILING = 219
+CEILINGS = {"modules": 281, "code_lines": 25_720, "public_names": 1_346, "kinds": 21}
+DEMO_CEILING = 218
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
     "slime_weight_transport_delta",

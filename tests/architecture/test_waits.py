@@ -73,7 +73,7 @@ ALLOWED = {
     "plugins/threads.py:_work": _SERVES,
     "rollout/ahead.py:stop": _JUST_KILLED,
     "slime_sandbox_local/inside/forward.py:hand_over": "accepts a connection that is there already",
-    "rollout/flights.py:wait": "named by who waits for the bell",
+    "rollout/deadlines.py:turn_after": "named by some_done",
     "rollout/deadlines.py:first": "the group's clock is one of the two; named by run_group",
     "rollout/evaluations.py:run": "`within` keeps --eval-timeout, --rollout-stall-timeout is in a rollout",
     "rollout/generate.py:_then": "a sample's run: its own deadlines",

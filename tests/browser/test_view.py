@@ -6,6 +6,7 @@ pictures of docs/cli/view.md: `make view-screenshots`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -274,6 +275,23 @@ def test_what_a_model_wrote_is_shown_as_text(browser: Any, tmp_path: Path) -> No
         page.goto(f"{url}/#/sample?run=.&rollout=0&group=0&sample=0")
         shows(page, "sample")
         assert page.locator("main script, main img").count() == 0
+        assert page.evaluate("window.owned") is None
+
+
+def test_a_name_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
+    name = NASTY[1] + NASTY[0].replace("/", "")
+    run = MadeRun(tmp_path / name, rollouts=1).write()
+    (run / "incidents.jsonl").write_text(json.dumps({"rollout_id": 0, "cause": name, "numbers": {"onclick": name}}))
+    with in_thread(serve(tmp_path)) as url, page_of(browser) as page:
+        page.goto(f"{url}/#/runs")
+        shows(page, "runs")
+        page.locator("td a", has_text="egnp").first.click()
+        shows(page, "run")
+        spelled = NASTY[1].replace("\x1b", r"\x1b").replace("\u202e", r"\u202e").replace("\u2066", r"\u2066")
+        assert page.locator("td", has_text='{"onclick":').count() == 1
+        for text in (page.title(), page.locator("main").inner_text(), page.locator("header").inner_text()):
+            assert spelled in text
+            assert not {"\x1b", "\u202e", "\u2066"} & set(text)
         assert page.evaluate("window.owned") is None
 
 

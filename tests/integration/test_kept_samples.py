@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from slime_command_view.server import make_app
 from slime_runs import Run
-from slime_runs.files import file_name, sample_files
+from slime_runs.files import FOLDER, file_name, sample_files
 from slime_runs.index import Filter, facts
 from slime_runs.store import SampleStore, _Writer
 from starlette.testclient import TestClient
@@ -126,7 +126,17 @@ def test_killed_and_resumed_keeps_each_sample_once(tiny: TinyRun, slime: Any, tm
     (save / "checkpoints" / "latest").write_text((run_dir / "checkpoints" / "latest").read_text().replace("3", "1"))
     slime("train", *tiny.argv(save, eval_interval=1, num_rollout=4, load=save))
     texts = [(s.entry.rollout, s.entry.sample_index, s.text) for s in Run(save).samples(Filter(data_set=""))]
+    assert [start for _, start in Run(save).parts()] == [0, 2]
     assert texts == [(s.entry.rollout, s.entry.sample_index, s.text) for s in Run(run_dir).samples(Filter(data_set=""))]
+
+
+def test_begun_again_before_its_first_commit_it_has_no_samples_of_before(run_dir: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    store = SampleStore()
+    store.slime_run_start(args=make_args(start_rollout_id=2), run_dir=copy)
+    assert len(sample_files(copy / FOLDER)) > 0
+    store.slime_run_start(args=make_args(start_rollout_id=0), run_dir=copy)
+    assert [path.name for path in sample_files(copy / FOLDER)] == [file_name(0, evaluation=True)]
 
 
 def test_dropped_groups_are_kept_with_the_reason(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
@@ -221,8 +231,11 @@ def test_what_a_model_wrote_cannot_move_the_terminal(tiny: TinyRun, slime: Any, 
     save = tmp_path / "run"
     slime("train", *tiny.argv(save, num_rollout=1, eval_interval=None, eval_prompt_data=None,
                               custom_generate_function_path=tmp_path / "generate.py"))  # fmt: skip
-    for command in (("show",), ("samples", "show")):
-        text = slime(*command, save).stdout
+    odd = save.rename(tmp_path / NASTY.replace("/", "").replace("\0", "")[:80])
+    with (odd / "metrics.jsonl").open("a") as metrics:
+        metrics.write(json.dumps({"step": 1, f"eval/{NASTY}": 1.0, f"rollout/dynamic_filter/drop_{NASTY}": 1.0}) + "\n")
+    for words in (["show"], ["samples", "show"], ["runs"], ["compare", odd], ["ledger", "verify"]):
+        text = slime(*words, odd).stdout
         assert "owned" in text
         assert not set("\x1b\x07\u202e\r") & set(text)
 

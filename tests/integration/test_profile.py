@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from slime_command_view.server import make_app
+from slime_command_view.watched import WatchedRun
 from slime_runs import Run
 from slime_runs.profile import profile
 from starlette.testclient import TestClient
 
 from tests.conftest import TinyRun
+from tests.made_run import MadeRun
 from tests.until import until
 
 MODES: dict[str, dict[str, Any]] = {
@@ -127,6 +129,24 @@ def test_what_a_setting_wastes_is_said_where_numbers_support_it(tmp_path: Path) 
     large = "micro_batch_size: 64  # flag\nsave_interval: 1  # flag\n"
     assert profile(made_run(tmp_path / "c", large, train=8.0, save=1.0))["advice"] == []
     assert profile(made_run(tmp_path / "d", "micro_batch_size: 1  # default\n", train=8.0, save=1.0))["advice"] == []
+
+
+def test_samples_of_a_long_timeline_are_added_up_as_far_as_they_are_kept(tmp_path: Path) -> None:
+    run = WatchedRun(MadeRun(tmp_path, rollouts=2).write())
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(b'{"e":"run","t":1795e6,"start":0}\n' + trace.read_bytes())
+    told = profile(run)
+    assert (told["generating"], told["scoring_alone"]) == pytest.approx((2 * 3.9, 2))
+    _, _, more = trace.read_bytes().partition(b"\n")
+    more = more.replace(b'"r":', b'"r":1').replace(b"179500", b"179501")  # rollouts 10 and 11, later
+    with trace.open("ab") as file:
+        file.write(more)
+    told = profile(run)
+    assert (told["generating"], told["scoring_alone"]) == pytest.approx((4 * 3.9, 4))
+    with trace.open("ab") as file:
+        file.write(b'{"e":"rollout","t":[1795020000.0,1795020001.0],"r":50}\n')
+    assert profile(run)["advice"] == ["generating and scoring are known up to rollout 11 alone, and left out"]
+    assert profile(run)["generating"] == 0
 
 
 def test_a_run_without_a_timeline_is_not_profiled(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:

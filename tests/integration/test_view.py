@@ -330,6 +330,32 @@ def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> 
     assert {path: (moved / path.relative_to(run)).read_bytes() for path in before} == before
 
 
+def test_a_run_that_has_begun_and_one_that_was_moved_away(tmp_path: Path) -> None:
+    run, moved = MadeRun(tmp_path / "run", rollouts=2).write(), tmp_path / "moved"
+    (run / "metrics.jsonl").unlink()
+    began = [b'{"e":"run","t":%.1f,"start":%d}\n' % start for start in ((1795e6, 0), (1795e6 + 100, 2))]
+    (run / "trace.jsonl").write_bytes((run / "trace.jsonl").read_bytes().join(began))
+    with (run / "incidents.jsonl").open("ab") as incidents:
+        incidents.write(b'{"rollout_id":1,"check":"ratio","cause":"first"}\n' * 2)
+    (run / "checkpoints" / "rollout_0000001" / "tokenizer.json").write_text('{"version": "9')
+    view = inside(run)
+    assert view.ask("metrics", since=-1) == {"step": [], "columns": {}}
+    found = view.ask("run")
+    assert (found["parts"], len(found["noticed"])) == ([[1795e6, 0], [1795e6 + 100, 2]], 1)
+    assert view.ask("sample", rollout=1)["tokens"]["texts"] is None
+    told = dict(view.ask("profile")["rows"])
+    assert (told["  generating"], told["  only scoring"]) == pytest.approx((7.8, 2))
+    before = view.ask("pulses")
+    run.rename(moved)
+    for what in ("run", "pulse", "metrics"):
+        answer = view.client.get(f"api/{what}")
+        assert answer.status_code == 404
+        assert f"{run}: the run is not there any more" in answer.json()["error"]["message"]
+    moved.rename(run)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert view.ask("pulses") != before
+
+
 def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path) -> None:
     for name in ("odd", "sound"):
         MadeRun(tmp_path / name, rollouts=1).write()

@@ -163,11 +163,13 @@ def test_an_owner_without_prefixes_has_all_of_that_too(capsys: pytest.CaptureFix
 # -- entry points ----------------------------------------------------------------------------------------
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, name: str = "theirs") -> None:
+def install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, name: str = "theirs", group: str = "foreign_flags"
+) -> None:
     info = folder / f"{name}_dist-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-dist\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[slime.foreign_flags]\n{name} = {name}_module:flags\n")
+    (info / "entry_points.txt").write_text(f"[slime.{group}]\n{name} = {name}_module:flags\n")
     (folder / f"{name}_module.py").write_text(code)
     monkeypatch.syspath_prepend(str(folder))
 
@@ -193,6 +195,15 @@ def test_an_installed_distribution_brings_its_flags(tmp_path: Path, monkeypatch:
             load_settings([*argv, "--their-depth", "3"], command="show", env=env)
     allowed = load_settings(["--their-depth", "3"], command="show", env={"SLIME_PLUGINS": "math,good-dist"})
     assert allowed.args.their_depth == 3
+
+
+def test_one_that_tells_names_and_raises_does_not_hide_the_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(tmp_path, monkeypatch, "def flags(word):\n    raise RuntimeError('a')", "teller", "renamed")
+    with pytest.raises(ConfigError, match="unknown flag --nobodys"):
+        load_settings(["--nobodys", "3"], command="show", env={})
+    assert "'teller' (teller-dist, slime.renamed) raised RuntimeError: a" in caplog.text
 
 
 @pytest.mark.parametrize(

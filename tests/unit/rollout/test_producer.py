@@ -114,11 +114,11 @@ class World:
 
     @property
     def flying(self) -> list[int]:
-        return [f.original[0].group_index or 0 for f in self.producer.pool.flights]
+        return [f.original[0].group_index or 0 for f in self.producer.flights.values()]
 
     @property
     def waiting(self) -> list[int]:
-        return [f.index for f in self.producer.pool.finished.waiting]
+        return [f.index for f in self.producer.waiting]
 
 
 class Scorer:

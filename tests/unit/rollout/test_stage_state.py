@@ -179,7 +179,7 @@ def test_groups_whose_owner_is_gone_wait_in_the_buffer(tmp_path: Path, tokenizer
 
 def test_an_open_group_that_nobody_stores_is_found(tmp_path: Path, tokenizer: Any) -> None:
     run, _, taken = _with_a_rollout_ahead(tmp_path, tokenizer)
-    run.stage.open_groups._owners["ahead"].groups.pop()  # type: ignore[attr-defined]
+    run.stage.open_groups._owner[1].groups.pop()  # type: ignore
     (problem,) = check(run.commit(1)).problems
     assert (
         problem == f"group {taken[-1][0].group_index} is taken for rollout 2, but the commit does not hold its samples"

@@ -73,10 +73,10 @@ def _verify(namespace: argparse.Namespace) -> int:
     from slime_command_inspect.ledger_verify import Report, summary, verify
     from slime_core.errors import CheckpointError
 
-    place = str(namespace.run)
+    place = plain(str(namespace.run))
     try:
         commit = _commit(namespace)
-        place = str(commit)
+        place = plain(str(commit))
         report = verify(read_history(commit))
     except CheckpointError as error:
         report = Report([str(error)], {}, [])

@@ -98,7 +98,14 @@ def read_boards(run_dir: Path) -> Report:
     return Report(sorted(order, key=order.__getitem__), unreadable)
 
 
+_FACTS = {"role", "pid", "host"}
+_FACTS_OF_WAIT = {"what", "then", "age", "deadline", "overdue", "queued", "waited", "number"}
+
+
 def _process(path: Path, board: dict[str, Any]) -> Process:
+    """Raises KeyError, TypeError, ValueError for a board of another version."""
+    if not board.keys() >= _FACTS or not all(row.keys() >= _FACTS_OF_WAIT for row in board.get("waits", ())):
+        raise KeyError("a fact that is told")
     age = max(0.0, time.time() - board["heartbeat"])
     running = alive(board)
     gone = running is False or (running is None and age > LOST)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from slime_core.protocols import Command
-from slime_core.text import json_text
+from slime_core.text import json_text, plain
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,7 +28,7 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_runs.run import Run
 
     found = compare([Run(path) for path in namespace.runs], last=namespace.last)
-    print(json_text(found) if namespace.json else "\n".join(_lines(found)))
+    print(json_text(found) if namespace.json else plain("\n".join(_lines(found))))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -81,7 +82,8 @@ def to_inspect(run: Run, folder: Path) -> str:
     if not logs:
         raise RunError(f"{run.path}: no samples of evaluations are kept")
     for (rollout, data_set), samples in logs.items():
-        path = folder / f"{rollout:07}_{data_set.replace('/', '_')}.json"
+        name = re.sub(r"[^\w.-]", "_", data_set)[:100]
+        path = folder / f"{rollout:07}_{name}.json"
         path.write_text(json.dumps(_log(run, rollout, data_set, samples)), encoding="utf-8")
     return f"{len(logs)} logs -> {folder}"
 

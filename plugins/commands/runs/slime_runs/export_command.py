@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slime_core.protocols import Command
-from slime_core.text import json_text
+from slime_core.text import json_text, plain
 
 FORMATS = ("hf", "inspect", "otel", "perfetto", "trackio")
 _TO_FOLDER = ("hf", "inspect", "perfetto")
@@ -38,7 +38,7 @@ def run(namespace: argparse.Namespace) -> int:
     else:
         said = (export.to_trackio if namespace.format == "trackio" else export.to_otel)(found)
     facts = {"format": namespace.format, "output": namespace.output, "wrote": said}
-    print(json_text(facts) if namespace.json else said)
+    print(json_text(facts) if namespace.json else plain(said))
     return 0
 
 

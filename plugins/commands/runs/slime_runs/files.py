@@ -112,15 +112,12 @@ def parsed_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def read_lines(path: Path, *, without: bytes | tuple[()] = ()) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of JSON lines that may be growing; none where there is no file.
-
-    Lines that start with `without` are passed over unread.
-    """
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file of JSON lines that may be growing; none where there is no file."""
     if not path.is_file():
         return
     with path.open("rb") as file:
-        yield from parsed_lines(line for line in file if not line.startswith(without))
+        yield from parsed_lines(file)
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

@@ -8,13 +8,13 @@ overlap with it. Of a run that was killed and resumed, the time between its part
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from slime_runs.run import Run
 from slime_runs.text import table
+from slime_runs.trace import Spans, TraceIndex, joined
 
-Spans = list[tuple[float, float]]
 STAGES = {"rollout": "rollouts", "train": "training", "push": "weights", "eval": "evaluation", "save": "checkpoints"}
 """Event of the timeline -> row."""
 _MOST = 0.5
@@ -25,15 +25,17 @@ _FULL_PASS = 4096
 """Tokens of the trainer's passes where nothing says otherwise."""
 
 
-def profile(run: Run, *, samples: bool = True) -> dict[str, Any]:
-    """Seconds by stage, as JSON values; "seconds" is 0 where there is no timeline.
-
-    Without `samples`, which most of a timeline is about, nothing is said of generating and scoring.
-    """
-    parts, spans, passes, events = _read(run, samples)
+def profile(run: Run) -> dict[str, Any]:
+    """Seconds by stage, as JSON values; "seconds" is 0 where there is no timeline."""
+    told = run.timeline
+    told.update()
+    parts, spans, passes, events = _read(told)
     total = sum(end - start for start, end in parts)
     seconds = {name: sum(end - start for start, end in spans[name]) for name in STAGES if spans[name]}
-    generated, scored = _union(spans["generated"]), _union(spans["generated"] + spans["scored"])
+    # A long run's timeline ends to have samples, and no share of them is that of the run.
+    whole = told.sampled < 0 or all(event["r"] <= told.sampled for event in events)
+    of = (told.generating, told.generating + told.scoring + spans["scored"]) if whole else ([], [])
+    generated, scored = (sum(end - start for start, end in joined(one)) for one in of)
     metrics = run.metrics()
     found = {
         "seconds": total,
@@ -46,24 +48,22 @@ def profile(run: Run, *, samples: bool = True) -> dict[str, Any]:
         "passes": passes,
         "async": bool(run.settings().get("async_training", (False, ""))[0]),
     }
-    return {**found, "advice": _advice(run, found, metrics, events)}
+    said = [] if whole else [f"generating and scoring are known up to rollout {told.sampled} alone, and left out"]
+    return {**found, "advice": [*said, *_advice(run, found, metrics, events)]}
 
 
-def _read(run: Run, samples: bool) -> tuple[Spans, dict[str, Spans], dict[str, float], list[dict[str, Any]]]:
+def _read(told: TraceIndex) -> tuple[Spans, dict[str, Spans], dict[str, float], list[dict[str, Any]]]:
     """Beginning and end of each part of the run; spans by event; seconds of rank 0's passes; events of rollouts."""
     parts: Spans = []
     spans: dict[str, Spans] = defaultdict(list)
     passes: Counter[str] = Counter()
     rollouts = []
-    for event in run.trace(samples=samples):
+    for event in told.stages:
         times = event["t"]
         if event["e"] == "run":
             parts.append((times, times))
             continue
-        if event["e"] == "sample" and not event.get("ev"):
-            spans["generated"].append((times[0], times[1]))
-            spans["scored"].append((times[1], times[2]))
-        elif "rank" in event:
+        if "rank" in event:
             passes[event["e"]] += (times[1] - times[0]) * (event["rank"] == 0)
         else:
             spans[event["e"]].append((times[0], times[-1]))
@@ -71,16 +71,9 @@ def _read(run: Run, samples: bool) -> tuple[Spans, dict[str, Spans], dict[str, f
             rollouts.append(event)
         if parts:
             parts[-1] = parts[-1][0], max(parts[-1][1], times[-1])
+    if parts and told.scoring:  # killed within a rollout
+        parts[-1] = parts[-1][0], max(parts[-1][1], told.scoring[-1][1])
     return parts, spans, dict(passes), rollouts
-
-
-def _union(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds that at least one of them covers."""
-    total, until = 0.0, 0.0
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
 
 
 def _advice(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from slime_runs.text import number
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 COLOURS = {
     Source.SYSTEM: "35",
@@ -46,20 +49,24 @@ def pieces(run: Run, found: StoredSample) -> Iterator[tuple[Source, bool, str]]:
 
 
 def tokenizer_of(run: Run) -> Tokenizer | None:
-    """The one of its newest commit, or of the model it began with; None where both are gone."""
+    """The one of its newest commit, or of the model it began with; None where none can be read."""
     commits = sorted((run.path / "checkpoints").glob("rollout_*/tokenizer.json"), reverse=True)
     begun = run.settings().get("hf_checkpoint", (None, ""))[0]
     for path in [*commits, *([Path(begun) / "tokenizer.json"] if begun else [])]:
-        if path.is_file():
-            return _tokenizer(str(path))
+        if path.is_file() and (found := _tokenizer(str(path))) is not None:
+            return found
     return None
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(path: str) -> Tokenizer:
+def _tokenizer(path: str) -> Tokenizer | None:
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(path)
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # half-written, or of another version; the library raises no other class
+        logger.warning("%s: no tokenizer: %s", path, error)
+        return None
 
 
 def header(found: StoredSample) -> str:
@@ -75,11 +82,11 @@ def header(found: StoredSample) -> str:
     parts = [
         f"{place}, group {entry.group_index}, sample {entry.sample_index}" + f", part {entry.part}" * (entry.part > 0),
         f"reward {number(entry.score)}",
-        f"{entry.status}, {entry.fate}" + (f" ({plain(reason)})" if reason else ""),
+        f"{entry.status}, {entry.fate}" + (f" ({reason})" if reason else ""),
         f"{entry.prompt_tokens} + {entry.response_tokens} tokens, {entry.trained_tokens} trained",
         f"weights {'-'.join(str(v) for v in sorted(versions, key=str))}" if versions else "",
     ]
-    return "; ".join(part for part in parts if part)
+    return one_line("; ".join(part for part in parts if part), 2000)
 
 
 def lines(run: Run, found: StoredSample, *, colour: bool, limit: int | None = None) -> list[str]:
@@ -89,7 +96,8 @@ def lines(run: Run, found: StoredSample, *, colour: bool, limit: int | None = No
     if label is not None:
         text.append(f"label: {one_line(str(label), 500)}")
     if isinstance(found.row.get("reward"), dict):
-        text.append("reward: " + ", ".join(f"{key} {_value(value)}" for key, value in found.row["reward"].items()))
+        paid = (f"{one_line(key, 80)} {_value(value)}" for key, value in found.row["reward"].items())
+        text.append(f"reward: {', '.join(paid)}")
     if found.entry.fate == "trained" and (row := run.trained(found.entry.rollout).get(found.entry.key)):
         text.append(f"advantage {_mean(row.get('advantages'))}")
     if found.entry.data_set is None and (shadow := run.shadow(found.entry.rollout).get(found.entry.key)):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
-from slime_core.text import json_text
+from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
     from slime_runs.resample import Again, Change, Resampled
@@ -90,7 +90,7 @@ def _tell(run: Run, found: Resampled, as_json: bool) -> None:
     colour = sys.stdout.isatty()
     weights = found.weights
     print(f"stored: {header(found.stored)}")
-    print(f"weights after {weights.step} rollouts, {weights.path}; {found.kept} response tokens kept\n")
+    print(plain(f"weights after {weights.step} rollouts, {weights.path}; {found.kept} response tokens kept\n"))
     for again in found.found:
         entry = replace(
             found.stored.entry,

@@ -33,12 +33,12 @@ from slime_runs.files import (
 )
 from slime_runs.history import History, read_history
 from slime_runs.index import Entry, Filter, Index, Key
+from slime_runs.trace import TraceIndex, starts
 
 PROFILE = "profile/trace.json"
 """In the run directory: what `slime train --profile` writes for Perfetto."""
 Order = Literal["rollout", "best", "worst", "file"]
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
-_SAMPLE = b'{"e":"sample"'
 _OF_RUN = ("config.yaml", "metrics.jsonl", FOLDER, "summary.json", "checkpoints", "waits", "incidents.jsonl")
 
 
@@ -134,13 +134,26 @@ class Run:
         """What happened to engines."""
         return list(read_lines(self.path / EVENTS))
 
-    def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
-        """The timeline, as `slime_core.observability.timeline` writes it; nearly all of it is about `samples`."""
-        return read_lines(self.path / TIMELINE, without=() if samples else _SAMPLE)
+    def trace(self) -> Iterator[dict[str, Any]]:
+        """The timeline, as `slime_core.observability.timeline` writes it."""
+        return read_lines(self.path / TIMELINE)
+
+    @property
+    def timeline(self) -> TraceIndex:
+        """The same by rollout, and added up; `update` it."""
+        return TraceIndex(self.path / TIMELINE)
+
+    def parts(self) -> list[tuple[float, int]]:
+        """(Unix time, first rollout) of each time that it was started; none where it keeps no timeline."""
+        return [(event["t"], event["start"]) for event in starts(self.path / TIMELINE)]
 
     def incidents(self) -> list[dict[str, Any]]:
-        """What the run noticed of its numbers: "rollout_id", "check", "cause", "numbers"."""
-        return list(read_lines(self.path / "incidents.jsonl"))
+        """What the run noticed of its numbers: "rollout_id", "check", "cause", "numbers".
+
+        What a resumed run did again it may have noticed again; that is told once.
+        """
+        found = read_lines(self.path / "incidents.jsonl")
+        return list({(one.get("rollout_id"), str(one.get("check"))): one for one in found}.values())
 
     def stalls(self) -> list[Path]:
         """Reports of waits that were overdue."""

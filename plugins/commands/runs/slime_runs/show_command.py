@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slime_core.protocols import Command
-from slime_core.text import json_text
+from slime_core.text import json_text, plain
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,7 +22,7 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_runs.run import Run
 
     found = overview(Run(namespace.run))
-    print(json_text(found) if namespace.json else "\n".join(lines(found)))
+    print(json_text(found) if namespace.json else plain("\n".join(lines(found))))
     return 0
 
 

@@ -64,8 +64,10 @@ class SampleStore:
 
     @hookimpl
     def slime_run_start(self, args: Args, run_dir: Path) -> None:
-        """Where the run's files are, for a resume."""
+        """Where the run's files are, for a resume; one that begins again, having made no commit, has kept nothing."""
         self._run_dir = run_dir
+        if not args.start_rollout_id:
+            self._forget_after(-1)
 
     @hookimpl
     def slime_step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
@@ -84,13 +86,18 @@ class SampleStore:
         if own is None or self._run_dir is None:
             return
         self._trained = int(own["trained"])
+        self._forget_after(self._trained)
+        self._later(functools.partial(_tell_damaged, self._run_dir / FOLDER))
+
+    def _forget_after(self, trained: int) -> None:
+        """Delete what was kept of later rollouts than `trained`."""
+        assert self._run_dir is not None, "a run has begun"
         for path in sample_files(self._run_dir / FOLDER):
             found = parse_name(path.name)
-            if found is not None and found[0] > self._trained + found[1]:
+            if found is not None and found[0] > trained + found[1]:
                 path.unlink()
                 for beside in (trained_name, shadow_name):
                     (path.parent / beside(found[0])).unlink(missing_ok=True)
-        self._later(functools.partial(_tell_damaged, self._run_dir / FOLDER))
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from slime_core.text import plain
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -22,7 +24,8 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of columns as wide as their widest cell; numbers to the right."""
+    """Lines of columns as wide as their widest cell, in which names lie that anybody gave; numbers to the right."""
+    rows = [[plain(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(_cell(cell, width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 

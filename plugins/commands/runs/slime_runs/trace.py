@@ -1,4 +1,4 @@
-"""What `trace.jsonl` says of one rollout, without reading the rest: pieces of the file, and what each is about.
+"""What `trace.jsonl` says of one rollout, without reading the rest, and of a run: stages, and when samples were busy.
 
 A reader that is asked often keeps one `TraceIndex`; it reads what was appended, and starts over where the file was
 replaced.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 import threading
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from slime_runs.files import parsed_lines
 
+Spans = list[tuple[float, float]]
 _PIECE = 64 << 10
+_START = re.compile(rb'^\{"e":"run".*\n', re.MULTILINE)
 _ROLLOUT = re.compile(rb'"r":(\d+)')
 
 
@@ -30,6 +33,13 @@ class TraceIndex:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.stages: list[dict[str, Any]] = []
+        """Events that are of no sample, as far as `update` has come."""
+        self.generating: Spans = []
+        """When any sample was, evaluations aside; in order, without overlaps."""
+        self.scoring: Spans = []
+        self.sampled = -1
+        """The last rollout with a sample in it: a long timeline has no more of them."""
         self._pieces: list[_Piece] = []
         self._inode = 0
         self._lock = threading.Lock()
@@ -54,7 +64,7 @@ class TraceIndex:
         return sorted([*own, *nameless], key=_start)
 
     def update(self) -> None:
-        """Read what was appended; of a long trace that nobody has asked of yet it takes a fifth of a second."""
+        """Read what was appended; of a long trace that nobody has asked of yet it takes a few seconds."""
         with self._lock:
             if self.path.is_file():
                 self._read_on()
@@ -64,12 +74,46 @@ class TraceIndex:
         read = self._pieces[-1].start + self._pieces[-1].size if self._pieces else 0
         if state.st_ino != self._inode or state.st_size < read:
             self._pieces, self._inode, read = [], state.st_ino, 0
+            self.stages, self.generating, self.scoring, self.sampled = [], [], [], -1
         with self.path.open("rb") as file:
             file.seek(read)
             while lines := _whole_lines(file.read(_PIECE)):
                 self._pieces.append(_Piece(read, len(lines), frozenset(map(int, set(_ROLLOUT.findall(lines))))))
+                self._add_up(lines)
                 read += len(lines)
                 file.seek(read)
+
+    def _add_up(self, lines: bytes) -> None:
+        generating, scoring = self.generating, self.scoring
+        for event in parsed_lines(lines.splitlines()):
+            if event.get("e") != "sample":
+                self.stages.append(event)
+            elif not event.get("ev"):
+                began, generated, scored = event["t"]
+                generating.append((began, generated))
+                scoring.append((generated, scored))
+                self.sampled = max(self.sampled, event["r"])
+        self.generating, self.scoring = joined(generating), joined(scoring)
+
+
+def joined(spans: Spans) -> Spans:
+    """In order, those that overlap as one."""
+    found: Spans = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def starts(path: Path) -> list[dict[str, Any]]:
+    """The events with which parts of the run begin; quick, as little else is read."""
+    if not path.is_file() or not path.stat().st_size:
+        return []
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        found = list(parsed_lines(match[0] for match in _START.finditer(content)))
+    return [event for event in found if "t" in event and "start" in event]
 
 
 def _whole_lines(content: bytes) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.protocols import Command
+from slime_core.text import plain
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -60,7 +61,7 @@ async def _serve(app: FastAPI, host: str, port: int, token: str, path: str) -> i
     app.add_middleware(TokenAccess, token=token, port=sock.getsockname()[1])
     bound, chosen, stop = await listen(app, sock)
     shown = f"[{bound}]" if ":" in bound else bound
-    print(f"slime: {path} on http://{shown}:{chosen}/?token={token}", flush=True)
+    print(f"slime: {plain(path)} on http://{shown}:{chosen}/?token={token}", flush=True)
     await stopped.wait()
     await stop()
     return 0

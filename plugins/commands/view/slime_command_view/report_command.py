@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from slime_core.protocols import Command
-from slime_core.text import json_text
+from slime_core.text import json_text, plain
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,7 +37,7 @@ def run(namespace: argparse.Namespace) -> int:
     output.write_text(text, encoding="utf-8")
     size = len(text.encode())
     said = f"wrote {output} ({size / 1e6:.1f} MB)"
-    print(json_text({"output": str(output), "bytes": size}) if namespace.json else said)
+    print(json_text({"output": str(output), "bytes": size}) if namespace.json else plain(said))
     return 0
 
 

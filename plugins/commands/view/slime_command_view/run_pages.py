@@ -98,6 +98,7 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
         "profiled": (run.path / PROFILE).is_file(),
         "waits": waits(run),
         "noticed": run.incidents(),
+        "parts": run.parts(),
         "stalls": [path.name for path in run.stalls()[-_NEWEST:]],
         "engine_events": run.events()[-_NEWEST:],
         "stored": {"samples": index.size(), "bytes": index.total_bytes()},
@@ -141,7 +142,7 @@ def waits(run: WatchedRun) -> dict[str, Any]:
 
 def profiled(run: WatchedRun) -> dict[str, Any]:
     """Where the time went, as `slime show` says it; "trace" is the size of what there is for Perfetto, or None."""
-    found = run.profile()
+    found = profile.profile(run)
     trace = stamp(run.path / PROFILE)
     return {
         "seconds": found["seconds"],

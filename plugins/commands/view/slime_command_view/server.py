@@ -30,7 +30,7 @@ from slime_command_serve.http.guard import Access
 from slime_command_serve.http.streams import json_response
 from slime_command_serve.http.threads import DeadlineThreads
 from slime_runs.index import Filter
-from slime_runs.run import PROFILE, RunError, StoredSample, find_runs
+from slime_runs.run import PROFILE, RunError, StoredSample, find_runs, is_run
 
 from slime_command_view import run_pages, sample_page, samples_page
 from slime_command_view.access import RENDERED_POLICY
@@ -70,6 +70,8 @@ class Runs:
         """Raises RunError."""
         if name not in self._known and name not in self.all():
             raise RunError(f"no run {name[:200]!r} in {self._top}")
+        if not is_run(self._known[name].path):
+            raise RunError(f"{self._known[name].path}: the run is not there any more: moved, or deleted")
         return self._known[name]
 
 
@@ -137,6 +139,10 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
     def pulse(run: str = ".") -> Response:
         return _asked(found, run, run_pages.pulse)
 
+    @app.get("/api/pulses")
+    def pulses() -> Response:
+        return json_response({"stamp": "".join(f"{name} {run.stamp()}" for name, run in found.all().items())})
+
     @app.get("/api/waits")
     def waits(run: str = ".") -> Response:
         return _asked(found, run, run_pages.waits)
@@ -155,7 +161,7 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
         return StreamingResponse(_pieces(path), media_type="application/json", headers=headers)
 
     @app.get("/api/metrics")
-    def metrics(name: Annotated[list[str], Query()], run: str = ".", since: Number = -1) -> Response:
+    def metrics(name: Annotated[list[str], Query()] = [], run: str = ".", since: Number = -1) -> Response:  # noqa: B006
         return _asked(found, run, lambda it: run_pages.metrics(it, name, since))
 
 

@@ -19,7 +19,6 @@ from slime_runs import Run
 from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
 from slime_runs.index import Index, Key
 from slime_runs.ledger import LedgerIndex
-from slime_runs.profile import profile
 from slime_runs.run import RunError, by_step
 from slime_runs.trace import TraceIndex
 
@@ -43,7 +42,6 @@ class WatchedRun(Run):
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
         self._index: tuple[Any, Index | None] = (None, None)
         self._shadows: dict[int, tuple[Any, dict[Key, Row]]] = {}
-        self._profile: tuple[Any, dict[str, Any]] = (None, {})
         self._ahead = False
         self._steps: list[dict[str, Any]] = []
 
@@ -84,16 +82,9 @@ class WatchedRun(Run):
                 del self._shadows[next(iter(self._shadows))]
         return self._shadows[rollout][1]
 
-    def profile(self) -> dict[str, Any]:
-        """Where the time went; of a long timeline without what is known of its samples alone."""
-        now = stamp(self.path / TIMELINE)
-        if self._profile[0] != now or now is None:
-            self._profile = (now, profile(self, samples=now is None or now[1] < _LONG_TRACE))
-        return self._profile[1]
-
     @cached_property
     def timeline(self) -> TraceIndex:
-        """What `trace.jsonl` has, by rollout."""
+        """As `Run.timeline`."""
         return TraceIndex(self.path / TIMELINE)
 
     @cached_property
@@ -126,8 +117,6 @@ def readable(*runs: Run) -> Iterator[None]:
         raise UnreadableError(f"{places}: cannot be read: {type(error).__name__}: {error}") from error
 
 
-_LONG_TRACE = 4 << 20
-"""Bytes of a timeline that takes too long to read whole while a page waits."""
 _SHADOWS = 60
 """Rollouts whose shadows are kept."""
 _COMPARED = 200

@@ -20,7 +20,7 @@ export function smoothed(values, weight) {
   });
 }
 
-// {title, x, lines: [{name, values}], marks: [{x, text}], smoothing, pick(x)} -> element
+// {title, x, lines: [{name, values}], marks: [{x, colour}], smoothing, pick(x)} -> element
 export function chart(it) {
   const box = h("figure.chart", h("figcaption", it.title, h("span.dim", ` ${last(it)}`)));
   if (plot) new ResizeOnce(box, (width) => box.append(drawn(it, width)));
@@ -85,11 +85,11 @@ function drawn(it, width) {
 function drawMarks(self, marks) {
   const { ctx, bbox } = self;
   ctx.save();
-  ctx.strokeStyle = colour("--bad");
   ctx.setLineDash([4, 3]);
   for (const mark of marks) {
     const x = Math.round(self.valToPos(mark.x, "x", true));
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.strokeStyle = colour(mark.colour);
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);
@@ -114,7 +114,7 @@ function sketched(it) {
       class: `line c${i % COLOURS.length}`,
     }),
   );
-  const marks = (it.marks ?? []).map((mark) => svg("line", { x1: across(mark.x), x2: across(mark.x), y1: 5, y2: height - 15, class: "mark" }));
+  const marks = (it.marks ?? []).map((mark) => svg("line", { x1: across(mark.x), x2: across(mark.x), y1: 5, y2: height - 15, class: "mark", stroke: `var(${mark.colour})` }));
   const words = [[high, 12], [low, height - 12]].map(([value, y]) => svg("text", { x: 2, y }, number(value, 3)));
   const ends = [[first, left], [end, width - 30]].map(([value, x]) => svg("text", { x, y: height }, number(value)));
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "sketch" }, ...lines, ...marks, ...words, ...ends);

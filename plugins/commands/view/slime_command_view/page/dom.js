@@ -1,5 +1,13 @@
 // Elements and numbers. Strings become text nodes, so what a model wrote is never markup.
 
+// What would move, hide or reorder text, spelled out: names of runs, rewards and data sets are anybody's, too.
+export function plain(text) {
+  return text.replace(/(?![\n\t])[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu, (c) => {
+    const code = c.codePointAt(0).toString(16);
+    return code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`;
+  });
+}
+
 // h("td.num", {onclick, title}, ...children): an element; children are nodes, strings, numbers, lists, or null.
 export function h(what, ...rest) {
   const [tag, ...classes] = what.split(".");
@@ -13,7 +21,8 @@ export function h(what, ...rest) {
       else if (value !== null && value !== undefined) element.setAttribute(name, value);
     }
   }
-  element.append(...rest.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const children = rest.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  element.append(...children.map((child) => (typeof child === "string" ? plain(child) : child)));
   return element;
 }
 
@@ -64,7 +73,8 @@ export function table(head, rows, attributes = {}) {
 
 export function cell(value) {
   if (typeof value === "number" || value === null) return h("td.num", number(value));
-  return h("td", value);
+  const shown = value instanceof Node || Array.isArray(value) || typeof value !== "object";
+  return h("td", {}, shown ? value : json(value)); // an object in the first place would be attributes
 }
 
 // Columns -> a list of objects.

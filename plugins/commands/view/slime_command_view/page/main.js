@@ -5,7 +5,7 @@
 // up to a run that has grown; without it the page is made again.
 
 import { ask, isReport, link } from "./api.js";
-import { h } from "./dom.js";
+import { h, plain } from "./dom.js";
 import { comparePage, runsPage } from "./runs.js";
 import { runPage } from "./run.js";
 import { groupPage, rolloutPage, samplesPage } from "./samples.js";
@@ -59,15 +59,15 @@ async function show({ keep = false } = {}) {
     if (!asked.page) return await first();
     if (!(asked.page in PAGES)) throw new Error(`there is no page ${asked.page}`);
     // Asked first: what the run writes while the page is made is new at the next look.
-    if (LIVE.has(asked.page) && !isReport) before = (await ask("pulse", { run: asked.run })).stamp;
+    if (LIVE.has(asked.page) && !isReport) before = (await news(asked)).stamp;
     made = await PAGES[asked.page](asked);
   } catch (error) {
     made = { title: "", view: h("p.bad", { role: "alert" }, error.message) };
   }
   if (mine !== turn) return; // another address was opened meanwhile
-  shown = { ...made, run: asked.run ?? null };
+  shown = { ...made, page: asked.page, run: asked.run ?? null };
   stamp = before;
-  document.title = `${made.title} - slime`;
+  document.title = plain(`${made.title} - slime`);
   top.replaceChildren(
     h("nav.crumbs", (made.crumbs ?? []).flatMap(([text, address]) => [h("a", { href: address }, text), " / "]), h("b", made.title)),
     h("span.dim", isReport ? "report" : ""),
@@ -79,16 +79,20 @@ async function show({ keep = false } = {}) {
   made.shown?.();
 }
 
+const news = ({ page, run }) => (page === "runs" ? ask("pulses") : ask("pulse", { run }));
+const say = (text) => top.querySelector(".dim")?.replaceChildren(text);
+
 async function look() {
-  if (isReport || document.hidden || stamp === null) return;
+  if (isReport || document.hidden || stamp === null || main.querySelector("[data-search]:focus")) return;
   const mine = turn;
   try {
-    const found = await ask("pulse", { run: shown.run });
+    const found = await news(shown);
+    say("");
     if (mine !== turn || stamp === found.stamp) return;
     stamp = found.stamp;
     await (shown.update ? shown.update() : show({ keep: true }));
   } catch (error) {
-    top.querySelector(".dim")?.replaceChildren("no answer from slime view");
+    say(error instanceof TypeError ? "no answer from slime view" : error.message);
   }
 }
 

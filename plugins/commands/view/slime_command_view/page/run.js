@@ -77,7 +77,10 @@ export async function runPage(asked) {
 }
 
 function made(found, run, curves, columns) {
-  const marks = found.noticed.map((incident) => ({ x: incident.rollout_id + 1, text: incident.cause }));
+  const marks = [
+    ...found.noticed.map((incident) => ({ x: incident.rollout_id + 1, colour: "--bad" })),
+    ...found.parts.slice(1).map(([, start]) => ({ x: start, colour: "--dim" })),
+  ];
   const rollouts = new Set(found.rollouts.rollout);
   return Object.entries(curves).flatMap(([title, name]) => {
     const column = columns.columns[name] ?? [];
@@ -97,6 +100,7 @@ function made(found, run, curves, columns) {
 function facts(found, run) {
   return [
     h("p", state(found.state), ` ${found.done} of ${found.of ?? "?"} rollouts, model `, h("span", { title: found.model ?? "" }, (found.model ?? "?").split("/").slice(-2).join("/")), h("span.dim", ` ${found.path}`)),
+    found.parts.length > 1 ? h("p.dim", `started ${found.parts.length} times: `, found.parts.map(([at, start]) => `${start ? `after rollout ${start}, ` : ""}${new Date(1000 * at).toLocaleString()}`).join("; ")) : null,
     samples(found, run),
     waiting(found.waits, found.state),
   ];

@@ -4,6 +4,8 @@ import { ask, link } from "./api.js";
 import { chart } from "./chart.js";
 import { h, json, number, svg, table } from "./dom.js";
 
+const chosen = new Set(); // to be compared; the list is made again whenever a run goes on
+
 export const state = (word) => h(`span.state.${word}`, word);
 
 function spark(curve) {
@@ -21,18 +23,18 @@ function mean(values) {
 
 export async function runsPage(asked) {
   const found = await ask("runs");
-  const chosen = new Set();
+  for (const name of chosen) if (!found.runs.some((run) => run.run === name)) chosen.delete(name);
   const by = asked.by ?? "";
   const needle = (asked.text ?? "").toLowerCase();
   const runs = found.runs.filter((run) => run.run.toLowerCase().includes(needle));
-  const compare = h("button", { disabled: true, onclick: () => (location.hash = link("compare", { run: [...chosen] })) }, "compare");
+  const compare = h("button", { disabled: chosen.size < 2, onclick: () => (location.hash = link("compare", { run: [...chosen] })) }, "compare");
   const names = Object.keys(found.settings);
   const valueOf = Object.fromEntries(found.runs.map((run, i) => [run.run, by ? json(found.settings[by]?.[i] ?? null) : ""]));
   const groups = [...new Set(runs.map((run) => valueOf[run.run]))].sort();
   let at = -1;
 
   function row(run) {
-    const box = h("input", { type: "checkbox", "aria-label": `compare ${run.run}`, onclick: (event) => event.stopPropagation(), onchange: toggle });
+    const box = h("input", { type: "checkbox", "aria-label": `compare ${run.run}`, checked: chosen.has(run.run), onclick: (event) => event.stopPropagation(), onchange: toggle });
     function toggle() {
       if (box.checked) chosen.add(run.run);
       else chosen.delete(run.run);
