@@ -18,6 +18,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
+
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC")
 _TYPES = {"float": ctypes.c_float, "int64_t": ctypes.c_int64}
 _choice = "auto"
@@ -38,6 +40,17 @@ def load(source: str) -> ctypes.CDLL | None:
         None with `--kernels torch`, and where it cannot be compiled, which is said once with the reason.
     """
     return _load(source) if _choice == "auto" else None
+
+
+def training(*tensors: torch.Tensor | None) -> ctypes.CDLL | None:
+    """`training.c`, where it takes these tensors: float32 on a CPU. It has one thread; where torch has more, None."""
+    taken = {(x.dtype, x.device.type, x.is_contiguous()) for x in tensors if x is not None}
+    return load("training") if torch.get_num_threads() == 1 and taken == {(torch.float32, "cpu", True)} else None
+
+
+def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
+    """What compiled functions take for tensors."""
+    return [None if x is None else x.data_ptr() for x in tensors]
 
 
 @cache

@@ -18,6 +18,8 @@ from slime_core.ops.ratios import kl_estimate
 from slime_core.protocols import AdvantageEstimator, AdvantageInputs, Args
 from slime_core.types import TrainBatch
 
+_AS_THEY_ARE = ("loss_masks", "rollout_log_probs", "ref_log_probs", "teacher_log_probs", "values")
+
 
 def compute_advantages(
     args: Args,
@@ -53,13 +55,9 @@ def compute_advantages(
             response_lengths=batch.response_lengths,
             group_indices=batch.group_indices,
             rollout_ids=batch.rollout_ids,
-            loss_masks=tensors.loss_masks,
             kl=kl,
             log_probs=tensors.old_log_probs,
-            rollout_log_probs=tensors.rollout_log_probs,
-            ref_log_probs=tensors.ref_log_probs,
-            teacher_log_probs=tensors.teacher_log_probs,
-            values=tensors.values,
+            **{name: getattr(tensors, name) for name in _AS_THEY_ARE},
         ),
     )
     advantages = _checked("advantages", result.advantages, batch, estimator)

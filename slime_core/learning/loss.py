@@ -203,16 +203,13 @@ def loss_inputs(batch: TrainBatch, tensors: TrainTensors, output: MicroBatchOutp
     assert mask is not None
     assert advantages is not None, "bound before advantages were computed"
     old = gather(tensors.old_log_probs, positions)
+    others = "returns rollout_log_probs ref_log_probs teacher_log_probs staleness"
     return LossInputs(
         log_probs=output.log_probs,
         old_log_probs=output.log_probs.detach() if old is None else old,
         advantages=advantages,
         loss_mask=mask,
         sample_lengths=[batch.response_lengths[p] for p in positions],
-        returns=gather(tensors.returns, positions),
-        rollout_log_probs=gather(tensors.rollout_log_probs, positions),
-        ref_log_probs=gather(tensors.ref_log_probs, positions),
-        teacher_log_probs=gather(tensors.teacher_log_probs, positions),
         entropy=output.entropy,
-        staleness=gather(tensors.staleness, positions),
+        **{name: gather(getattr(tensors, name), positions) for name in others.split()},
     )

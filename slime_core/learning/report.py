@@ -39,18 +39,8 @@ def rollout_report(
         log_probs: Of the policy at the start of the update, where they are known.
         trainer: For the sum over ranks.
     """
-    columns = {
-        "log_probs": log_probs,
-        "ref_log_probs": tensors.ref_log_probs,
-        "rollout_log_probs": tensors.rollout_log_probs,
-        "advantages": tensors.advantages,
-        "returns": tensors.returns,
-        "kl": tensors.kl,
-        "entropy": tensors.entropy,
-        "values": tensors.values,
-        "teacher_log_probs": tensors.teacher_log_probs,
-        "opd_reverse_kl": tensors.opd_reverse_kl,
-    }
+    of_rollout = "ref_log_probs rollout_log_probs advantages returns kl entropy values teacher_log_probs opd_reverse_kl"
+    columns = {"log_probs": log_probs, **{name: getattr(tensors, name) for name in of_rollout.split()}}
     present = {name: column for name, column in columns.items() if column is not None}
     return {**_row_means(batch), **_token_means(batch, local, tensors, present, trainer)}
 

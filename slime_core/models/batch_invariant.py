@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 
 from slime_core.models.decoder import Decoder, DecoderLayer
 from slime_core.models.feed_forward import MixtureOfExperts
-from slime_core.models.lean_autograd import rotate
 from slime_core.models.rope import rope_cos_sin
 from slime_core.models.routing import Routing
 from slime_core.ops.logprobs import SamplingMask
@@ -142,9 +141,7 @@ class BatchInvariantForward:
         def project(tile: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
             tile = layer.input_layernorm(tile)
             q, k = attention.q_proj(tile).view(TILE, -1, dim), attention.k_proj(tile).view(TILE, -1, dim)
-            if attention.q_norm is not None and attention.k_norm is not None:
-                q, k = attention.q_norm(q), attention.k_norm(k)
-            return rotate(q, cos, sin), rotate(k, cos, sin), attention.v_proj(tile).view(TILE, -1, dim)
+            return *attention.rotated(q, k, cos, sin), attention.v_proj(tile).view(TILE, -1, dim)
 
         def finish(tile: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor]:
             tile = tile + attention.o_proj(attended)
@@ -160,7 +157,9 @@ class BatchInvariantForward:
         # How many rows an expert gets depends on the batch, so its rows fill tiles of their own.
         x, normed = by_tile(join, x, attended)
         at = None if routing is None else routing.of_layer(number, None)
-        result: torch.Tensor = x + layer.mlp(normed, at, _in_tiles)
+        result: torch.Tensor = x + layer.mlp(
+            normed, at, lambda function, rows: by_tile(lambda tile: (function(tile),), rows)[0]
+        )
         return result
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -217,10 +216,6 @@ def log_probs_of(logits: torch.Tensor, targets: torch.Tensor, scales: torch.Tens
         return (_scaled_log_softmax(tile, scale + (scale == 0)).gather(1, ids[:, None]).squeeze(1),)
 
     return by_tile(score, logits, targets, scales)[0]
-
-
-def _in_tiles(function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    return by_tile(lambda tile: (function(tile),), rows)[0]
 
 
 @dataclass(frozen=True)

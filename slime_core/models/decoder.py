@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from slime_core.errors import CheckpointError
 from slime_core.models.config import ModelConfig
 from slime_core.models.feed_forward import FeedForward, MixtureOfExperts
-from slime_core.models.lean_autograd import rms_norm, rotate
+from slime_core.models.hf_io import check_shapes
+from slime_core.models.lean_autograd import attend, rms_norm, rotate
 from slime_core.models.packed import PackedLayout
 from slime_core.models.rope import rope_cos_sin
 
@@ -64,17 +64,31 @@ class Attention(nn.Module):
         q = self.q_proj(x).view(-1, self.num_heads, self.head_dim)
         k = self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)
         v = self.v_proj(x)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *rope).flatten(1), rotate(k, *rope).flatten(1)
+        q, k = self.rotated(q, k, *rope)
+        attended = attend(q, k, v, layout, kept_only)
+        result: torch.Tensor = self.o_proj(self._padded(q, k, v, layout, kept_only) if attended is None else attended)
+        return result
+
+    def rotated(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys [T, heads, head_dim], normed where the family does so, and rotated."""
+        if self.q_norm is None or self.k_norm is None:
+            return rotate(q, cos, sin), rotate(k, cos, sin)
+        norms = ((norm.weight, norm.eps) for norm in (self.q_norm, self.k_norm))
+        return rotate(q, cos, sin, *next(norms)), rotate(k, cos, sin, *next(norms))
+
+    def _padded(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, kept_only: bool
+    ) -> torch.Tensor:
+        """`attend` by torch, whose attention takes sequences of one length."""
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        groups = zip(*map(layout.split, (q, k, v), heads), strict=True)
+        groups = zip(*map(layout.split, (q.flatten(1), k.flatten(1), v), heads), strict=True)
         grouped = self.num_heads != self.num_kv_heads
         outputs = [
             functional.scaled_dot_product_attention(a, b, c, is_causal=True, enable_gqa=grouped) for a, b, c in groups
         ]
-        result: torch.Tensor = self.o_proj(layout.join(outputs, kept_only))
-        return result
+        return layout.join(outputs, kept_only)
 
 
 class DecoderLayer(nn.Module):
@@ -217,20 +231,6 @@ class Decoder(nn.Module):
     def forward(self, token_ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """[T] ids -> [T, vocab] float32 logits. For checks and tiny models: training goes through `hidden`."""
         return functional.linear(self.hidden(token_ids, lengths), self.head_weight).float()
-
-
-def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], origin: str) -> None:
-    """Raise CheckpointError that lists every name missing, unknown or of another shape."""
-    problems = [f"missing {name}" for name in expected if name not in found]
-    problems += [f"unknown {name}" for name in found if name not in expected]
-    problems += [
-        f"{name} has shape {list(found[name])}, the model needs {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    if problems:
-        shown = "\n  ".join(problems[:20]) + (f"\n  ... {len(problems) - 20} more" if len(problems) > 20 else "")
-        raise CheckpointError(f"{origin}: the tensors do not fit the model that config.json describes:\n  {shown}")
 
 
 def init_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:

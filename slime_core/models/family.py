@@ -5,7 +5,7 @@ Of the family's plugin of kind "models"; of a family that has none, as the train
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,8 @@ def decoder_shape(directory: str | Path, trainer: Any) -> DecoderShape:
     inner, moe = config.intermediate_size, config.moe
     if moe is not None:
         inner += len(moe.layers) * (moe.experts_per_token * moe.intermediate_size - inner) // config.num_layers
-    return DecoderShape(
-        hidden_size=config.hidden_size,
-        intermediate_size=inner,
-        vocab_size=config.vocab_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-    )
+    numbers = {field.name: getattr(config, field.name) for field in fields(DecoderShape)}
+    return DecoderShape(**numbers | {"intermediate_size": inner})
 
 
 def routed_layers(directory: str | Path, trainer: Any) -> RoutedLayers:

@@ -40,11 +40,6 @@ class FeedForward(nn.Module):
         return result
 
 
-def all_at_once(function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """The plain `OnRows`."""
-    return function(rows)
-
-
 class MixtureOfExperts(nn.Module):
     """Each token goes through the `experts_per_token` experts with the largest router probability (Qwen3-MoE)."""
 
@@ -55,7 +50,10 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(FeedForward(hidden, moe.intermediate_size) for _ in range(moe.num_experts))
 
     def forward(
-        self, x: torch.Tensor, routing: LayerRouting | None = None, on_rows: OnRows = all_at_once
+        self,
+        x: torch.Tensor,
+        routing: LayerRouting | None = None,
+        on_rows: OnRows = lambda function, rows: function(rows),
     ) -> torch.Tensor:
         """[T, hidden] -> [T, hidden].
 

@@ -9,12 +9,13 @@ is computed by `kernels/training.c`, where that can be compiled.
 from __future__ import annotations
 
 from ctypes import CDLL
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
 
-from slime_core import kernels
+from slime_core.kernels import pointers, training
+from slime_core.models.packed import PackedLayout
 from slime_core.models.rope import apply_rope
 
 
@@ -26,74 +27,121 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         weight: [n].
         eps: Added to the mean square.
     """
-    result: torch.Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
-    return result
+    return cast(torch.Tensor, _Norm.apply(x, weight, eps))  # type: ignore[no-untyped-call]
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`apply_rope` in the dtype of `x`: [T, heads, head_dim] with `cos`, `sin` [T, head_dim]."""
-    result: torch.Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
-    return result
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 0.0
+) -> torch.Tensor:
+    """`apply_rope`, of `rms_norm` where a weight is given: [T, heads, head_dim] with `cos`, `sin` [T, head_dim]."""
+    return cast(torch.Tensor, _Norm.apply(x, weight, eps, cos, sin))  # type: ignore[no-untyped-call]
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, kept_only: bool
+) -> torch.Tensor | None:
+    """Causal attention within each sequence without padding; None where it is not compiled.
+
+    Args:
+        q: [T, heads, head_dim], rotated.
+        k: [T, kv_heads, head_dim], rotated.
+        v: [T, kv_heads * head_dim].
+        layout: Which row each token of each sequence has.
+        kept_only: Only the rows asked for.
+
+    Returns:
+        [T or kept rows, heads * head_dim].
+    """
+    library = training(q, k, v) if q.shape[2] % 16 == 0 else None
+    if library is None:
+        return None
+    return cast(torch.Tensor, _Attend.apply(q, k, v, [layout.tokens[i] for i in (0, 1 + kept_only, 3)], library))  # type: ignore[no-untyped-call]
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up` (Shazeer, 2020), elementwise."""
-    result: torch.Tensor = _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call]
-    return result
+    return cast(torch.Tensor, _SwiGLU.apply(gate, up))  # type: ignore[no-untyped-call]
 
 
-def _library(*tensors: torch.Tensor) -> CDLL | None:
-    """The compiled functions, where they take these tensors. They run on one thread, where torch would use all."""
-    if torch.get_num_threads() > 1:
-        return None
-    plain = all(x.dtype is torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in tensors)
-    return kernels.load("training") if plain else None
-
-
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+class _Norm(torch.autograd.Function):
+    """RMSNorm where there is a weight, then the rotation where there are angles."""
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-        x, weight = ctx.saved_tensors
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, eps: float, *rope: torch.Tensor
+    ) -> torch.Tensor:
+        cos, sin = rope or (None, None)
+        ctx.save_for_backward(x, weight, cos, sin)
+        ctx.eps, ctx.none, ctx.library = eps, [None] * len(rope), training(x, weight, *rope)
+        if ctx.library is not None:
+            out = torch.empty_like(x)
+            ctx.library.norm(*pointers(x, weight, cos, sin, out), *_rows(x, cos), eps)
+            return out
+        if weight is not None:
+            x = functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+        return x if cos is None or sin is None else apply_rope(x, cos, sin).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, cos, sin = ctx.saved_tensors
+        if ctx.library is not None:
+            grad, grad_x = grad.contiguous(), torch.empty_like(x)
+            grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+            tensors = pointers(x, weight, cos, sin, grad, grad_x, grad_weight)
+            ctx.library.norm_backward(*tensors, *_rows(x, cos), ctx.eps)
+            return grad_x, grad_weight, None, *ctx.none
+        if cos is not None:
+            grad = apply_rope(grad, cos, -sin).to(grad.dtype)
+        if weight is None:
+            return grad, None, None, *ctx.none
         # With h = x * r, r = rsqrt(mean(x^2) + eps) and d = grad * weight: dx = r * (d - h * mean(d * h)).
         x32, grad32 = x.float(), grad.float()
         scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + ctx.eps)
         unit = x32 * scale
         product = grad32 * unit
-        grad_weight = None
-        if ctx.needs_input_grad[1]:
-            grad_weight = product.flatten(0, -2).sum(0).to(weight.dtype)
+        grad_weight = product.flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         mean = product.matmul(weight.float() / weight.numel()).unsqueeze(-1)
         grad_x = (grad32 * weight).sub_(unit.mul_(mean)).mul_(scale)
-        return grad_x.to(x.dtype), grad_weight, None
+        return grad_x.to(x.dtype), grad_weight, None, *ctx.none
 
 
-class _Rotate(torch.autograd.Function):
+def _rows(x: torch.Tensor, cos: torch.Tensor | None) -> tuple[int, int, int]:
+    """Rows, heads of each row that one rotation is for, numbers of each."""
+    heads = 1 if cos is None else x.shape[1]
+    return x.numel() // x.shape[-1] // heads, heads, x.shape[-1]
+
+
+class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin)
-        return apply_rope(x, cos, sin).to(x.dtype)
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tokens: list[torch.Tensor], library: CDLL
+    ) -> torch.Tensor:
+        heads, dim = q.shape[1:]
+        found = int(tokens[1].max()) + 1
+        out, lse = q.new_empty(found, heads * dim), q.new_empty(found, heads)
+        ctx.library, ctx.tokens, ctx.shape = library, tokens, (len(tokens[2]) - 1, heads, k.shape[1], dim, dim**-0.5)
+        library.attend(*pointers(q, k, v, *tokens, out, lse), *ctx.shape)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return apply_rope(grad, cos, -sin).to(grad.dtype), None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        grad = grad.contiguous()
+        grads = [torch.zeros_like(x) for x in (q, k, v)]
+        ctx.library.attend_backward(*pointers(q, k, v, *ctx.tokens, out, lse, grad, *grads), *ctx.shape)
+        return *grads, None, None
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        ctx.library = library = _library(gate, up)
+        ctx.library = library = training(gate, up)
         if library is None:
             return functional.silu(gate).mul_(up)
         out = torch.empty_like(gate)
-        library.swiglu(gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel())
+        library.swiglu(*pointers(gate, up, out), gate.numel())
         return out
 
     @staticmethod
@@ -102,7 +150,7 @@ class _SwiGLU(torch.autograd.Function):
         if ctx.library is not None:
             grad = grad.contiguous()
             found = torch.empty_like(gate), torch.empty_like(up)
-            ctx.library.swiglu_backward(*(x.data_ptr() for x in (gate, up, grad, *found)), gate.numel())
+            ctx.library.swiglu_backward(*pointers(gate, up, grad, *found), gate.numel())
             return found
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
         return grad_gate, functional.silu(gate).mul_(grad)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from slime_core.errors import CheckpointError
+from slime_core.models.hf_io import read_into, read_json
 from slime_core.models.lora import LoraSettings
 
 FOLDER = "adapter"
@@ -63,51 +62,10 @@ def read_adapter(directory: Path, lora: LoraSettings, into: Mapping[str, torch.T
     """Copy the stored adapters into `into`, whose names and shapes they must have; nothing is copied unless all fit.
 
     Raises:
-        CheckpointError: No adapters there, of other modules, or with another rank or alpha; all differences are listed.
+        CheckpointError: No adapters there, of other modules, or or with another rank or alpha.
     """
-    config = _read_config(directory)
-    try:
-        with safe_open(directory / WEIGHTS, framework="pt") as file:
-            names = list(file.keys())
-            shapes = {_own_name(name): tuple(file.get_slice(name).get_shape()) for name in names}
-            _check(directory, lora, config, shapes, {name: tuple(t.shape) for name, t in into.items()})
-            with torch.no_grad():
-                for name in names:
-                    into[_own_name(name)].copy_(file.get_tensor(name))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{directory / WEIGHTS}: cannot be read: {error}") from error
-
-
-def _own_name(stored: str) -> str:
-    return stored.removeprefix(_PREFIX).removesuffix(".weight")
-
-
-def _read_config(directory: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{directory / CONFIG}: cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{directory / CONFIG}: not a JSON object")
-    return config
-
-
-def _check(
-    directory: Path,
-    lora: LoraSettings,
-    config: Mapping[str, Any],
-    found: Mapping[str, tuple[int, ...]],
-    wanted: Mapping[str, tuple[int, ...]],
-) -> None:
+    config = read_json(directory / CONFIG)
     pairs = (("--lora-rank", config.get("r"), lora.rank), ("--lora-alpha", config.get("lora_alpha"), lora.alpha))
-    problems = [f"{flag} was {then}, is {now}" for flag, then, now in pairs if then != now]
-    problems += [f"no adapter of {name}" for name in wanted if name not in found]
-    problems += [f"an adapter of {name}, which this run does not adapt" for name in found if name not in wanted]
-    problems += [
-        f"{name} has shape {list(found[name])}, this run {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
-    if problems:
-        shown = problems[:20] + ([f"... {len(problems) - 20} more"] if len(problems) > 20 else [])
-        raise CheckpointError(f"{directory} does not fit this run:\n  " + "\n  ".join(shown))
+    if problems := [f"{flag} was {then}, is {now}" for flag, then, now in pairs if then != now]:
+        raise CheckpointError(f"{directory} does not fit this run: {', '.join(problems)}")
+    read_into([directory / WEIGHTS], into, lambda stored: stored.removeprefix(_PREFIX).removesuffix(".weight"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,8 +37,7 @@ class RowMap:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Gather the rows of `x` [rows, width]; the gradient is a gather too, with additions where a row repeats."""
-        result: torch.Tensor = _GatherRows.apply(x, self)  # type: ignore[no-untyped-call]
-        return result
+        return cast(torch.Tensor, _GatherRows.apply(x, self))  # type: ignore[no-untyped-call]
 
 
 class _GatherRows(torch.autograd.Function):
@@ -82,6 +81,9 @@ class PackedLayout:
     """Packed rows -> the rows asked for; None when all are."""
     unpad_keep: RowMap | None
     """Padded rows -> the rows asked for."""
+    tokens: list[torch.Tensor]
+    """What compiled attention needs, which does not pad: [T] int64 the packed row of each token; the row of its result
+    among those, and among the rows asked for, -1 where there is none; [sequences + 1] where the sequences begin."""
 
     @classmethod
     def build(
@@ -122,7 +124,12 @@ class PackedLayout:
             keep = _selection(place[rows], len(computed), device)
             unpad_keep = keep if straight else _selection(unpadded[rows], len(padded), device)
         chosen = _tensor(computed, device) if len(computed) < total else None
-        return cls(chosen, _tensor(positions[computed], device), groups, pad, unpad, keep, unpad_keep)
+        kept = np.full(total, -1)
+        if rows is not None:
+            kept[rows] = np.arange(len(rows))
+        tables = (place, np.where(first, place, -1), kept, np.concatenate(([0], ends)))
+        tokens, places = [_tensor(table, device) for table in tables], _tensor(positions[computed], device)
+        return cls(chosen, places, groups, pad, unpad, keep, unpad_keep, tokens)
 
     def split(self, x: torch.Tensor, heads: int) -> list[torch.Tensor]:
         """[T, heads * head_dim] packed rows -> one [n, heads, length, head_dim] view per group."""

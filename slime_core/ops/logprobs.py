@@ -13,11 +13,14 @@ row's kept tokens: p is the softmax over those alone, and the others have gradie
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from ctypes import CDLL
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
+
+from slime_core.kernels import pointers, training
 
 CHUNK_ELEMENTS = {"cpu": 4 * 2**20, "cuda": 32 * 2**20}
 """Default bound on chunk * V, by device type; on a GPU small chunks would starve the matrix units."""
@@ -118,6 +121,10 @@ class _How(NamedTuple):
             raise ValueError(f"temperature {temperature}: must be greater than 0")
         return cls(temperature, rows, with_entropy, mask)
 
+    def compiled(self, logits: torch.Tensor, targets: torch.Tensor) -> CDLL | None:
+        """The functions in C, where they take this."""
+        return training(logits) if self.mask is None and targets.is_contiguous() else None
+
     def z(self, logits: torch.Tensor, targets: torch.Tensor, part: slice) -> torch.Tensor:
         """[c, V] logits of the rows `part`, which are overwritten -> those of the distribution."""
         z = logits.div_(self.temperature)
@@ -193,7 +200,13 @@ class _LogProbs(torch.autograd.Function):
         entropies = torch.empty_like(log_probs) if how.with_entropy else log_probs.new_empty(0)
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
-                z = how.z(_chunk_logits(source, weight, part, dtype), targets, part)
+                logits = _chunk_logits(source, weight, part, dtype)
+                library = how.compiled(logits, targets)
+                if library is not None:
+                    found = (log_probs[part], norms[part], entropies[part] if how.with_entropy else None)
+                    library.log_probs(*pointers(logits, targets[part], *found), *logits.shape, how.temperature)
+                    continue
+                z = how.z(logits, targets, part)
                 chosen = z.gather(-1, targets[part, None]).squeeze(-1)
                 if how.with_entropy:
                     norms[part], entropies[part] = _norm_and_entropy(z)
@@ -220,10 +233,16 @@ class _LogProbs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=norms.dtype) if ctx.needs_input_grad[1] else None
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
-                z = how.z(_chunk_logits(source, weight, part, norms.dtype), targets, part)
+                logits = _chunk_logits(source, weight, part, norms.dtype)
+                library = how.compiled(logits, targets)
                 entropy = entropies[part] if how.with_entropy else None
-                grads = (None if grad is None else grad[part] for grad in (grad_log_probs, grad_entropy))
-                grad = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(how.temperature)
+                grads = [None if grad is None else grad[part].contiguous() for grad in (grad_log_probs, grad_entropy)]
+                if library is None:
+                    z = how.z(logits, targets, part)
+                    grad = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(how.temperature)
+                else:
+                    grad, columns = logits, (targets[part], norms[part], entropy, *grads)
+                    library.log_probs_backward(*pointers(grad, *columns), *grad.shape, how.temperature)
                 narrow = grad.to(source.dtype)
                 if grad_source is not None:
                     grad_source[part] = narrow if weight is None else narrow @ weight

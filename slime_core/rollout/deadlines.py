@@ -20,8 +20,7 @@ import copy
 import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.config.sections.progress import ProgressArgs
 from slime_core.errors import RolloutError
@@ -43,38 +42,17 @@ _STALL_MARGIN = 60.0
 _STALLED = "the run stops: no sample ends (--rollout-stall-timeout)"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The deadlines of one run, in seconds; None is no deadline."""
+def setting(args: Args, name: str) -> Any:
+    """A setting of the deadlines; where a hand-made `args` lacks it, its default."""
+    return getattr(args, name, ProgressArgs.model_fields[name].default)
 
-    group: float | None
-    policy: Literal["retry", "substitute", "shrink", "drop", "stop"]
-    retries: int
-    stall: float | None
-    stop: float
 
-    @classmethod
-    def of(cls, args: Args, sample_hooks: int = 0) -> Limits:
-        """Of the run's settings; what a hand-made `args` lacks has its default.
-
-        Args:
-            args: The settings.
-            sample_hooks: How many there are; each may take `--rollout-timeout`.
-        """
-
-        def get(name: str) -> Any:
-            return getattr(args, name, ProgressArgs.model_fields[name].default)
-
-        stall = get("rollout_stall_timeout")
-        if stall is None and args.rollout_timeout and args.rm_timeout:
-            stall = args.rollout_timeout * (1 + sample_hooks) + args.rm_timeout + _STALL_MARGIN
-        return cls(
-            get("group_timeout"),
-            get("group_timeout_policy"),
-            get("group_timeout_retries"),
-            stall,
-            get("rollout_stop_timeout"),
-        )
+def _stall_limit(args: Args, sample_hooks: int) -> float | None:
+    """Seconds without an end of a sample; each sample hook may take `--rollout-timeout`, too."""
+    found: float | None = setting(args, "rollout_stall_timeout")
+    if found is None and args.rollout_timeout and args.rm_timeout:
+        found = args.rollout_timeout * (1 + sample_hooks) + args.rm_timeout + _STALL_MARGIN
+    return found
 
 
 class GroupClock:
@@ -124,22 +102,21 @@ async def run_group(
 
     `begins` is called before every try, `sample_done` with what a sample has become whenever one has ended.
     """
-    limits = Limits.of(runner.args, len(runner.hooks.on_sample))
+    seconds, policy = setting(runner.args, "group_timeout"), setting(runner.args, "group_timeout_policy")
     keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
     given = {"args": args, "sample_done": sample_done, "hold": hold}
     keywords |= {name: value for name, value in given.items() if value is not None}
-    if limits.group is None:
+    if seconds is None:
         begins()
         return await runner.run_group(group, params, **keywords)
     name = f"group {group[0].group_index} of rollout {rollout_id}"
     if evaluation:
         name = f"evaluated group {group[0].group_index} at rollout {rollout_id}"
-        if limits.policy in ("substitute", "drop"):
-            limits = replace(limits, policy="shrink")
-    tries = 1 + (limits.retries if limits.policy == "retry" else 0)
+        policy = "shrink" if policy in ("substitute", "drop") else policy
+    tries = 1 + (setting(runner.args, "group_timeout_retries") if policy == "retry" else 0)
     for attempt in range(1, tries + 1):
         begins()
-        result, obeyed = await _one_try(runner, group, params, keywords, name, limits)
+        result, obeyed = await _one_try(runner, group, params, keywords, name, seconds, policy)
         if result is not None:
             return result
         if not obeyed:  # what was left behind may still write to its samples
@@ -148,35 +125,40 @@ async def run_group(
         if attempt < tries:
             group = restarted(group)
     for sample in group:
-        sample.fail(GROUP_TIMEOUT, f"the group was not done within {limits.group:g} s ({limits.policy})")
-        if limits.policy == "drop":
+        sample.fail(GROUP_TIMEOUT, f"the group was not done within {seconds:g} s ({policy})")
+        if policy == "drop":
             sample.metadata["failure"]["dropped"] = True
     runner.count_failures(group)
     return group
 
 
 async def _one_try(
-    runner: SampleRunner, group: Group, params: dict[str, Any], keywords: dict[str, Any], name: str, limits: Limits
+    runner: SampleRunner,
+    group: Group,
+    params: dict[str, Any],
+    keywords: dict[str, Any],
+    name: str,
+    seconds: float,
+    policy: str,
 ) -> tuple[Group | None, bool]:
     """The group, or None at its deadline with whether the work has ended then."""
-    assert limits.group is not None
-    cuts = limits.policy == "shrink"
-    with waiting(name, deadline=None, then=f"--group-timeout-policy {limits.policy}", queued=True) as wait:
+    cuts = policy == "shrink"
+    with waiting(name, deadline=None, then=f"--group-timeout-policy {policy}", queued=True) as wait:
 
         def started() -> None:
-            wait.restart(limits.group)
+            wait.restart(seconds)
 
-        clock = GroupClock(limits.group, started, cuts=cuts)
+        clock = GroupClock(seconds, started, cuts=cuts)
         task = asyncio.create_task(runner.run_group(group, params, clock=clock, **keywords))
         try:
             await clock.first(task)
             if not task.done():
-                message = gave_up(name, limits.group, f"--group-timeout; policy {limits.policy}")
-                if limits.policy == "stop":
+                message = gave_up(name, seconds, f"--group-timeout; policy {policy}")
+                if policy == "stop":
                     raise RolloutError(message)
                 logger.warning("%s", message)
                 if cuts:  # its samples have just been ended; what may go on is a reward of the whole group
-                    await asyncio.wait({task}, timeout=limits.group + CANCEL_GRACE)
+                    await asyncio.wait({task}, timeout=seconds + CANCEL_GRACE)
             return (task.result(), True) if task.done() else (None, await ended({task}))
         except BaseException:
             await ended({task})
@@ -236,7 +218,7 @@ async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
     Raises:
         RolloutError: No sample of this runner has ended for `--rollout-stall-timeout` seconds.
     """
-    loop, limit = asyncio.get_running_loop(), Limits.of(runner.args, len(runner.hooks.on_sample)).stall
+    loop, limit = asyncio.get_running_loop(), _stall_limit(runner.args, len(runner.hooks.on_sample))
     since = loop.time()
     while True:
         with waiting(what, deadline=limit, then=_STALLED, stop=True):

@@ -35,7 +35,7 @@ from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.contracts import drawn_groups
-from slime_core.rollout.deadlines import Bell, Limits, ended, run_group
+from slime_core.rollout.deadlines import Bell, ended, run_group, setting
 from slime_core.rollout.fate import (
     Outcome,
     decide,
@@ -363,7 +363,7 @@ class Pool:
 
         A task that does not obey is left behind, and may still write to its samples: its flight gets copies of them.
         """
-        patience = Limits.of(self.args).stop if patience is None else patience
+        patience = setting(self.args, "rollout_stop_timeout") if patience is None else patience
         flights = list(self.flights.values())
         self.flights.clear()
         self._ended.clear()

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 Role = Literal["actor", "critic"]
 
+_SAME = ("device", "log_probs_chunk_size", "reset_optimizer_states", "distributed_backend", "finetune")
+"""Fields that are settings of the same name."""
+_UNLESS = ("save_optim", "save_rng", "load_optim", "load_rng")
+"""Fields that a setting `no_...` turns off."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -137,23 +141,16 @@ def common_values(args: Args, role: Role) -> dict[str, Any]:
             _checkpoint(args, args.opd_teacher_load, args.opd_teacher_ckpt_step) if has_teacher and actor else None
         ),
         "keeps_old_actor": args.keep_old_actor and actor,
-        "device": args.device,
         "dtype": "bfloat16" if args.dtype == "auto" and args.bf16 else args.dtype,
         "save_dtype": DTYPES[args.save_dtype],
         "save_shard_bytes": int(args.save_shard_size * 1e9),
         "temperature": args.rollout_temperature,
-        "log_probs_chunk_size": args.log_probs_chunk_size,
         "only_train": _patterns("--only-train-params-name-list", args.only_train_params_name_list) if actor else (),
         "freeze": _patterns("--freeze-params-name-list", args.freeze_params_name_list) if actor else (),
         "lora": _lora(args) if actor else None,
-        "reset_optimizer_states": args.reset_optimizer_states,
         "timeout_minutes": float(args.distributed_timeout_minutes),
-        "distributed_backend": args.distributed_backend,
-        "save_optim": not args.no_save_optim,
-        "save_rng": not args.no_save_rng,
-        "load_optim": not args.no_load_optim,
-        "load_rng": not args.no_load_rng,
-        "finetune": args.finetune,
+        **{name: getattr(args, name) for name in _SAME},
+        **{name: not getattr(args, f"no_{name}") for name in _UNLESS},
         "override_schedule": args.override_opt_param_scheduler,
     }
 

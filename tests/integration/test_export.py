@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import sqlite3
+import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from slime_runs import Run, export
+from slime_runs import Run, RunError, export
 from slime_runs.index import Filter
 
 from tests.conftest import TinyRun
@@ -65,6 +72,50 @@ def test_traces_for_opentelemetry(run: Run) -> None:
         assert export.to_otel(run) == "traces of 48 samples -> OpenTelemetry"
     roots = [span for span in memory.get_finished_spans() if span.name == "invoke_agent slime"]
     assert sum("rl.reward" in (span.attributes or {}) for span in roots) == 32
+
+
+def test_a_collector_that_does_not_take_all_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    otlp = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    taken: list[str] = []
+
+    def take(self: Any, spans: Any) -> SpanExportResult:
+        taken.extend(span.name for span in spans)
+        return result
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(otlp.OTLPSpanExporter, "export", take)
+    result = SpanExportResult.SUCCESS
+    export.to_otel(run)
+    assert taken.count("invoke_agent slime") == 48
+    result = SpanExportResult.FAILURE
+    with pytest.raises(RunError, match="did not take all"):
+        export.to_otel(run)
+
+
+@pytest.mark.slow
+def test_a_real_collector_has_every_trace(run: Run, slime: Any, tmp_path: Path) -> None:
+    """MLflow's server takes OTLP; SLIME_TEST_MLFLOW names the `mlflow` of an environment that has all of it."""
+    program = os.environ.get("SLIME_TEST_MLFLOW") or pytest.skip("SLIME_TEST_MLFLOW: pip install mlflow elsewhere")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    command = [program, "server", "--backend-store-uri", f"sqlite:///{tmp_path / 'm.db'}", "--workers", "1"]
+    server = subprocess.Popen([*command, "--port", url.rpartition(":")[2]], start_new_session=True)
+    try:
+        for _ in range(600):
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health").status_code == 200:
+                    break
+            time.sleep(0.2)
+        there = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_HEADERS": "x-mlflow-experiment-id=0"}
+        assert "traces of 48 samples" in slime("export", run.path, "--format", "otel", **there).stdout
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+    with sqlite3.connect(tmp_path / "m.db") as db:
+        found = dict(db.execute("SELECT name, count(*) FROM spans GROUP BY name"))
+    assert found["invoke_agent slime"] == found["rl.reward"] == 48
 
 
 def test_metrics_for_trackio(run: Run, slime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from slime_core.trainers.embedded.parallel import DataParallel
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_core.trainers.embedded.settings import TrainerSettings
 
-ALIGNMENT = 16
+_ALIGNMENT = 16
 """Elements a parameter's offset is rounded up to, so that every view starts on a cache line."""
 MAX_CONSECUTIVE_SKIPS = 5
 """Steps in a row without finite gradients after which the run stops."""
@@ -112,7 +112,7 @@ class FlatAdamW:
     def _place(self, names: list[str], named: Mapping[str, torch.nn.Parameter], offset: int) -> int:
         for name in names:
             self._where[name] = (offset, named[name].shape)
-            offset += math.ceil(named[name].numel() / ALIGNMENT) * ALIGNMENT
+            offset += math.ceil(named[name].numel() / _ALIGNMENT) * _ALIGNMENT
         return offset
 
     def _view(self, flat: torch.Tensor, name: str) -> torch.Tensor:

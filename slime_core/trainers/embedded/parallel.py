@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from slime_core.trainers.torchrun import env_int, join_peers, pick_device
 
-BUCKET_ELEMENTS = 16 * 1024 * 1024
+_BUCKET_ELEMENTS = 16 * 1024 * 1024
 """Elements of one all-reduce of gradients: large enough to fill the wire, small enough to bound its buffers."""
 
 
@@ -38,7 +38,7 @@ class DataParallel:
     def sum_in_buckets_(self, flat: torch.Tensor) -> None:
         """Sum a flat tensor over all ranks, in place."""
         if self.world_size > 1:
-            for bucket in torch.split(flat, BUCKET_ELEMENTS):
+            for bucket in torch.split(flat, _BUCKET_ELEMENTS):
                 dist.all_reduce(bucket)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:

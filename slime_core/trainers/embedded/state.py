@@ -19,16 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import ModelConfig
-from slime_core.models.decoder import check_shapes
-from slime_core.models.hf_io import SHARD_BYTES, copy_assets, weight_files, write_config, write_weights
+from slime_core.models.hf_io import (
+    SHARD_BYTES,
+    copy_assets,
+    read_into,
+    read_json,
+    weight_files,
+    write_config,
+    write_weights,
+)
 from slime_core.trainers.embedded.optimizer import FlatAdamW
 from slime_core.trainers.embedded.settings import TrainerSettings
-from slime_core.trainers.state_files import capture_rng, read_json, restore_rng, restored_states, write_json
+from slime_core.trainers.state_files import capture_rng, restore_rng, restored_states, write_json
 
 _FORMAT = 1
 FOLDER, _STATE, _OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"
@@ -61,7 +67,7 @@ def load_model(directory: Path, into: Mapping[str, torch.Tensor]) -> None:
         files = [master] if master.is_file() else weight_files(directory)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
-    _read_tensors(files, into, ignore="lm_head.weight")
+    read_into(files, into, ignore="lm_head.weight")
 
 
 def save_frozen(directory: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
@@ -74,7 +80,7 @@ def load_frozen(directory: Path, name: str, into: Mapping[str, torch.Tensor]) ->
     path = directory / FOLDER / name
     if not path.is_file():
         return False
-    _read_tensors([path], into)
+    read_into([path], into)
     return True
 
 
@@ -126,7 +132,7 @@ def load_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettin
         raise CheckpointError(f"{directory} does not fit this run:\n  " + "\n  ".join(problems))
     if settings.load_optim:
         stored = state["optimizer"]
-        _read_tensors([folder / _OPTIMIZER], optimizer.moments())
+        read_into([folder / _OPTIMIZER], optimizer.moments())
         optimizer.restore(int(stored["steps"]), int(stored["moment_steps"]))
     # The Megatron trainer counts processes under another name, and has a file of random states for rank 0, too.
     saved_by = int(state["world_size"] if "world_size" in state else state["processes"])
@@ -170,21 +176,3 @@ def _optimizer_differences(state: Mapping[str, Any], optimizer: FlatAdamW, setti
 def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}, path)
-
-
-def _read_tensors(files: list[Path], into: Mapping[str, torch.Tensor], ignore: str | None = None) -> None:
-    """Copy every tensor of the files into its namesake; names and shapes are checked before anything is changed."""
-    try:
-        found: dict[str, tuple[int, ...]] = {}
-        for path in files:
-            with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if name in into or name != ignore]  # noqa: SIM118
-                found |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
-        check_shapes({name: tuple(t.shape) for name, t in into.items()}, found, ", ".join(map(str, files)))
-        for path in files:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 -- safe_open is no mapping
-                    if name in into:
-                        into[name].copy_(file.get_tensor(name))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{files[0].parent}: cannot be read: {error}") from error

@@ -30,6 +30,7 @@ from slime_core.trainers.embedded.optimizer import AdamSettings, FlatAdamW, trai
 from slime_core.trainers.embedded.parallel import DataParallel
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_core.trainers.embedded.settings import TrainerSettings, check_fits
+from slime_core.trainers.sample_rows import left_out
 from slime_core.trainers.settings import Role
 from slime_core.types import TrainBatch
 
@@ -37,7 +38,11 @@ if TYPE_CHECKING:
     from slime_core.models.routing import Routing
     from slime_core.trainers.embedded.critic import Critic
 
-MISMATCH = "routing_mismatch"
+_MISMATCH = "routing_mismatch"
+_USES = (
+    "actor_num_gpus_per_node actor_num_nodes keep_old_actor kernels lora_alpha lora_dropout lora_rank"
+    " lora_target_modules offload_train"
+)
 
 
 class EmbeddedTrainer:
@@ -53,23 +58,7 @@ class EmbeddedTrainer:
     """
 
     traits = TrainerTraits(
-        true_on_policy=True,
-        sampling_mask=True,
-        routing_replay=True,
-        takes_images=True,
-        uses=frozenset(
-            {
-                "actor_num_gpus_per_node",
-                "actor_num_nodes",
-                "kernels",
-                "keep_old_actor",
-                "lora_alpha",
-                "lora_dropout",
-                "lora_rank",
-                "lora_target_modules",
-                "offload_train",
-            }
-        ),
+        true_on_policy=True, sampling_mask=True, routing_replay=True, takes_images=True, uses=frozenset(_USES.split())
     )
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
@@ -188,9 +177,7 @@ class EmbeddedTrainer:
                 micro = pack(batch, positions, model.config.vocab_size, self.device)
                 parts = [torch.split(x, micro.response_lengths) for x in run(micro) if x is not None]
                 found.update(zip(micro.positions, zip(*parts, strict=True), strict=True))
-        left_out = [i for i in range(len(batch)) if i not in found]
-        if left_out:
-            raise TrainError(f"rollout {batch.rollout_id}: samples at {left_out[:10]} are in no micro-batch")
+        left_out(batch, micro_batches)
         return [list(column) for column in zip(*(found[i] for i in range(len(batch))), strict=True)] or [[], []]
 
     def _recorded(
@@ -296,7 +283,7 @@ class EmbeddedTrainer:
         found = self._summed(totals)
         if batch.routed_experts is not None and self.role == "actor":
             different, replayed = self._parallel.all_reduce(mismatches).tolist()
-            found[MISMATCH] = different / max(replayed, 1.0)
+            found[_MISMATCH] = different / max(replayed, 1.0)
         return StepResult({**found, **self.optimizer.step()}, log_probs)
 
     def _output(

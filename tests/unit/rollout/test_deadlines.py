@@ -280,9 +280,9 @@ async def test_a_rollout_that_moves_on_does_not() -> None:
 )
 def test_the_stall_deadline_follows_from_those_of_samples(timeouts, hooks, expected) -> None:
     args = _args(rollout_timeout=timeouts[0], rm_timeout=timeouts[1])
-    assert deadlines.Limits.of(args, hooks).stall == expected
+    assert deadlines._stall_limit(args, hooks) == expected
 
 
 def test_settings_that_are_not_there_have_their_defaults() -> None:
-    limits = deadlines.Limits.of(Args(rollout_timeout=1.0, rm_timeout=1.0))
-    assert (limits.group, limits.policy, limits.retries, limits.stop) == (None, "substitute", 2, 60.0)
+    names = "group_timeout", "group_timeout_policy", "group_timeout_retries", "rollout_stop_timeout"
+    assert tuple(deadlines.setting(Args(), name) for name in names) == (None, "substitute", 2, 60.0)

@@ -28,6 +28,9 @@ configs:
 Samples of a run of slime. `messages`, `reward_parts` and `metadata` are JSON.
 """
 
+_SPANS = 256
+"""Of OpenTelemetry, in one request."""
+
 
 def new_folder(path: str) -> Path:
     """Made; raises ConfigError where something lies there."""
@@ -180,13 +183,13 @@ def to_trackio(run: Run) -> str:
 
 
 def to_otel(run: Run) -> str:
-    """A trace for each sample of the timeline."""
+    """A trace for each sample of the timeline. Raises RunError where the collector does not take them all."""
     from slime_hook_trackers.numbers import Traced, traced
     from slime_hook_trackers.otel import check, provider, sample_spans
 
     _library("opentelemetry.sdk")
     check()
-    made, own = provider()
+    made, own = provider(_sender)
     known: dict[tuple[int, int | None], Traced] = {
         (s.entry.rollout, s.entry.sample_index): traced(s.sample, s.entry.score)
         for s in run.samples(Filter(data_set=""))
@@ -199,6 +202,31 @@ def to_otel(run: Run) -> str:
     if own:
         made.shutdown()
     return f"traces of {count} samples -> OpenTelemetry"
+
+
+def _sender(exporter: Any) -> Any:
+    """Hands ended spans to the exporter and waits until they are taken."""
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    class Sender(SpanProcessor):
+        waiting: tuple[Any, ...] = ()
+
+        def on_end(self, span: Any) -> None:
+            self.waiting += (span,)
+            if len(self.waiting) >= _SPANS:
+                self.send()
+
+        def send(self) -> None:
+            spans, self.waiting = self.waiting, ()
+            if spans and exporter.export(spans) is not SpanExportResult.SUCCESS:
+                raise RunError("OTEL_EXPORTER_OTLP_ENDPOINT did not take all traces; those that it took are there")
+
+        def shutdown(self) -> None:
+            self.send()
+            exporter.shutdown()
+
+    return Sender()
 
 
 def _sampled(run: Run) -> Iterator[dict[str, Any]]:
