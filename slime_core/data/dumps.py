@@ -8,12 +8,12 @@ files and ours can both be called `.pt`.
 
 from __future__ import annotations
 
+import io
 import itertools
-import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -22,12 +22,9 @@ from slime_core.protocols import Args, RolloutTraits
 from slime_core.routed_experts import json_default
 from slime_core.types import Group, RolloutFnTrainOutput, Sample
 
-logger = logging.getLogger(__name__)
-
-
 _VERSION = "rollout_weight_version"
-_TRAINED = {"fate": "trained"}
-"""What a run notes of samples it kept (`--log-samples`), which are also those it dropped."""
+_LONGEST = 256 << 20
+"""Bytes of a line that is unpacked: a file of another hand may have a few bytes that become gigabytes."""
 
 
 class _EvalId(int):
@@ -86,8 +83,9 @@ def read_samples(path: Path) -> list[Sample]:
     """
     try:
         with path.open("rb") as file:
-            is_zip = file.read(2) == b"PK"
-        rows = _torch_rows(path) if is_zip else _json_rows(path)
+            start = file.peek()
+            lines = _unpacked(path, file) if start.startswith(b"\x28\xb5\x2f\xfd") else file
+            rows = _torch_rows(path) if start.startswith(b"PK") else _json_rows(path, lines)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     samples = []
@@ -102,24 +100,23 @@ def read_samples(path: Path) -> list[Sample]:
     return samples
 
 
-def _json_rows(path: Path) -> list[Any]:
-    rows, content = [], path.read_bytes()
-    if content.startswith(b"\x28\xb5\x2f\xfd"):
-        content = _unpacked(path, content)
-    for number, line in enumerate(content.splitlines(), start=1):
+def _json_rows(path: Path, lines: Iterable[bytes]) -> list[Any]:
+    rows = []
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(orjson.loads(line))
         except orjson.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: no sample as JSON: {error}") from error
+            raise DataError(f"{path}:{number}: no sample as JSON in {len(line)} bytes: {error}") from error
     return rows
 
 
-def _unpacked(path: Path, content: bytes) -> bytes:
-    """Samples that a run kept (`--log-samples`). Raises DataError."""
+def _unpacked(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """Lines of samples that a run kept (`--log-samples`), cut where they are too long to be any. Raises DataError."""
     import zstandard
 
+    reader = io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
     try:
-        return zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True).read()
+        yield from iter(lambda: reader.readline(_LONGEST), b"")
     except zstandard.ZstdError as error:
         raise DataError(f"{path}: damaged: {error}") from error
 
@@ -167,7 +164,8 @@ class SavedRollout:
     def __call__(self, args: Args, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
         """The groups of the rollout's file. Raises DataError."""
         path = check_saved(args, rollout_id)
-        samples = [s for s in read_samples(path) if getattr(s, "kept", _TRAINED)["fate"] == _TRAINED["fate"]]
+        trained = {"fate": "trained"}  # kept samples (`--log-samples`) are also those that were dropped
+        samples = [s for s in read_samples(path) if getattr(s, "kept", trained)["fate"] == "trained"]
         groups = grouped(samples, args.n_samples_per_prompt)
         if args.load_debug_rollout_data_subsample is not None:
             groups = subsample(groups, args.load_debug_rollout_data_subsample)

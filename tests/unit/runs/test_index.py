@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from slime_runs.files import file_name, write_file
+import zstandard
+from slime_runs import files
+from slime_runs.files import damage, file_name, read_frame, read_frames, write_file
 from slime_runs.index import Filter, Index, facts
+
+from slime_core.data import dumps
+from slime_core.errors import DataError
 
 
 def _row(index: int, score: float | None, *, fate: str = "trained", data_set: str | None = None) -> dict[str, Any]:
@@ -77,3 +83,52 @@ def test_a_question_ends_in_time(tmp_path: Path) -> None:
     assert len(index.find(Filter(), within=60.0)) == 2000
     assert len(index.find(Filter(), within=0.0)) < 2000
     assert len(index.find(Filter())) == 2000
+
+
+def test_a_frame_that_becomes_too_much_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of what lies before and after it nothing is lost, and no more is unpacked than the limit and one step."""
+    monkeypatch.setattr(files, "MOST_BYTES", 1 << 20)
+    path = tmp_path / file_name(0)
+    lines = [[orjson.dumps(_row(i, 0.5))] for i in range(3)]
+    bomb = zstandard.ZstdCompressor().compress(b"0" * (64 << 20))
+    frames = write_file(path, lines)
+    content = path.read_bytes()
+    path.write_bytes(content[: frames[1].offset] + bomb + content[frames[1].offset :])
+    place = files.Frame(frames[1].offset, len(bomb))
+    tracemalloc.start()
+    found = dict(read_frames(path))
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        read_frame(path, place)
+    assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    tracemalloc.stop()
+    assert [len(rows) for rows in found.values()] == [1, 0, 1, 1]
+    assert f"{path}: {len(bomb)} bytes from {place.offset} on are left out" in caplog.text
+    assert damage(path) is None
+    index = Index.to_read(tmp_path)
+    assert [entry.sample_index for entry in index.find(Filter(), order="file")] == [0, 1, 2]
+    monkeypatch.setattr(dumps, "_LONGEST", 1 << 20)
+    with pytest.raises(DataError, match=r"rollout_0000000\.jsonl\.zst:2: no sample as JSON in 1048576 bytes"):
+        dumps.read_samples(path)
+
+
+def test_samples_of_one_execution_are_numbered_where_the_writer_did_not(tmp_path: Path) -> None:
+    """Runs from before there were numbers; two data sets of one frame may have the same groups."""
+    path = tmp_path / file_name(0, evaluation=True)
+    rows = [_row(i, 0.5, data_set=name) for name in "ab" for i in (0, 0, 1)]
+    write_file(path, [[orjson.dumps(row) for row in rows]])
+    entries = Index.to_read(tmp_path).find(Filter(), order="file")
+    assert [(e.data_set, *e.key) for e in entries] == [
+        (name, index, part) for name in "ab" for index, part in ((0, 0), (0, 1), (1, 0))
+    ]
+
+
+def test_the_writer_begins_an_index_again_that_is_damaged_further_in(index: Index, tmp_path: Path) -> None:
+    index.close()
+    path = tmp_path / files.INDEX
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"x" * (len(content) - 4096)
+    path.write_bytes(content)
+    again = Index.to_write(tmp_path)
+    assert again.size() == len(again.find(Filter())) == 6

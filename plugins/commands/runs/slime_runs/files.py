@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import glob
 import io
+import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +21,17 @@ import zstandard
 
 from slime_core.errors import DataError
 
+logger = logging.getLogger(__name__)
+
 FOLDER = "samples"
 INDEX = "index.sqlite"
 _NAME = re.compile(r"(rollout|eval)_(\d+)\.jsonl\.zst")
 _LEVEL = 3
+MOST_BYTES = 256 << 20
+"""What a frame may unpack to. A file of another hand may have a few bytes that become gigabytes."""
+_STEP = 256
+"""Bytes that are unpacked at once, which become 8 MB at most."""
+_TOO_MUCH = f"unpacks to more than {MOST_BYTES >> 20} MB"
 
 Row = dict[str, Any]
 """A sample as `Sample.to_dict` has it, and under "kept" what the run did with it."""
@@ -80,25 +89,65 @@ def read_frame(path: Path, frame: Frame) -> list[Row]:
     """The samples of one group. Raises OSError, ValueError where something else lies there."""
     with path.open("rb") as file:
         file.seek(frame.offset)
-        return _rows(file.read(frame.size))
+        lines, _ = _unpacked(memoryview(file.read(frame.size)))
+    if lines is None:
+        raise ValueError(f"what is there {_TOO_MUCH}")
+    return [orjson.loads(line) for line in io.BytesIO(lines)]
 
 
 def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator[tuple[Frame, list[Row]]]:
-    """Every whole frame of a file, first one first; of its lines all, or those that start so."""
+    """Every whole frame of a file, first one first; of its lines all, or those that start so.
+
+    None of a frame that unpacks to more than `MOST_BYTES`, which is logged.
+    """
     content = memoryview(path.read_bytes())
     offset = 0
     while offset < len(content):
-        reader = zstandard.ZstdDecompressor().decompressobj()
         try:
-            lines = reader.decompress(content[offset:])
-        except zstandard.ZstdError:
+            lines, size = _unpacked(content[offset:])
+        except ValueError:
             return
-        if not reader.eof:
-            return
-        size = len(content) - offset - len(reader.unused_data)
-        wanted = (line for line in io.BytesIO(lines) if starts is None or line.startswith(starts))
+        if lines is None:
+            logger.warning("%s: %d bytes from %d on are left out: what is there %s", path, size, offset, _TOO_MUCH)
+        wanted = (line for line in io.BytesIO(lines or b"") if starts is None or line.startswith(starts))
         yield Frame(offset, size), [orjson.loads(line) for line in wanted]
         offset += size
+
+
+def _unpacked(content: memoryview) -> tuple[bytes | None, int]:
+    """Lines of the frame that comes first, None where they are too many, and its bytes. Raises ValueError: torn."""
+    reader = zstandard.ZstdDecompressor().decompressobj()
+    pieces, unpacked = list[bytes](), 0
+    for start in range(0, len(content), _STEP):
+        try:
+            pieces.append(reader.decompress(content[start : start + _STEP]))
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from error
+        unpacked += len(pieces[-1])
+        if unpacked > MOST_BYTES:
+            pieces.clear()
+        if reader.eof:
+            size = min(start + _STEP, len(content)) - len(reader.unused_data)
+            return b"".join(pieces) if unpacked <= MOST_BYTES else None, size
+    raise ValueError("it ends too early")
+
+
+def numbered(rows: list[Row]) -> list[Row]:
+    """The rows of whole groups, numbered where an execution became several: they have one index.
+
+    Those that have numbers keep them: a thinned file has not all. One that was thinned before there were numbers tells
+    how many are there and not which, so their trainer's side is that of the first ones.
+    """
+    if len({row.get("index") for row in rows}) == len(rows) or any("part" in row.get("kept", ()) for row in rows):
+        return rows
+    seen = Counter[tuple[Any, ...]]()
+    for row in rows:
+        kept = row.setdefault("kept", {})
+        one = kept.get("data_set"), row.get("group_index"), row.get("index")
+        if part := seen[one]:
+            kept["part"] = part
+        seen[one] += 1
+    return rows
 
 
 def parsed_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -137,14 +186,6 @@ def damage(path: Path) -> str | None:
     except OSError as error:
         return str(error)
     return None if end == size else f"of its {size} bytes those from {end} on cannot be read"
-
-
-def _rows(frame: bytes) -> list[Row]:
-    try:
-        lines = zstandard.ZstdDecompressor().decompress(frame)
-    except zstandard.ZstdError as error:
-        raise ValueError(str(error)) from error
-    return [orjson.loads(line) for line in io.BytesIO(lines)]
 
 
 def saved_files(sources: Iterable[str]) -> Iterator[Path]:

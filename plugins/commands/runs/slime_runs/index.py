@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime_core.provenance import NOT_SAMPLED
-from slime_runs.files import INDEX, Frame, Row, file_name, parse_name, read_frames
+from slime_runs.files import INDEX, Frame, Row, file_name, numbered, parse_name, read_frames
 
 _COLUMNS = (
     "rollout", "data_set", "group_index", "sample_index", "place", "offset", "size", "score", "status", "fate",
@@ -171,11 +171,7 @@ class Index:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / INDEX
         index = cls(sqlite3.connect(path, timeout=10, check_same_thread=False))
-        try:
-            usable = index.version() in (0, _VERSION)
-        except sqlite3.DatabaseError:
-            usable = False
-        if not usable:
+        if not index._usable():
             index.close()
             path.unlink()
             index = cls(sqlite3.connect(path, timeout=10, check_same_thread=False))
@@ -217,6 +213,15 @@ class Index:
         """Of the schema; 0 where there is none yet."""
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
+    def _usable(self) -> bool:
+        """Whether it is whole, and of this version or new. Raises sqlite3.OperationalError: full, locked."""
+        try:
+            return self.version() in (0, _VERSION) and self._db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            return False
+
     def files(self) -> dict[str, int]:
         """Name -> bytes of the files that are indexed."""
         return dict(self._db.execute("SELECT name, bytes FROM files"))
@@ -234,7 +239,9 @@ class Index:
             if not path.is_file():
                 self.drop(name)
             else:
-                self.add_file(path, ((frame, [facts(row) for row in rows]) for frame, rows in read_frames(path)))
+                self.add_file(
+                    path, ((frame, [facts(row) for row in numbered(rows)]) for frame, rows in read_frames(path))
+                )
 
     def add_file(self, path: Path, frames: Iterable[tuple[Frame, Sequence[Facts]]], *, thinned: bool = False) -> None:
         """Index a file's groups, in place of what was known of it."""

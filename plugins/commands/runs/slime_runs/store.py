@@ -10,7 +10,7 @@ import functools
 import logging
 import random
 import sqlite3
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +27,7 @@ from slime_runs.files import (
     Row,
     damage,
     file_name,
+    numbered,
     parse_name,
     read_frames,
     sample_files,
@@ -122,7 +123,7 @@ class SampleStore:
         self._seen_rollout = True
         groups, self._all_groups = self._all_groups or _by_group(samples), None
         trained = {id(sample) for sample in samples}
-        kept = [_parts([_row(args, sample, _fate(sample, trained), None) for sample in group]) for group in groups]
+        kept = [numbered([_row(args, sample, _fate(sample, trained), None) for sample in group]) for group in groups]
         for row in (row for group in kept for row in group if row["kept"]["fate"] != "trained"):
             row["kept"]["reason"] = self._reasons.get(row.get("group_index", -1))
         self._store(args, file_name(rollout_id), kept, rollout_id)
@@ -131,7 +132,7 @@ class SampleStore:
     def slime_log_eval(self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]]) -> None:
         """An evaluation is done."""
         groups = [(name, group) for name, found in data.items() for group in _by_group(found.get("samples") or [])]
-        kept = [_parts([_row(args, sample, "evaluated", name) for sample in group]) for name, group in groups]
+        kept = [numbered([_row(args, sample, "evaluated", name) for sample in group]) for name, group in groups]
         # The evaluation before the first rollout has the number of the one after it.
         first = rollout_id == 0 and not self._seen_rollout
         self._store(args, file_name(0 if first else rollout_id + 1, evaluation=True), kept, rollout_id)
@@ -242,7 +243,7 @@ class _Writer:
         *whole, _ = index.whole_files()
         if whole:
             path = self._folder / whole[0]
-            groups = thinned([list(rows) for _, rows in read_frames(path)], _KEPT_OF_OLD, seed=0)
+            groups = thinned([numbered(rows) for _, rows in read_frames(path)], _KEPT_OF_OLD, seed=0)
             frames = write_file(path, [[to_json(row, path.name) for row in group] for group in groups])
             index.add_file(path, zip(frames, ([facts(row) for row in group] for group in groups)), thinned=True)
             self._measure(path)
@@ -337,18 +338,6 @@ def _row(args: Args, sample: Sample, fate: str, data_set: str | None) -> Row:
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _parts(group: list[Row]) -> list[Row]:
-    """The rows, numbered where an execution became several: they have one index."""
-    if len({row.get("index") for row in group}) == len(group):
-        return group
-    seen = Counter[Any]()
-    for row in group:
-        if part := seen[row.get("index")]:
-            row["kept"]["part"] = part
-        seen[row.get("index")] += 1
-    return group
 
 
 def _fate(sample: Sample, trained: set[int]) -> str:
