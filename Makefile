@@ -142,12 +142,14 @@ oracle: install
 	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 
 # The commands of benchmarks/summary.txt, on a machine with nothing else to do; their ratios become the table of
-# docs/performance.md. TRL_PYTHON=PATH names the environment of end_to_end.py (benchmarks/README.md).
-benchmarks: export BENCH_TABLE := benchmarks/table.md
+# docs/performance.md. TRL_PYTHON=PATH names the environment of end_to_end.py (benchmarks/README.md). DEVICE=cuda: those
+# of summary-cuda.txt, of which the first says what is missing.
+OF_DEVICE := $(if $(DEVICE),-$(DEVICE))
+benchmarks: export BENCH_TABLE := benchmarks/table$(OF_DEVICE).md
 benchmarks: install
 	rm -f $(BENCH_TABLE)
 	set -e; while read -r words; do echo "== $$words"; \
-	    $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < benchmarks/summary.txt
+	    $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < benchmarks/summary$(OF_DEVICE).txt
 	$(BIN)/python scripts/generate_docs.py
 
 clean:

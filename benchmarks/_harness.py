@@ -82,20 +82,32 @@ def in_turns(sides: Mapping[K, Callable[[], T]], repeats: int) -> dict[K, list[T
     return found
 
 
-def ratio(name: str, ours: Sequence[float], theirs: Sequence[float], *, floor: float | None = None) -> None:
+def ratio(
+    name: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    *,
+    floor: float | None = None,
+    aim: float | str | None = None,
+) -> None:
     """Print how many times our seconds theirs are, with spreads and the floor; a row of BENCH_TABLE, if set, too.
 
-    `floor`: seconds that no implementation can be below.
+    Args:
+        name: What is compared.
+        ours: Seconds, one for each repeat.
+        theirs: The same.
+        floor: Seconds that no implementation can be below.
+        aim: The ratio that we want, or words for it.
     """
     mine, other = statistics.median(ours), statistics.median(theirs)
     noise = f"{spread(ours)}, {spread(theirs)}"
     above = "-" if floor is None else f"{mine / floor:.1f}x"
-    print(f"{name}: {other / mine:.2f}x; spread {noise}; ours over the floor: {above}")
+    print(f"{name}: {other / mine:.2f}x, aim {aim or 'none'}; spread {noise}; ours over the floor: {above}")
     if path := os.environ.get("BENCH_TABLE"):
         with Path(path).open("a", encoding="utf-8") as file:
             if not file.tell():
-                file.write(f"{machine()}\n\n| what | ratio | spread | over the floor |\n|---|---|---|---|\n")
-            file.write(f"| {name} | {other / mine:.2f} | {noise} | {above} |\n")
+                file.write(f"{machine()}\n\n| what | ratio | aim | spread | over the floor |\n|---|---|---|---|---|\n")
+            file.write(f"| {name} | {other / mine:.2f} | {aim or '-'} | {noise} | {above} |\n")
 
 
 def machine() -> str:

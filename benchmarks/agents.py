@@ -26,7 +26,7 @@ from typing import Any
 
 import orjson
 from _agent_clients import CLIENTS, PROMPT, TOOL_SECONDS, TURNS
-from _harness import Parser, spread, table
+from _harness import Parser, ratio, spread, table
 from aiohttp import web
 from overhead import GROUP_SIZE
 from slime_sandbox_local.protocol import ExecResult
@@ -297,7 +297,9 @@ def _row(kind: str, num_samples: int, found: dict[str, list[Measured]]) -> list[
     def middle(side: str, of: Callable[[Measured], float]) -> float:
         return statistics.median(map(of, found[side]))
 
-    ours, theirs = middle("slime", lambda m: m.seconds), middle("bare", lambda m: m.seconds)
+    sides = [[m.seconds for m in found[side]] for side in ("slime", "bare")]
+    ratio(f"{num_samples} at once, bare loop / {kind}", *sides, aim=0.4 if kind == "agent" else None)
+    ours, theirs = map(statistics.median, sides)
     cpu, bare_cpu = middle("slime", lambda m: m.cpu), middle("bare", lambda m: m.cpu)
     return [
         kind, f"{num_samples / ours:.0f}", spread([m.seconds for m in found["slime"]]), f"{num_samples / theirs:.0f}",

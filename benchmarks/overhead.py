@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from _harness import Parser, in_turns, spread, table
+from _harness import Parser, in_turns, ratio, spread, table
 from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import Sample, hookimpl
@@ -189,6 +189,9 @@ def growth(sizes: Sequence[int], repeats: int) -> None:
     for (mode, size), times in found.items():
         each, base = min(times) / size, min(found[mode, sizes[0]]) / sizes[0]
         rows.append([f"{mode}, {size} samples", f"{each * 1e6:.0f}", spread(times), f"{each / base:.2f}x"])
+        if size != sizes[0]:
+            ours, theirs = [s / size for s in times], [s / sizes[0] for s in found[mode, sizes[0]]]
+            ratio(f"a sample of {sizes[0]:,} / of {size:,} in a rollout, {mode}", ours, theirs, aim=0.91)
     print(table(["one rollout", "us each", "spread", f"of {sizes[0]}"], rows))
 
 

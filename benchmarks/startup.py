@@ -23,13 +23,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from _harness import Parser, in_turns, spread, table
+from _harness import Parser, in_turns, ratio, spread, table
 
 HERE = Path(__file__).resolve().parent
 AIM = 0.5
 """Seconds in which the light commands are to answer."""
 CHECK_AIM = 5.0
 """Seconds in which `slime check` is to answer."""
+FIRST_AIM = 3.0
+"""CPU seconds in which the first rollout is to be there."""
 LIGHT = (["--help"], ["plugins", "list"], ["config", "show"])
 STAGES = {
     "loaded": "interpreter, settings, torch, plugins",
@@ -159,6 +161,7 @@ def first_rollout(config: str, repeats: int) -> None:
         f"command to first rollout: {statistics.median(wall):.2f} s wall (spread {spread(wall)}),"
         f" {statistics.median(cpu):.2f} CPU-s (spread {spread(cpu)})"
     )
+    ratio(f"{FIRST_AIM:.0f} CPU-s / command to first rollout", cpu, [FIRST_AIM], aim=1)
 
 
 def imports(repeats: int) -> None:

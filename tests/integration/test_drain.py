@@ -21,12 +21,13 @@ FLAGS: dict[str, Any] = {
     "rollout_max_response_len": 6,
 }  # fmt: skip
 SIGNALS = '''
-import itertools, os, signal, time
+import itertools, os, signal, threading, time
 import psutil
 from slime_core.launch import drain
 from slime_core.rollout.schedule import generate_rollout
 
 CALLS = itertools.count(1)  # threads call, and none may take another's number
+SENT = threading.Event()
 
 def once():
     """SIGTERM to this process, in the call of that number; whether this was it."""
@@ -34,6 +35,7 @@ def once():
         return False
     for pid in whom():
         os.kill(pid, signal.SIGTERM)
+    SENT.set()
     return True
 
 def whom():
@@ -56,8 +58,8 @@ def until_asked():
         time.sleep(0.01)
 
 def evaluated(args, sample, evaluation):
-    """Called for each sample; returns when the signal has been seen."""
-    if evaluation and once():
+    """Called for each sample; returns when the signal has been seen, of the samples after it, too."""
+    if evaluation and (once() or SENT.is_set()):
         until_asked()
 
 def postprocess(args, rollout_id, data):

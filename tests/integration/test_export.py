@@ -109,6 +109,7 @@ def test_a_real_collector_has_every_trace(run: Run, slime: Any, tmp_path: Path) 
                     break
             time.sleep(0.2)
         there = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_HEADERS": "x-mlflow-experiment-id=0"}
+        there["OTEL_EXPORTER_OTLP_TIMEOUT"] = "100"
         assert "traces of 48 samples" in slime("export", run.path, "--format", "otel", **there).stdout
     finally:
         os.killpg(server.pid, signal.SIGTERM)

@@ -62,6 +62,27 @@ def test_agents(run: Slime) -> None:
     ]
 
 
+def test_a_kernel_that_a_gpu_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", ["accelerator.py", "--busy-anyway"])
+    accelerator = importlib.import_module("accelerator")
+    monkeypatch.setattr(accelerator.torch.cuda, "is_available", lambda: False)
+    assert accelerator.main() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("missing: device: torch ")
+    monkeypatch.setitem(accelerator.NEEDED, "device", lambda: "one")
+    wrong = accelerator.torch.ones(2)
+    for name in ("bfloat16", "attention"):
+        monkeypatch.setitem(accelerator.NEEDED, name, lambda: accelerator.agrees(wrong, wrong * float("nan")))
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--without", "megatron"])
+    assert accelerator.main() == 1
+    found = capsys.readouterr()
+    assert [line.split(":")[1].strip() for line in found.err.splitlines()] == ["bfloat16", "attention", "nccl"]
+    assert "device  " in found.out
+
+
 def _overlap(monkeypatch: pytest.MonkeyPatch, words: str) -> int:
     """`async_overlap.py` in this process, under the virtual clock; its exit status."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))

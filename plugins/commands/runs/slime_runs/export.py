@@ -220,7 +220,10 @@ def _sender(exporter: Any) -> Any:
         def send(self) -> None:
             spans, self.waiting = self.waiting, ()
             if spans and exporter.export(spans) is not SpanExportResult.SUCCESS:
-                raise RunError("OTEL_EXPORTER_OTLP_ENDPOINT did not take all traces; those that it took are there")
+                raise RunError(
+                    "OTEL_EXPORTER_OTLP_ENDPOINT did not take all traces; those that it took are there. For a slow one:"
+                    " OTEL_EXPORTER_OTLP_TIMEOUT, seconds of a request (10)"
+                )
 
         def shutdown(self) -> None:
             self.send()

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 from slime_hook_trackers.numbers import Tracked, settings_of
 
@@ -40,7 +41,10 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        named = {_OTHERS.sub("_", name): value for name, value in metrics.items()}
+        # In files a name is a path: `eval/aime`, beside `eval/aime/response_len/max`, would be a file and a folder.
+        folders = {str(parent) for name in metrics for parent in PurePosixPath(name).parents}
+        names = {name: f"{name}/value" if name in folders else name for name in metrics}
+        named = {_OTHERS.sub("_", names[name]): value for name, value in metrics.items()}
         self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in named.items()])
 
     def close(self) -> None:

@@ -46,7 +46,9 @@ def follow(run_dir: Path, *, texts: int = 0, use: list[str] | None = None, **set
     trackers.slime_run_start(args, run_dir)
     for rollout in range(2):
         trackers.slime_log_rollout(rollout, args, samples())
-        trackers.slime_log_metrics(rollout + 1, {"rollout/raw_reward": 0.5 + rollout, "eval/held-pass@1": 1.0})
+        trackers.slime_log_metrics(
+            rollout + 1, {"rollout/raw_reward": 0.5 + rollout, "eval/held-pass@1": 1.0, "rollout": 2.0}
+        )
     trackers.slime_run_end(None)
 
 
@@ -109,6 +111,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 1.5)]
     assert run.data.params["num_steps_per_rollout"] == "2"
     assert run.data.metrics["eval/held-pass_1"] == 1.0
+    assert run.data.metrics["rollout/value"] == 2.0, "rollout/ is a folder of the store"
     assert run.info.status == "FINISHED"
     assert PROMPT.encode() not in written(tmp_path)
 
