@@ -36,6 +36,7 @@ def test_every_sample_is_kept_with_what_it_was_paid(run_dir: Path) -> None:
     stored = list(run.samples(Filter(data_set="")))
     assert len(stored) == 4 * 4 * 4
     assert {found.entry.fate for found in stored} == {"trained"}
+    assert [path.name for path in (run_dir / "samples").glob("index*")] == ["index.sqlite"]
     sample = stored[0].sample
     sample.validate()
     assert sample.reward == stored[0].entry.score

@@ -12,6 +12,7 @@ import zstandard
 from slime_runs import files
 from slime_runs.files import damage, file_name, read_frame, read_frames, write_file
 from slime_runs.index import Filter, Index, facts
+from slime_runs.store import _frames
 
 from slime_core.data import dumps
 from slime_core.errors import DataError
@@ -132,3 +133,9 @@ def test_the_writer_begins_an_index_again_that_is_damaged_further_in(index: Inde
     path.write_bytes(content)
     again = Index.to_write(tmp_path)
     assert again.size() == len(again.find(Filter())) == 6
+
+
+def test_frames_end_where_samples_are_long() -> None:
+    short, long = {"tokens": [1] * 30}, {"tokens": [1] * 100_000}
+    sizes = [[len(row["tokens"]) for row in frame] for frame in _frames([[short] * 8] * 5 + [[long] * 3])]
+    assert sizes == [[30] * 32, [30] * 8, [100_000], [100_000], [100_000]]

@@ -205,8 +205,10 @@ class Index:
         index.refresh(folder)
         return index
 
-    def close(self) -> None:
-        """End the connection."""
+    def close(self, *, one_file: bool = False) -> None:
+        """End the connection; with `one_file`, the writer's, no journal stays beside it."""
+        if one_file:
+            self._db.execute("PRAGMA journal_mode = DELETE")
         self._db.close()
 
     def version(self) -> int:

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 _KEPT_OF_OLD = 16
 """Samples that a thinned rollout keeps."""
 _PER_FRAME = 32
+"""Samples in a frame, of which one counts as several for each 4,096 tokens: readers take no frame without end."""
 _MOST_AHEAD = 16
 """Rollouts that may be generated before one is trained on, as far as the budget counts them."""
 _STATE = "slime-runs"
@@ -106,7 +107,8 @@ class SampleStore:
         if self._thread is not None:
             self._written()
             if self._writer is not None:
-                self._thread.submit(self._writer.close)
+                self._writing = self._thread.submit(self._writer.close)
+                self._written()
             self._thread.shutdown(wait=True)
             self._thread = None
 
@@ -235,7 +237,7 @@ class _Writer:
     def close(self) -> None:
         """The index is one file again."""
         if self._index is not None:
-            self._index.close()
+            self._index.close(one_file=True)
             self._index = None
 
     def _make_room(self, index: Index) -> bool:
@@ -318,13 +320,18 @@ def _is_one_number(column: Any) -> bool:
 
 
 def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:
-    """Groups put together until they are worth compressing."""
-    frames: list[list[Row]] = []
+    """Groups put together until they are worth compressing; of one that is too large, the samples."""
+    frames, room = list[list[Row]](), 0
     for group in groups:
-        if frames and len(frames[-1]) + len(group) <= _PER_FRAME:
-            frames[-1] += group
-        else:
-            frames.append(list(group))
+        sizes = [1 + len(row.get("tokens") or ()) // 4096 for row in group]
+        whole = sum(sizes) <= _PER_FRAME
+        for size, part in [(sum(sizes), group)] if whole else [(size, [row]) for size, row in zip(sizes, group)]:
+            if size <= room:
+                frames[-1] += part
+            else:
+                frames.append(list(part))
+                room = _PER_FRAME
+            room -= size
     return frames
 
 
