@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.errors import CheckpointError
 from slime_core.fan_out import executions
 from slime_core.rollout.fate import FINISHED, copy_of, prompts_of
-from slime_core.rollout.pool import Finished, Flight
 from slime_core.types import Group, Sample, SampleStatus
+
+if TYPE_CHECKING:
+    from slime_core.rollout.pool import Finished, Flight
 
 OPEN_GROUPS_FILE = "open_groups.jsonl"
 WAITING, ASIDE, IN_FLIGHT = "waiting", "aside", "in_flight"
@@ -123,13 +125,6 @@ def flight_to_open(flight: Flight, *, partial: bool, scores_groups: bool) -> Ope
     """A group in flight for a commit, as it is to be continued."""
     samples = _resumable(flight.original, scores_groups) if partial else prompts_of(flight.original)
     return OpenGroup(samples, details={"state": IN_FLIGHT, "began": flight.began})
-
-
-def open_to_finished(group: OpenGroup) -> Finished:
-    """Inverse of `finished_to_open`."""
-    prompts = group.details.get("prompts")
-    original = [Sample.from_dict(s) for s in prompts] if prompts else group.samples
-    return Finished(group.samples, original, int(group.details["began"]))
 
 
 def check_group_size(group: OpenGroup, size: int) -> Group:

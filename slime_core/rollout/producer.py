@@ -47,7 +47,6 @@ from slime_core.rollout.open_groups import (
     check_group_size,
     finished_to_open,
     flight_to_open,
-    open_to_finished,
 )
 from slime_core.rollout.pool import Finished, Flight, Pool
 from slime_core.rollout.schedule import RolloutContext
@@ -374,6 +373,13 @@ class GroupProducer(Pool):
             if state == IN_FLIGHT:
                 self.again.append(check_group_size(group, self.args.n_samples_per_prompt))
             elif state == WAITING:
-                self.keep(open_to_finished(group))
+                self.keep(_finished_again(group))
             else:
-                self.put_aside(open_to_finished(group))
+                self.put_aside(_finished_again(group))
+
+
+def _finished_again(group: OpenGroup) -> Finished:
+    """Inverse of `finished_to_open`."""
+    prompts = group.details.get("prompts")
+    original = [Sample.from_dict(s) for s in prompts] if prompts else group.samples
+    return Finished(group.samples, original, int(group.details["began"]))

@@ -158,8 +158,7 @@ def test_a_reward_may_be_the_teacher_and_what_it_said_is_kept(tiny: TinyRun, tmp
     distil(tiny, tmp_path / "run", slime, num_rollout=1, opd_type="sglang", custom_rm_path=rm)
     run = Run(tmp_path / "run")
     for found in run.samples(Filter(data_set="")):
-        given = run.trained(0)[found.entry.key]["teacher_log_probs"]
-        assert given == (found.sample.teacher_log_probs if found.entry.response_tokens > 1 else 0.0)
+        assert run.trained(0)[found.entry.key]["teacher_log_probs"] == found.sample.teacher_log_probs
 
 
 def test_no_teacher_is_a_clear_error(tiny: TinyRun, no_reward: Path, tmp_path: Path, slime: Any) -> None:
