@@ -58,7 +58,7 @@ def _load(source: str) -> ctypes.CDLL | None:
     try:
         text = Path(__file__).with_name(f"{source}.c").read_text(encoding="utf-8")
         found = ctypes.CDLL(str(_built(source, text)))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home to compile in, too
         told = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
         logging.getLogger(__name__).warning("torch computes what %s.c would, slower: %s", source, told)
         return None

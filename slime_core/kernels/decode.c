@@ -116,6 +116,18 @@ void linear(int64_t n, int64_t size, int64_t out, const float *x, const float *t
     }
 }
 
+/* weight [out, size] -> tiles [out / TILE, size, TILE]; what the last one has too many is left as it is */
+void pack(int64_t out, int64_t size, const float *weight, float *tiles) {
+    for (int64_t c = 0; c < out; c += TILE) {
+        int64_t rows = out - c < TILE ? out - c : TILE;
+        for (int64_t first = 0; first < size; first += 16)
+            for (int64_t row = 0; row < rows; row += 8)  /* a line of the cache of each: more rows may not find room */
+                for (int64_t k = first; k < first + 16 && k < size; k++)
+                    for (int64_t r = row; r < row + 8 && r < rows; r++)
+                        tiles[c * size + k * TILE + r] = weight[(c + r) * size + k];
+    }
+}
+
 /* Pairs (2i, 2i + 1) of each head of x [heads, dim] turned by the angles of rotation [dim], cosine and sine in turns. */
 INLINE void rotate(int64_t heads, int64_t dim, const float *rotation, float *x) {
 #define EVEN(o, w, add) ((o) & ~1) + (add)

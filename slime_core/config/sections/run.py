@@ -55,8 +55,8 @@ class RunArgs(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute dtype of trainer and engine; auto takes bfloat16 on CUDA and float32 on CPU."""
     kernels: Literal["auto", "torch"] = "auto"
-    """What computes float32 on CPUs in the embedded trainer and engine. auto: functions in C where a compiler is there,
-    which differ from torch in the last bits; torch: torch alone."""
+    """What computes float32 on CPUs in the embedded trainer and engine. auto: functions in C where a compiler is there
+    and the process has one thread (--num-threads 1), which differ from torch in the last bits; torch: torch alone."""
     bf16: bool = False
     """Same as --dtype bfloat16."""
     fp16: bool = False

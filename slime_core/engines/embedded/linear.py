@@ -63,8 +63,7 @@ class Linear:
         if self._kernels is not None:
             if self.packed is None:
                 self.packed = weight.new_zeros(-(-len(weight) // _TILE), weight.shape[1], _TILE)
-            for tile, rows in zip(self.packed, torch.split(weight, _TILE)):
-                tile[:, : len(rows)].copy_(rows.t())
+            self._kernels.pack(*weight.shape, weight.data_ptr(), self.packed.data_ptr())
         elif packs(weight.device, weight.dtype, weight.numel()):
             self.packed = None  # freed first: the new copy then mostly gets its memory, whose pages are there already
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
