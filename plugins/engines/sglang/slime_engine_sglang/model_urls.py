@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from slime_core import Args, resolve
 from slime_core.errors import ConfigError, EngineError
+from slime_core.ports import url_host
 
 
 def planned_models(args: Args) -> list[str]:
@@ -49,5 +50,4 @@ def get_model_url(args: Args, model_name: str, endpoint: str = "/generate") -> s
             f"model {model_name!r}: no engine answers over HTTP (args.sglang_router_ip and args.sglang_router_port are"
             " not set); it is set while a run has an engine that serves models"
         )
-    bare = str(host).strip("[]")
-    return f"http://{f'[{bare}]' if ':' in bare else bare}:{port}{endpoint}"
+    return f"http://{url_host(str(host))}:{port}{endpoint}"
