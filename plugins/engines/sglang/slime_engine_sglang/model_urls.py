@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from slime_core import Args, resolve
 from slime_core.errors import ConfigError, EngineError
-from slime_core.ports import url_host
 
 
 def planned_models(args: Args) -> list[str]:
@@ -38,6 +37,8 @@ def get_model_url(args: Args, model_name: str, endpoint: str = "/generate") -> s
         ConfigError: There is no such model; says which there are.
         EngineError: No engine answers over HTTP, as before the run's has started.
     """
+    from slime_core.ports import url_host  # which a run without servers does not need
+
     routers = args.sglang_model_routers or {}
     names = routers or planned_models(args)
     if names and model_name not in names:
