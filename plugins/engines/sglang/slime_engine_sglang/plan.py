@@ -39,11 +39,6 @@ class ServerPlan:
         """Name of the engine, the same for its servers on all nodes."""
         return self.name.partition("@")[0]
 
-    @property
-    def needs_bootstrap_port(self) -> bool:
-        """It takes a `disaggregation_bootstrap_port`, which the router is told, too."""
-        return self.worker_type == "prefill"
-
 
 @dataclass(frozen=True)
 class Reservation:

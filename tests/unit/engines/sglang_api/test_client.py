@@ -364,7 +364,7 @@ async def test_a_place_is_waited_for_without_losing_time(monkeypatch: pytest.Mon
         assert client is not None
         await client._slots.acquire()
         tasks = [asyncio.create_task(engine.generate([3], {})) for _ in range(8)]
-        await until(lambda: len(client._flights._all) == 8)
+        await until(lambda: len(client._flights.all) == 8)
         monkeypatch.setattr(time, "monotonic", lambda: now() + 100.0)
         client._slots.release()
         assert len(await asyncio.gather(*tasks)) == 8

@@ -151,7 +151,7 @@ class Client:
 
     async def _outputs(self, flight: Flight) -> AsyncGenerator[GenerationOutput]:
         """Everything so far, once for each event of a stream, or once; from as many tries as it takes."""
-        self._flights.begin(flight)
+        self._flights.all.add(flight)
         try:
             async with self._slots:
                 flight.deadline = time.monotonic() + self._http.timeout
@@ -175,7 +175,7 @@ class Client:
                             return
                         await self._go_on(flight, last)
         finally:
-            self._flights.end(flight)
+            self._flights.all.discard(flight)
         yield _aborted(flight)
 
     def resumed(self) -> None:
