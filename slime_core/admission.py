@@ -24,7 +24,7 @@ import functools
 import math
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -114,8 +114,7 @@ class Sealed:
 
     def edits(self) -> list[tuple[Sample, str]]:
         """The samples that are not what they were, each with what is wrong; without those that have failed."""
-        found = ((sample, changed(sample, before)) for sample, before in self._before)
-        return [(sample, problem) for sample, problem in found if problem]
+        return [(sample, problem) for sample, before in self._before if (problem := changed(sample, before))]
 
     def check(self, label: str, advice: str = DECLARE) -> None:
         """Raise PluginError where one was changed; `label` is whose code saw them."""
@@ -177,8 +176,8 @@ def _plain(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    flat = type(value) is list and (not value or type(value[0]) is not list)
-    return value.copy() if flat else copy.deepcopy(value)  # user code may put there what it likes
+    # User code may put there what it likes.
+    return value[:] if type(value) is list and not (value and type(value[0]) is list) else copy.deepcopy(value)
 
 
 def _fingerprints(sample: Sample) -> list[Any]:
@@ -218,14 +217,15 @@ def take_text(sample: Sample, response: list[int]) -> str | None:
 def admit(samples: Iterable[Sample], image_token: int | None = None) -> list[Sample]:
     """Settle the samples that train: `spans` complete, `loss_mask` what follows from them. Those refused, now FAILED.
 
-    Samples that train nothing (failed, or removed by a filter) stay as they are. `image_token`: the model's
-    (`multimodal.image_token_of`).
+    Samples that train nothing (failed, or removed by a filter) stay as they are, where their fields fit together.
+    `image_token`: the model's (`multimodal.image_token_of`).
     """
     refused = []
     for sample in samples:
-        if sample.is_removed:
-            continue
         try:
+            if sample.is_removed:
+                sample.validate()
+                continue
             spans, mask = settled(sample, image_token)
         except (TypeError, ValueError) as error:
             sample.fail(WHERE, str(error))

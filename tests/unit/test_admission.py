@@ -208,3 +208,9 @@ def test_a_response_that_is_text_gets_ids_and_no_log_probs() -> None:
     assert "loss_mask has 3 entries and the response, given as text, has 2 tokens" in str(
         admission.take_text(wrong, [7, 8])
     )
+
+
+def test_a_removed_sample_whose_fields_do_not_fit_is_data() -> None:
+    batch = make_batch(ARGS, 0, [[told(remove_sample=True, loss_mask=[1]), told()]], None)
+    assert [sum(mask) for mask in batch.loss_masks] == [0, 3]
+    assert batch.tokens[0] == [2, 0], "only its row is left"
