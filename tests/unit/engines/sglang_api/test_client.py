@@ -432,7 +432,7 @@ async def test_a_router_is_told_the_name_of_the_prefixes() -> None:
         pool.version_wanted = 5
         http = Http(timeout=10.0)
         await http.open()
-        client = Client(http, pool, Router(http, server.url))
+        client = Client(http, pool, Router(http, server.url), Args())
         try:
             await client.generate([3], {})
         finally:
@@ -560,7 +560,9 @@ class Setup:
 
     async def __aenter__(self) -> Client:
         await self.http.open()
-        self.client = Client(self.http, self.pool, self.router, check_versions=self._check, router_failed=self._failed)
+        self.client = Client(
+            self.http, self.pool, self.router, Args(), check_versions=self._check, router_failed=self._failed
+        )  # fmt: skip
         self.client.setup = self  # type: ignore[attr-defined]
         return self.client
 
@@ -581,7 +583,7 @@ async def test_the_router_is_asked_unless_it_drops_something() -> None:
         assert (await client.generate([3], params, session_id="s")).token_ids == [0]
         assert front.calls[-1][2]["x-smg-routing-key"] == "s"
         assert (await client.generate([3], {"custom_params": {"a": 1}})).token_ids == [1]
-        client._routed_experts = True
+        client._args.use_rollout_routing_replay = True
         assert (await client.generate([3], {})).token_ids == [1]
         assert worker.asked("/generate")[-1]["return_routed_experts"] is True
         assert client.counts["bypassed_router"] == 2

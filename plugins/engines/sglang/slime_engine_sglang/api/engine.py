@@ -19,13 +19,11 @@ from slime_runs.events import EventLog
 
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.multimodal import image_token_of
 from slime_core.ports import url_host
 from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.client import Client
 from slime_engine_sglang.api.control import PAUSE_MODES, Control
-from slime_engine_sglang.api.requests import vocab_size_of
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http, server_url
 from slime_engine_sglang.api.versions import untested
@@ -144,11 +142,7 @@ class HttpEngine(Control):
                 self.http,
                 self.pool,
                 self.router,
-                per_worker=int(self._args.sglang_server_concurrency),
-                vocab_size=vocab_size_of(self._args.hf_checkpoint),
-                image_token=image_token_of(self._args.hf_checkpoint),
-                routed_experts=bool(self._args.use_rollout_routing_replay),
-                sampling_mask=bool(self._args.use_sampling_mask),
+                self._args,
                 check_versions=self.check_versions,
                 router_failed=self._router_failed,
             )
