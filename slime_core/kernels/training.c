@@ -3,11 +3,6 @@
    Names are those of `models/lean_autograd.py`, `models/packed.py` and `ops/logprobs.py`, which have the same in torch.
    Every row's sums are in an order that depends on that row alone. */
 
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define BLOCK 512 /* numbers added in float32 before their sum is added in float64 */
 
 /* exp(x) to about 1 ulp, branchless so that loops of it become vectors: 2^n * e^r with |r| <= ln(2) / 2, the polynomial
@@ -28,8 +23,6 @@ static inline float exp_(float x)
     float result = p * power.value * 2.0f;
     return x < -87.3365f ? 0.0f : x > 88.7228f ? INFINITY : x == x ? result : x;
 }
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* -- SwiGLU: out = silu(gate) * up ------------------------------------------------------------------------------ */
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch.func import functional_call
 from torch.nn import functional
 
 from slime_core import kernels
-from slime_core.models.lean_autograd import rms_norm, rotate, swiglu
+from slime_core.models.lean_autograd import Linear, rms_norm, rotate, swiglu
 from slime_core.models.rope import apply_rope
 
 
@@ -74,3 +75,27 @@ def test_rotation() -> None:
 def test_swiglu() -> None:
     torch.manual_seed(0)
     compare(swiglu, lambda g, u: functional.silu(g) * u, [6 * torch.randn(6, 10), torch.randn(6, 10)])
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+    module = Linear(*weight.T.shape, bias=bool(bias))
+    return functional_call(module, dict(zip(("weight", "bias"), (weight, *bias))), (x,))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_products_of_many_rows(with_bias: bool) -> None:
+    torch.manual_seed(0)
+    bias = [torch.randn(83)] if with_bias else []  # no multiple of what is computed at once, and neither are the rows
+    compare(linear, functional.linear, [torch.randn(301, 80), torch.randn(83, 80), *bias], rtol=1e-4)
+
+
+def test_a_product_gives_a_frozen_weight_no_gradient() -> None:
+    x, weight = torch.randn(300, 16, requires_grad=True), torch.randn(16, 16)
+    linear(x, weight).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(300, 16))
+
+
+def test_products_have_the_dtype_of_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(torch.randn(300, 16), torch.randn(16, 16)).dtype == torch.bfloat16
