@@ -139,9 +139,8 @@ class TrainedRollout:
             return []
         of_batch = self.batch.to_rollout_data().items()
         kept = {name: v for name, v in of_batch if not names or name in (*names, "sample_indices")}
-        n = len(self.batch)
-        table |= {name: values for name, values in kept.items() if isinstance(values, list) and len(values) == n}
         order = sorted(range(len(self.batch)), key=lambda i: self.batch.sample_indices[i])
+        table |= {n: values for n, values in kept.items() if isinstance(values, list) and len(values) == len(order)}
         table = {"rollout_id": [self.batch.rollout_id] * len(self.batch), **table}
         return [{name: values[i] for name, values in table.items()} for i in order]
 

@@ -175,6 +175,7 @@ def test_what_is_stored_comes_out_again_in_three_modes(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_thousand_samples_in_three_modes(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     many = {"rollout_batch_size": 70, "n_samples_per_prompt": 8, "eval_interval": None, "debug_rollout_only": True}
     slime("train", *tiny.argv(None, **flags(tmp_path, **many)), timeout=600)

@@ -369,7 +369,9 @@ class EmbeddedEngine:
                         self._idle.set()
                 self._settle(core, changed)
                 await asyncio.sleep(0)
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a task keeps it to itself, and who waits for tokens would wait for ever
             logger.exception("the engine stopped")
             self._failure = error
             for _, request in self._requests.values():
@@ -390,11 +392,9 @@ class EmbeddedEngine:
             if entry is None or entry[0] is not sequence:
                 continue
             del self._requests[sequence.rid]
-            if entry[1].done.done():
-                continue
-            if sequence.error is not None:
+            if sequence.error is not None and not entry[1].done.done():
                 entry[1].done.set_exception(EngineError(f"request {sequence.rid}: {sequence.error}"))
-            else:
+            elif not entry[1].done.done():
                 entry[1].done.set_result(self._output(core, sequence, entry[1].routed_experts))
 
     @staticmethod

@@ -95,13 +95,16 @@ async def test_weights_from_tensors_while_stepping_in_a_thread(make_model: MakeM
     await engine.stop()
 
 
-async def test_a_step_that_raises_fails_the_callers(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, pytest.fail.Exception])  # the second is no Exception
+async def test_a_step_that_raises_fails_the_callers(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
     engine = make_engine(make_model()[0])
     await engine.start()
     assert engine.core is not None
 
     def broken(*_: Any) -> torch.Tensor:
-        raise RuntimeError("out of memory")
+        raise error("out of memory")
 
     monkeypatch.setattr(engine.core.runner, "logits", broken)
     with pytest.raises(EngineError, match="out of memory"):
