@@ -107,15 +107,34 @@ INLINE void add_outer(int64_t n, int64_t size, int64_t out, const float *x, cons
     }
 }
 
+/* to [LANES, LANES] = the transpose of from; rows are `across` and `step` apart */
+INLINE void turn(const float *from, int64_t across, float *to, int64_t step) {
+#define KEPT(o, w, add) ((o) & (w)) ? LANES + (o) - (w) : (o)
+#define GIVEN(o, w, add) ((o) & (w)) ? LANES + (o) : (o) + (w)
+#define SWAP(w)                                                   \
+    for (int i = 0; i < LANES; i++)                               \
+        if (!(i & w)) {                                           \
+            vec one = x[i], other = x[i + w];                     \
+            x[i] = __builtin_shuffle(one, other, (ints)EACH(KEPT, w, 0)); \
+            x[i + w] = __builtin_shuffle(one, other, (ints)EACH(GIVEN, w, 0)); \
+        }
+    vec x[LANES];
+    for (int i = 0; i < LANES; i++) x[i] = load(from + i * across);
+#if LANES == 16
+    SWAP(8)
+#endif
+    SWAP(4) SWAP(2) SWAP(1)
+    for (int i = 0; i < LANES; i++) store(to + i * step, x[i]);
+}
+
 /* weight [out, size] -> tiles [out / TILE, size, TILE]; what the last one has too many is left as it is */
 void pack(int64_t out, int64_t size, const float *weight, float *tiles) {
-    for (int64_t c = 0; c < out; c += TILE) {
-        int64_t rows = out - c < TILE ? out - c : TILE;
-        for (int64_t first = 0; first < size; first += 16)
-            for (int64_t row = 0; row < rows; row += 8)  /* a line of the cache of each: more rows may not find room */
-                for (int64_t k = first; k < first + 16 && k < size; k++)
-                    for (int64_t r = row; r < row + 8 && r < rows; r++)
-                        tiles[c * size + k * TILE + r] = weight[(c + r) * size + k];
+    for (int64_t row = 0; row < out; row += LANES) {
+        float *to = tiles + row / TILE * TILE * size + row % TILE;
+        int64_t k = 0;
+        for (; row + LANES <= out && k + LANES <= size; k += LANES) turn(weight + row * size + k, size, to + k * TILE, TILE);
+        for (; k < size; k++)
+            for (int64_t r = row; r < out && r < row + LANES; r++) to[k * TILE + r - row] = weight[r * size + k];
     }
 }
 
