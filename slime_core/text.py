@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
@@ -32,6 +32,12 @@ def one_line(text: str, limit: int) -> str:
 def json_text(value: Any, indent: int | None = None) -> str:
     """ASCII JSON that every reader takes: NaN and infinities are null, and what JSON has no form for is its text."""
     return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def _finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from slime_core.errors import SlimeError
+from slime_core.text import table
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
@@ -20,16 +21,9 @@ def print_options(argv: Sequence[str]) -> None:
     rest = [word for word in argv if word != "-h" and not re.match(r"--help(-|$)", word)]
     print("\nPlugin options:")
     lines = [line for rows in _tables(rest) for line in (table(rows) if isinstance(rows, list) else [rows])]
-    for line in lines or [
-        "name a component (--rm-type math) to see its options here; `slime plugins show rewards/math`"
-    ]:
+    hint = "name a component (--rm-type math) to see its options here; `slime plugins show rewards/math`"
+    for line in lines or [hint]:
         print(f"  {line}")
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines with aligned columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:

@@ -91,8 +91,8 @@ async def _generate(engine: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "call", "message"),
     [
-        (_spans_as_pairs, _generate, "/generate: not an answer of SGLang's API"),
-        (_log_probs_as_objects, _generate, "/generate: not an answer of SGLang's API"),
+        (_spans_as_pairs, _generate, "/generate: SGLang answers otherwise than expected, tokens"),
+        (_log_probs_as_objects, _generate, "/generate: SGLang answers otherwise than expected, tokens"),
         (lambda a: a["/v1/loads"].update(loads={"0": {}}), lambda e: e.info(),
          "/v1/loads: SGLang answers otherwise than expected, loads, a list with num_running_reqs"),
         (lambda a: a["/v1/loads"].update(loads=[{"running": 2}]), lambda e: e.info(), "KeyError('num_running_reqs')"),

@@ -111,6 +111,7 @@ class Rig:
             self.http,
             self.pool,
             router,
+            self.args,
             check_versions=Control(self.http, self.pool).check_versions,
             router_failed=lambda: self.supervisor.router_failed(),
         )

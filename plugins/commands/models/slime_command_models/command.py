@@ -62,8 +62,8 @@ def run(namespace: argparse.Namespace) -> int:
 
 def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
     from slime_command_models.count import active_parameters, parameters
-    from slime_core.cli.plugin_help import table
     from slime_core.plugins.manager import current_registry
+    from slime_core.text import table
 
     names = {trainer: {ref.name for ref in current_registry() if ref.kind == kind} for trainer, kind in _KINDS.items()}
     rows = []

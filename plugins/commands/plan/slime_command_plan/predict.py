@@ -13,6 +13,7 @@ from typing import Any
 from slime_command_plan.simulate import Mode, Plan, Prediction, simulate
 from slime_command_plan.workload import Recorded, Workload, engines_in
 from slime_core.errors import ConfigError, did_you_mean
+from slime_core.text import table
 
 ROLLOUTS = 30
 """Rollouts that are simulated, at most those of the settings; means do not change much beyond."""
@@ -172,8 +173,7 @@ def describe(recorded: Recorded, found: list[tuple[str, Plan, Prediction]]) -> l
             (what, _seconds(p.step_seconds), f"{base / p.step_seconds:.2f}x", _percent(p.trainer_idle),
              _percent(p.engine_idle), ages, _percent(p.wasted), f"{p.queue:.0f}")
         )  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths))).rstrip() for row in rows]
+    return [f"  {line}" for line in table(rows)]
 
 
 def _seconds(value: float) -> str:

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Print the table; what is wrong goes to standard error."""
-    from slime_core.cli.plugin_help import table
     from slime_core.plugins.manager import current_registry
+    from slime_core.text import table
 
     registry = current_registry()
     wanted = registered_kind(namespace.kind) if namespace.kind else None

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Print its facts, options and documentation."""
-    from slime_core.cli.plugin_help import table
+    from slime_core.text import table
 
     kind, spec = split(namespace.component, "slime plugins show")
     ref, obj = _load(kind, spec)

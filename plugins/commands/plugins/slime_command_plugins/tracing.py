@@ -16,10 +16,10 @@ from typing import Any
 
 import pluggy
 
-from slime_core.cli.plugin_help import table
 from slime_core.errors import ConfigError
 from slime_core.plugins.manager import OBSERVERS
 from slime_core.plugins.registry import ComponentRef, Resolved
+from slime_core.text import table
 
 RUNS = ("train", "sft", "eval", "rollout")
 """Commands that use plugins and end by themselves."""

@@ -14,13 +14,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.ports import url_host
 from slime_core.protocols import Args
-from slime_engine_sglang.api.engine import DELTA, HttpEngine, check_sampling_mask, run_dir, without_deltas
+from slime_engine_sglang.api.engine import DELTA, HttpEngine, check_sampling_mask, host_port, run_dir, without_deltas
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import server_url
 from slime_engine_sglang.api.versions import FIRST_ROUTER, TESTED_VERSIONS, untested, version_number
@@ -188,9 +187,9 @@ class SglangEngine(HttpEngine):
         found = {model.plan.name: await self._bring_in(model) for model in self.fleet.models}
         given = {name: getattr(args, name) for name in _ADDRESSES if hasattr(args, name)}
         self._undo.callback(self._without_addresses, given)
-        args.sglang_model_routers = {name: _host_port(pool, router) for name, (pool, router) in found.items()}
+        args.sglang_model_routers = {name: host_port(pool, router) for name, (pool, router) in found.items()}
         pool, router = found[plan.main.name]
-        args.sglang_router_ip, args.sglang_router_port = _host_port(pool, router)
+        args.sglang_router_ip, args.sglang_router_port = host_port(pool, router)
         return pool, router
 
     async def _bring_in(self, model: ModelFleet) -> tuple[WorkerPool, Router | None]:
@@ -252,11 +251,3 @@ def _check_mask_of_servers(settings: Settings) -> None:
                 f"{asked}: SGLang returns at most {most} ids of a token (--sglang-sampling-mask-max-tokens);"
                 f" {settings.cite(top_k)} is beyond"
             )
-
-
-def _host_port(pool: WorkerPool, router: Router | None) -> tuple[str, int]:
-    """Where a model answers: its router, or its first server."""
-    url = urlsplit(router.url if router is not None else pool.workers[0].url)
-    assert url.hostname is not None
-    assert url.port is not None
-    return url.hostname, url.port

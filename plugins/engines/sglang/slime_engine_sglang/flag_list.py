@@ -143,7 +143,12 @@ def cache_file(versions: Mapping[str, str]) -> Path:
 
 
 def introspected(python: Path) -> dict[str, Any]:
-    """What `introspect` prints in that environment. Raises ConfigError with the end of what it complained about."""
+    """What `introspect` prints in that environment, and its versions.
+
+    Raises:
+        ConfigError: With the end of what it complained about.
+    """
+    versions = installed_versions(python)
     command = [str(python), introspect.__file__, *map(str, sorted(CPU_STUBS.iterdir()))]
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONSAFEPATH": "1"}
     try:
@@ -153,12 +158,12 @@ def introspected(python: Path) -> dict[str, Any]:
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        version = installed_versions(python)[SERVER_DISTRIBUTION]
         raise ConfigError(
-            f"SGLang {version} of {python} cannot be asked for its flags: {why}; {tested()}. Type: {' '.join(command)}"
+            f"SGLang {versions[SERVER_DISTRIBUTION]} of {python} cannot be asked for its flags: {why}; {tested()}."
+            f" Type: {' '.join(command)}"
         )
     found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    return found | {"versions": versions}
 
 
 def _shipped() -> dict[str, Any]:

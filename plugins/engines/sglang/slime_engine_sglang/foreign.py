@@ -5,12 +5,12 @@ Imported at the start of every command, so everything that costs anything waits 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
-from slime_core.config import FlagParser, ForeignFlags
+from slime_core.config import ForeignFlags
 from slime_core.config.origins import Entry
-from slime_core.protocols import Args
 
 HELP_FLAG = "help-sglang"
 USED_BY = ("sglang",)
@@ -28,14 +28,14 @@ def server_flags() -> ForeignFlags:
     """SGLang's `ServerArgs`."""
     return ForeignFlags(
         "SGLang",
-        _server_list,
+        lambda settings: _late("flag_list", "flags_for")(settings).server,
         prefixes=("sglang-", "no-sglang-"),
         used_by=USED_BY,
         chooses="rollout_engine",
         chosen_by=CHOSEN_BY,
         help_flag=HELP_FLAG,
         derives=_follows,
-        check=_check_server,
+        check=_late("owned", "check_server_flags"),
     )
 
 
@@ -43,25 +43,18 @@ def router_flags() -> ForeignFlags:
     """`RouterArgs` of SGLang's router."""
     return ForeignFlags(
         "SGLang's router",
-        _router_list,
+        lambda settings: _late("flag_list", "flags_for")(settings).router,
         prefixes=("router-",),
         used_by=USED_BY,
         chooses="rollout_engine",
         help_flag=HELP_FLAG,
-        check=_check_router,
+        check=_late("owned", "check_router_flags"),
     )
 
 
-def _server_list(settings: Mapping[str, Any]) -> FlagParser:
-    from slime_engine_sglang.flag_list import flags_for
-
-    return flags_for(settings).server
-
-
-def _router_list(settings: Mapping[str, Any]) -> FlagParser:
-    from slime_engine_sglang.flag_list import flags_for
-
-    return flags_for(settings).router
+def _late(module: str, name: str) -> Callable[..., Any]:
+    """A function whose module is imported when it is called."""
+    return lambda *given: getattr(import_module(f"slime_engine_sglang.{module}"), name)(*given)
 
 
 def _follows(given: Mapping[str, Entry]) -> Mapping[str, tuple[Any, str]]:
@@ -71,15 +64,3 @@ def _follows(given: Mapping[str, Entry]) -> Mapping[str, tuple[Any, str]]:
         return {}
     ranks = tensor.value * (pipeline.value if pipeline is not None and isinstance(pipeline.value, int) else 1)
     return {"rollout_num_gpus_per_engine": (ranks, "sglang_tp_size" + (" * sglang_pp_size" if pipeline else ""))}
-
-
-def _check_server(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
-    from slime_engine_sglang.owned import check_server_flags
-
-    return check_server_flags(args, given)
-
-
-def _check_router(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
-    from slime_engine_sglang.owned import check_router_flags
-
-    return check_router_flags(args, given)

@@ -12,7 +12,7 @@ import importlib.util
 import json
 import os
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 SCHEMA = 1
@@ -80,17 +80,6 @@ def router_flags() -> list[dict[str, Any]]:
     return actions(module.RouterArgs.add_cli_args)
 
 
-def versions() -> dict[str, str]:
-    """Distribution -> version."""
-    found = {}
-    for name in ("sglang", "sglang-router"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def main(argv: list[str]) -> None:
     """Print the JSON."""
     import torch
@@ -98,7 +87,7 @@ def main(argv: list[str]) -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
         sys.path[:0] = [stub for stub in argv if importlib.util.find_spec(os.path.basename(stub)) is None]
-    found = {"schema": SCHEMA, "versions": versions(), "server": server_flags(), "router": router_flags()}
+    found = {"schema": SCHEMA, "server": server_flags(), "router": router_flags()}
     print("\n" + json.dumps(found, separators=(",", ":")))
 
 

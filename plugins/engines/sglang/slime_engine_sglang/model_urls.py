@@ -37,6 +37,8 @@ def get_model_url(args: Args, model_name: str, endpoint: str = "/generate") -> s
         ConfigError: There is no such model; says which there are.
         EngineError: No engine answers over HTTP, as before the run's has started.
     """
+    from slime_core.ports import url_host  # which a run without servers does not need
+
     routers = args.sglang_model_routers or {}
     names = routers or planned_models(args)
     if names and model_name not in names:
@@ -49,5 +51,4 @@ def get_model_url(args: Args, model_name: str, endpoint: str = "/generate") -> s
             f"model {model_name!r}: no engine answers over HTTP (args.sglang_router_ip and args.sglang_router_port are"
             " not set); it is set while a run has an engine that serves models"
         )
-    bare = str(host).strip("[]")
-    return f"http://{f'[{bare}]' if ':' in bare else bare}:{port}{endpoint}"
+    return f"http://{url_host(str(host))}:{port}{endpoint}"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 from slime_core.config.gpu_layout import gpu_layout
@@ -73,12 +75,8 @@ class Room:
                 " an engine lies on one node, or fills several: choose a size that divides the node, or a multiple of"
                 " it, or move it with a placeholder group in --sglang-config."
             )
-        parts = []
-        for node in range(begin // self.per_node, (end - 1) // self.per_node + 1):
-            base = node * self.per_node
-            ordinals = range(max(begin, base) - base, min(end, base + self.per_node) - base)
-            parts.append(Reservation(name, node, tuple(ordinals)))
-        return parts
+        by_node = groupby((divmod(gpu, self.per_node) for gpu in range(begin, end)), key=itemgetter(0))
+        return [Reservation(name, node, tuple(ordinal for _, ordinal in gpus)) for node, gpus in by_node]
 
 
 def find_room(args: Args, device: Device, visible: int, listed: int | None, cite: Cited) -> tuple[Room, list[str]]:

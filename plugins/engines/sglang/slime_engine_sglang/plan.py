@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from slime_core.text import table
+
 WorkerType = Literal["regular", "prefill", "decode", "encoder"]
 
 
@@ -38,11 +40,6 @@ class ServerPlan:
     def engine(self) -> str:
         """Name of the engine, the same for its servers on all nodes."""
         return self.name.partition("@")[0]
-
-    @property
-    def needs_bootstrap_port(self) -> bool:
-        """It takes a `disaggregation_bootstrap_port`, which the router is told, too."""
-        return self.worker_type == "prefill"
 
 
 @dataclass(frozen=True)
@@ -135,14 +132,15 @@ def _describe(plan: LaunchPlan) -> Iterator[str]:
             if server.needs_encoder_urls:
                 own["encoder_urls"] = "(at launch)"
             rows.append((server.name, server.worker_type, str(server.node), _ordinals(server.gpus), _pairs(own)))
-        yield from _table(rows)
+        yield from (f"  {line}" for line in table(rows))
         if shared:
             yield f"  {'all with' if len(model.servers) > 1 else 'with'}: {_pairs(shared)}"
         if environment:
             yield f"  environment: {_pairs(environment)}"
     if plan.reserved:
         yield from ("", "reserved")
-        yield from _table([(held.name, f"node {held.node}", f"GPUs {_ordinals(held.gpus)}") for held in plan.reserved])
+        reserved = [(held.name, f"node {held.node}", f"GPUs {_ordinals(held.gpus)}") for held in plan.reserved]
+        yield from (f"  {line}" for line in table(reserved))
     for warning in plan.warnings:
         yield from ("", f"warning: {warning}")
 
@@ -167,9 +165,3 @@ def _ordinals(gpus: Sequence[int]) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()

@@ -33,23 +33,16 @@ such plan."""
 
 def run(argv: list[str]) -> int:
     """Print the plan. Raises ConfigError and PluginError."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or "-h" in argv or "--help" in argv:
         print(_HELP)
         return 0
     if argv[0] != "plan":
         raise ConfigError(f"slime engines: unknown action {argv[0]!r}. Type: slime engines plan")
-    return _plan(argv[1:])
-
-
-def _plan(argv: list[str]) -> int:
-    if "-h" in argv or "--help" in argv:
-        print(_HELP)
-        return 0
     parser = Parser(prog="slime engines plan", add_help=False, allow_abbrev=False)
     parser.add_argument("--num-gpus", type=int)
     parser.add_argument("--for", dest="command", choices=COMMANDS, default="train")
     parser.add_argument("--json", action="store_true")
-    own, rest = parser.parse_known_args(argv)
+    own, rest = parser.parse_known_args(argv[1:])
     if own.num_gpus is not None and own.num_gpus < 0:
         raise ConfigError(f"slime engines plan: --num-gpus {own.num_gpus} must not be negative")
     if rest and not rest[0].startswith("-"):

@@ -41,7 +41,7 @@ class ServerProcess(Service):
         self.arguments: dict[str, Any] = dict(plan.arguments)
         """`ServerArgs` fields but for host and ports; what is added here holds from the next start on."""
         self._port_fields = ["port", "nccl_port"]
-        if plan.needs_bootstrap_port:
+        if plan.worker_type == "prefill":  # the router is told it, too
             self._port_fields.append("disaggregation_bootstrap_port")
         self._port_fields += [port for switch, port in _OPTIONAL_PORTS.items() if plan.arguments.get(switch)]
         ranks = attention_ranks(plan.arguments)

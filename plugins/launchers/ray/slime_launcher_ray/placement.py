@@ -22,6 +22,7 @@ from slime_core.config import Settings
 from slime_core.config.gpu_layout import gpu_layout
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args, EngineTraits, traits_of
+from slime_core.text import table
 
 TRAINER_SHARE = 0.4
 """Of a bundle that an engine shares: fractions that let both in, as in THUDM/slime."""
@@ -366,8 +367,6 @@ def _describe(placement: Placement) -> Iterator[str]:
         also = "rollout manager" if placement.manager.bundle == bundle.index else ""
         number = sum(b.node == bundle.node for b in placement.bundles[: bundle.index])
         rows.append((str(bundle.node), str(number), ranks or "-", engines or "-", also))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths))).rstrip()
+    yield from (f"  {line}" for line in table(rows))
     for warning in placement.warnings:
         yield f"warning: {warning}"

@@ -142,7 +142,6 @@ def test_prefill_num_servers_is_short_for_two_groups() -> None:
         ("default/decode-1", "decode", 0, (6, 7)),
     ]
     prefill, _, decode, _ = short.servers
-    assert (prefill.needs_bootstrap_port, decode.needs_bootstrap_port) == (True, False)
     assert prefill.arguments["disaggregation_mode"] == "prefill"
     assert decode.arguments["disaggregation_mode"] == "decode"
     assert decode.arguments["prefill_round_robin_balance"] is True

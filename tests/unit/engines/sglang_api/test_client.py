@@ -364,7 +364,7 @@ async def test_a_place_is_waited_for_without_losing_time(monkeypatch: pytest.Mon
         assert client is not None
         await client._slots.acquire()
         tasks = [asyncio.create_task(engine.generate([3], {})) for _ in range(8)]
-        await until(lambda: len(client._flights._all) == 8)
+        await until(lambda: len(client._flights.all) == 8)
         monkeypatch.setattr(time, "monotonic", lambda: now() + 100.0)
         client._slots.release()
         assert len(await asyncio.gather(*tasks)) == 8
@@ -432,7 +432,7 @@ async def test_a_router_is_told_the_name_of_the_prefixes() -> None:
         pool.version_wanted = 5
         http = Http(timeout=10.0)
         await http.open()
-        client = Client(http, pool, Router(http, server.url))
+        client = Client(http, pool, Router(http, server.url), Args())
         try:
             await client.generate([3], {})
         finally:
@@ -560,7 +560,9 @@ class Setup:
 
     async def __aenter__(self) -> Client:
         await self.http.open()
-        self.client = Client(self.http, self.pool, self.router, check_versions=self._check, router_failed=self._failed)
+        self.client = Client(
+            self.http, self.pool, self.router, Args(), check_versions=self._check, router_failed=self._failed
+        )  # fmt: skip
         self.client.setup = self  # type: ignore[attr-defined]
         return self.client
 
@@ -581,7 +583,7 @@ async def test_the_router_is_asked_unless_it_drops_something() -> None:
         assert (await client.generate([3], params, session_id="s")).token_ids == [0]
         assert front.calls[-1][2]["x-smg-routing-key"] == "s"
         assert (await client.generate([3], {"custom_params": {"a": 1}})).token_ids == [1]
-        client._routed_experts = True
+        client._args.use_rollout_routing_replay = True
         assert (await client.generate([3], {})).token_ids == [1]
         assert worker.asked("/generate")[-1]["return_routed_experts"] is True
         assert client.counts["bypassed_router"] == 2

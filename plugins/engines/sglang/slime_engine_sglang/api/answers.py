@@ -15,8 +15,7 @@ from typing import Any
 import orjson
 
 from slime_core.types import GenerationOutput
-from slime_engine_sglang.api.transport import engine_error
-from slime_engine_sglang.api.versions import tested
+from slime_engine_sglang.api.transport import engine_error, expecting
 
 MASK = "output_token_sampling_mask"
 """In `meta_info`: for each token the ids that it was sampled among."""
@@ -40,7 +39,7 @@ class Pieces:
 
     def add(self, body: Any) -> GenerationOutput:
         """Everything up to and with this piece. Raises EngineError for what is none of SGLang's."""
-        try:
+        with expecting("tokens with log-probs in meta_info", f"{self._url}/generate", body):
             meta = dict(body["meta_info"])
             entries = meta.pop("output_token_logprobs", None)
             if entries is None and meta.get("completion_tokens") != 0:  # aborted before its first token: it has none
@@ -56,22 +55,16 @@ class Pieces:
             total = int(meta.get("completion_tokens", len(ids)))
             if "token_weight_versions" not in meta and (meta.get("weight_version") or meta.get("weight_versions")):
                 meta["token_weight_versions"] = token_weight_versions(meta, total)
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-            raise self._nonsense(body) from error
+            if total not in (len(ids), len(self._ids) + len(ids)):
+                raise ValueError(f"{len(ids)} tokens, and completion_tokens {total}")
         if total == len(ids):
             self._ids, self._log_probs, self._text, self._kept = ids, log_probs, text, kept or []
-        elif total == len(self._ids) + len(ids):
+        else:
             self._ids, self._log_probs = self._ids + ids, self._log_probs + log_probs
             self._text, self._kept = self._text + text, self._kept + (kept or [])
-        else:
-            raise self._nonsense(body)
         if kept is not None:
             meta[MASK] = self._kept
         return GenerationOutput(self._ids, self._log_probs, self._text, meta)
-
-    def _nonsense(self, body: Any) -> Exception:
-        message = f"not an answer of SGLang's API: {str(body)[:200]}; {tested()}"
-        return engine_error(f"{self._url}/generate", message, 200)
 
 
 def event_of(raw: bytes, url: str) -> dict[str, Any]:

@@ -26,11 +26,13 @@ from contextlib import aclosing
 from typing import Any
 
 from slime_core.errors import EngineError
+from slime_core.multimodal import image_token_of
+from slime_core.protocols import Args
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.answers import aborted_output, broken_off, is_all_of, versions_in
 from slime_engine_sglang.api.continuation import rest_of
 from slime_engine_sglang.api.flights import Flight, Flights, server_name
-from slime_engine_sglang.api.requests import cuts, generate_request
+from slime_engine_sglang.api.requests import cuts, generate_request, vocab_size_of
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import FIRST_DELAY_S, RETRY_STATUS, Http, backoff, engine_error
 from slime_engine_sglang.api.versions import version_number
@@ -55,12 +57,8 @@ class Client:
         http: Http,
         pool: WorkerPool,
         router: Router | None,
+        args: Args,
         *,
-        per_worker: int = 512,
-        vocab_size: int | None = None,
-        image_token: int | None = None,
-        routed_experts: bool = False,
-        sampling_mask: bool = False,
         check_versions: Callable[[], Awaitable[None]] | None = None,
         router_failed: Callable[[], object] = lambda: None,
     ) -> None:
@@ -69,11 +67,7 @@ class Client:
             http: Open.
             pool: The servers.
             router: In front of them.
-            per_worker: Requests in flight per server.
-            vocab_size: Of the model.
-            image_token: The token that an image is so many of, of the model; see `generate_request`.
-            routed_experts: Ask for the experts of every token.
-            sampling_mask: Ask for what every token was sampled among.
+            args: The run's settings.
             check_versions: Finds and takes out the servers of a wrong weight version; asked when an answer that came
                 through the router has one.
             router_failed: Told when the router could not be reached.
@@ -88,13 +82,13 @@ class Client:
         """Such servers cannot be asked directly, so their requests go through the router whatever it has done."""
         self._dropped: set[str] = set()
         """What the router does not pass on, as far as it was said."""
-        self._vocab_size = vocab_size
-        self._image_token = image_token
-        self._routed_experts, self._sampling_mask = routed_experts, sampling_mask
+        self._vocab_size = vocab_size_of(args.hf_checkpoint)
+        self._image_token = image_token_of(args.hf_checkpoint)
+        self._args = args
         self._check_versions = check_versions
         self._numbers = itertools.count()
         self._prefix = f"slime-{secrets.token_hex(6)}-"
-        self._slots = asyncio.Semaphore(per_worker * max(len(pool.workers), 1))
+        self._slots = asyncio.Semaphore(args.sglang_server_concurrency * max(len(pool.workers), 1))
         self._flights = Flights(http, pool)
         self._keeps_prefixes_apart = all(version_number(w.software) is not None for w in pool.workers)
         self._aborting: asyncio.Task[None] | None = None
@@ -151,7 +145,7 @@ class Client:
 
     async def _outputs(self, flight: Flight) -> AsyncGenerator[GenerationOutput]:
         """Everything so far, once for each event of a stream, or once; from as many tries as it takes."""
-        self._flights.begin(flight)
+        self._flights.all.add(flight)
         try:
             async with self._slots:
                 flight.deadline = time.monotonic() + self._http.timeout
@@ -175,7 +169,7 @@ class Client:
                             return
                         await self._go_on(flight, last)
         finally:
-            self._flights.end(flight)
+            self._flights.all.discard(flight)
         yield _aborted(flight)
 
     def resumed(self) -> None:
@@ -201,15 +195,15 @@ class Client:
             params,
             server_name(name),
             vocab_size=self._vocab_size,
-            routed_experts=self._routed_experts,
-            sampling_mask=self._sampling_mask,
+            routed_experts=bool(self._args.use_rollout_routing_replay),
+            sampling_mask=bool(self._args.use_sampling_mask),
             image_data=images,
             image_token=self._image_token,
         )
         self.counts["requests"] += 1
         counted = images and self._image_token is not None
         prompt = len(input_ids) if counted else 0
-        tells = self._sampling_mask and ("return_sampling_mask" in body or not cuts(params))
+        tells = bool(self._args.use_sampling_mask) and ("return_sampling_mask" in body or not cuts(params))
         return Flight(body, session_id, rid=name, prompt=prompt, tells_mask=tells)
 
     # -- one try ---------------------------------------------------------------------------------------

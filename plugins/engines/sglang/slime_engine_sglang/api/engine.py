@@ -19,12 +19,11 @@ from slime_runs.events import EventLog
 
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.multimodal import image_token_of
+from slime_core.ports import url_host
 from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.client import Client
 from slime_engine_sglang.api.control import PAUSE_MODES, Control
-from slime_engine_sglang.api.requests import vocab_size_of
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http, server_url
 from slime_engine_sglang.api.versions import untested
@@ -143,11 +142,7 @@ class HttpEngine(Control):
                 self.http,
                 self.pool,
                 self.router,
-                per_worker=int(self._args.sglang_server_concurrency),
-                vocab_size=vocab_size_of(self._args.hf_checkpoint),
-                image_token=image_token_of(self._args.hf_checkpoint),
-                routed_experts=bool(self._args.use_rollout_routing_replay),
-                sampling_mask=bool(self._args.use_sampling_mask),
+                self._args,
                 check_versions=self.check_versions,
                 router_failed=self._router_failed,
             )
@@ -170,9 +165,7 @@ class HttpEngine(Control):
 
     async def address(self) -> tuple[str, int]:
         """The router's, or the first server's."""
-        url = urlsplit(self.router.url if self.router is not None else self.pool.workers[0].url)
-        assert url.hostname is not None, "server_url has checked it"
-        return url.hostname, url.port or 80
+        return host_port(self.pool, self.router)
 
     async def _find_workers(self) -> tuple[WorkerPool, Router | None]:
         """The servers, all of them READY, and the router in front of them; called once, by `start`."""
@@ -186,8 +179,7 @@ class HttpEngine(Control):
                 "the http engine needs servers: --rollout-external-engine-addrs HOST:PORT ..."
                 " or --sglang-router-ip and --sglang-router-port"
             )
-        host = host.strip("[]")
-        router = Router(self.http, server_url(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+        router = Router(self.http, server_url(f"{url_host(host)}:{port}"))
         workers = await router.list_workers()
         if workers is None:  # No list of workers: the address is that of a server.
             return WorkerPool([Worker(router.url, state=WorkerState.READY)]), None
@@ -303,6 +295,14 @@ class HttpEngine(Control):
     async def weight_checksums(self) -> dict[str, str]:
         """Raises WeightSyncError: SGLang holds other tensors than the trained ones, see `differing_weights`."""
         raise WeightSyncError("servers tell no checksums of the tensors that were trained")
+
+
+def host_port(pool: WorkerPool, router: Router | None) -> tuple[str, int]:
+    """Where a model answers: its router, or its first server."""
+    url = urlsplit(router.url if router is not None else pool.workers[0].url)
+    assert url.hostname is not None, "server_url has checked it"
+    assert url.port is not None
+    return url.hostname, url.port
 
 
 def run_dir(args: Args) -> Path | None:

@@ -116,7 +116,8 @@ class Flights:
         self._loop = asyncio.get_running_loop()
         self._http = http
         self._pool = pool
-        self._all: set[Flight] = set()
+        self.all: set[Flight] = set()
+        """Those that have no answer yet: whom `abort` finds."""
         self._cuts: dict[Worker | None, set[Cut]] = {}
         self._change = asyncio.Event()
         self._closed = False
@@ -125,14 +126,6 @@ class Flights:
     def close(self) -> None:
         """No more news from the pool."""
         self._closed = True
-
-    def begin(self, flight: Flight) -> None:
-        """From now on `abort` finds it."""
-        self._all.add(flight)
-
-    def end(self, flight: Flight) -> None:
-        """It has its answer, or gets none."""
-        self._all.discard(flight)
 
     async def ask(self, flight: Flight, url: str, worker: Worker | None) -> AsyncGenerator[GenerationOutput]:
         """One try: the answer of `url`, which is `worker`'s, or the router's where that is None.
@@ -196,7 +189,7 @@ class Flights:
     @property
     def aborted(self) -> list[Flight]:
         """Those that were aborted and have no answer yet."""
-        return [flight for flight in self._all if flight.aborted]
+        return [flight for flight in self.all if flight.aborted]
 
     def abort(self, rid: str | None) -> str | None:
         """Mark one request, or all: those that no server has end at once, the others are not tried again.
@@ -205,7 +198,7 @@ class Flights:
             The name under which a server knows it.
         """
         name = None if rid is None else server_name(rid)
-        for flight in self._all:
+        for flight in self.all:
             if rid is None or flight.rid == rid:
                 flight.aborted = True
                 name = None if rid is None else str(flight.body["rid"])

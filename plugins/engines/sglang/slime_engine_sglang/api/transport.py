@@ -51,11 +51,6 @@ class Answer(NamedTuple):
     body: bytes
     headers: Mapping[str, str]
 
-    @property
-    def content_type(self) -> str:
-        """Such as "application/json"."""
-        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-
     def json(self) -> Any:
         """Raises EngineError when the body is no JSON."""
         try:
@@ -66,7 +61,8 @@ class Answer(NamedTuple):
 
     def object(self) -> dict[str, Any]:
         """The JSON object; {} where the answer is none, as that of an endpoint that says nothing but 200."""
-        value = self.json() if self.content_type == "application/json" else {}
+        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        value = self.json() if kind == "application/json" else {}
         return value if isinstance(value, dict) else {}
 
 

@@ -78,14 +78,11 @@ class Groups:
         while True:
             live = [worker for worker in workers if worker in round_.live]
             wanted = ([live] if live else []) if together else [[worker] for worker in live]
-            kept = {tuple(g.workers): g for g in self._groups if g.fits(round_, backend, gone)}
-            for group in [g for g in self._groups if kept.get(tuple(g.workers)) is not g]:
-                await self._discard(round_, group)
-            if together:
-                for group in [g for g in self._groups if g.workers not in wanted]:
+            for group in list(self._groups):
+                if not group.fits(round_, backend, gone) or (together and group.workers not in wanted):
                     await self._discard(round_, group)
-            missing = [members for members in wanted if tuple(members) not in kept]
-            made = [Group(members, backend) for members in missing]
+            there = [group.workers for group in self._groups]
+            made = [Group(members, backend) for members in wanted if members not in there]
             outcomes = await asyncio.gather(*(group.join(round_) for group in made))
             for group, outcome in zip(made, outcomes):
                 if any(outcome.values()):
