@@ -19,6 +19,7 @@ The invariants, of tokens [prompt + response]:
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import operator
@@ -109,12 +110,11 @@ class Sealed:
     """
 
     def __init__(self, samples: Iterable[Sample]) -> None:
-        self._before = [(sample, fingerprints(sample)) for sample in samples]
+        self._before = [(sample, snapshot(sample)) for sample in samples]
 
     def edits(self) -> list[tuple[Sample, str]]:
         """The samples that are not what they were, each with what is wrong; without those that have failed."""
-        found = ((sample, changed(sample, before)) for sample, before in self._before)
-        return [(sample, problem) for sample, problem in found if problem]
+        return [(sample, problem) for sample, before in self._before if (problem := changed(sample, before))]
 
     def check(self, label: str, advice: str = DECLARE) -> None:
         """Raise PluginError where one was changed; `label` is whose code saw them."""
@@ -128,14 +128,14 @@ class Held:
     def __init__(self, label: str, *, edits: bool) -> None:
         """`label` is how errors call the code; `edits`: it may change them, so nothing is checked."""
         self._label, self._edits = label, edits
-        self._before: dict[int, tuple[object, list[int | None]]] = {}
+        self._before: dict[int, tuple[object, list[Any]]] = {}
         """id -> a weak reference that takes its entry along, and what the sample was."""
 
     def give(self, samples: Iterable[Sample]) -> None:
         """Call it before the code gets them."""
         for sample in () if self._edits else samples:
             gone = weakref.ref(sample, functools.partial(self._forget, id(sample)))
-            self._before[id(sample)] = gone, fingerprints(sample)
+            self._before[id(sample)] = gone, _fingerprints(sample)
 
     def _forget(self, key: int, _: object) -> None:
         self._before.pop(key, None)
@@ -144,38 +144,45 @@ class Held:
         """Raise PluginError where one that comes back is not what it was."""
         for sample in samples:
             _, before = self._before.pop(id(sample), (None, None))
-            if before and (problem := changed(sample, before)):
+            if before and (problem := changed(sample, before, _fingerprints(sample))):
                 raise PluginError(f"{self._label}, sample {sample.index}: {problem}{DECLARE}")
 
 
-def changed(sample: Sample, before: Sequence[int | None]) -> str | None:
-    """What is not what it was when `fingerprints` made `before`, in words; None: nothing is, or the sample has failed.
+def changed(sample: Sample, before: Iterable[Any], now: Iterable[Any] | None = None) -> str | None:
+    """What is not what it was when `snapshot` made `before`, in words; None: nothing is, or the sample has failed.
 
     Whose sample it is (index, group, ...) is set back: it is counted under that, failed or not.
     """
     if sample.status == SampleStatus.FAILED and sample.reward is None:
         return None
     problem = None
-    for name, old, new in zip(_TRAINED_ON, before, fingerprints(sample), strict=True):
-        if old != new:
+    for name, old, new in zip(_TRAINED_ON, before, _trained_on(sample) if now is None else now, strict=True):
+        if old is not new and old != _plain(new):
             problem = f"it changed sample.{name}, and what is trained on must stay what was sampled"
             if name in _IDENTITY:
                 setattr(sample, name, old)
     return problem
 
 
-def fingerprints(sample: Sample) -> list[int | None]:
-    """A number for each field that is trained on, which is another one when its values are."""
-    return [v if v is None or type(v) is int else _fingerprint(v) for v in _trained_on(sample)]
+def snapshot(sample: Sample) -> list[Any]:
+    """The fields that are trained on, in copies that no later change reaches."""
+    return [v if v is None or type(v) is int else _copied(_plain(v)) for v in _trained_on(sample)]
 
 
-def _fingerprint(value: Any) -> int:
-    if not isinstance(value, list) and hasattr(value, "tolist"):
-        value = value.tolist()
-    try:
-        return hash(tuple(value) if isinstance(value, list) else value)
-    except TypeError:  # a list of lists, or whatever user code put there
-        return hash(repr(value))
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _copied(value: Any) -> Any:
+    # User code may put there what it likes.
+    return value[:] if type(value) is list and not (value and type(value[0]) is list) else copy.deepcopy(value)
+
+
+def _fingerprints(sample: Sample) -> list[Any]:
+    """A snapshot that takes less memory and more time: of lists of numbers only their hashes."""
+    return [hash(tuple(v)) if type(v) is list and v and isinstance(v[0], int | float) else v for v in snapshot(sample)]
 
 
 def is_text(sample: Sample) -> bool:
@@ -210,15 +217,16 @@ def take_text(sample: Sample, response: list[int]) -> str | None:
 def admit(samples: Iterable[Sample], image_token: int | None = None) -> list[Sample]:
     """Settle the samples that train: `spans` complete, `loss_mask` what follows from them. Those refused, now FAILED.
 
-    Samples that train nothing (failed, or removed by a filter) stay as they are. `image_token`: the model's
-    (`multimodal.image_token_of`).
+    Samples that train nothing (failed, or removed by a filter) stay as they are, where their fields fit together.
+    `image_token`: the model's (`multimodal.image_token_of`).
     """
     refused = []
     for sample in samples:
-        if sample.is_removed:
-            continue
         try:
-            spans = settled(sample, image_token)
+            if sample.is_removed:
+                sample.validate()
+                continue
+            spans, mask = settled(sample, image_token)
         except (TypeError, ValueError) as error:
             sample.fail(WHERE, str(error))
             sample.spans = None
@@ -226,7 +234,7 @@ def admit(samples: Iterable[Sample], image_token: int | None = None) -> list[Sam
             continue
         sample.spans = spans
         if sample.response_length:
-            sample.loss_mask = provenance.loss_mask(spans, len(sample.tokens) - sample.response_length)
+            sample.loss_mask = mask
     return refused
 
 
@@ -239,8 +247,8 @@ def problem(sample: Sample, image_token: int | None = None) -> str | None:
     return None
 
 
-def settled(sample: Sample, image_token: int | None = None) -> Spans:
-    """Spans of all tokens, with what the sample's loss mask withholds.
+def settled(sample: Sample, image_token: int | None = None) -> tuple[Spans, list[int]]:
+    """Spans of all tokens, with what the sample's loss mask withholds, and the mask that follows from them.
 
     Raises:
         ValueError: An invariant does not hold, or the sample's status is none.
@@ -249,7 +257,7 @@ def settled(sample: Sample, image_token: int | None = None) -> Spans:
     sample.validate()
     if sample.status not in _STATUSES:
         raise ValueError(f"status is {sample.status!r:.80}; one of {', '.join(_STATUSES)}")
-    spans = provenance.from_json(sample.known_spans())
+    spans = sample.known_spans()
     num_tokens, covered = len(sample.tokens), provenance.num_tokens(spans)
     if covered != num_tokens:
         raise ValueError(
@@ -265,10 +273,11 @@ def settled(sample: Sample, image_token: int | None = None) -> Spans:
     derived = provenance.loss_mask(spans, prompt_length)
     mask = derived if sample.loss_mask is None else _as_list(sample.loss_mask)
     if mask == derived:
-        return spans
+        return spans, derived
     if odd := [m for m in mask if m not in (0, 1)]:
         raise ValueError(f"loss_mask has the entry {odd[0]!r}; each is 0 or 1")
-    return _masked(spans, prompt_length, [bool(m) for m in mask], derived)
+    spans = _masked(spans, prompt_length, [bool(m) for m in mask], derived)
+    return spans, provenance.loss_mask(spans, prompt_length)
 
 
 def _check_columns(sample: Sample, spans: Spans, prompt_length: int) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from operator import mul
 from typing import TYPE_CHECKING
 
 from slime_core.sample import Group, Sample
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 def executions(samples: Iterable[Sample]) -> list[Group]:
     """Fan-out siblings together, in the order in which a first sample of each execution comes."""
+    samples = list(samples)
+    if all(s.rollout_id is None for s in samples):  # most rollouts
+        return [[s] for s in samples]
     found: dict[Hashable, Group] = {}
     for place, sample in enumerate(samples):
         key = ("no id", place) if sample.rollout_id is None else sample.rollout_id
@@ -43,8 +47,8 @@ def execution_rewards(args: Args, samples: Iterable[Sample]) -> list[float]:
     Raises:
         TypeError, KeyError: A reward is a mapping, and `reward_key` names no number in it.
     """
-    scored = [[s for s in siblings if s.reward is not None] for siblings in executions(samples)]
-    return [mean([float(s.get_reward_value(args)) for s in siblings]) for siblings in scored if siblings]
+    scored = executions(s for s in samples if s.reward is not None)
+    return [mean([float(s.get_reward_value(args)) for s in siblings]) for siblings in scored]
 
 
 def shares(samples: Sequence[Sample]) -> list[float]:
@@ -69,9 +73,9 @@ def sibling_counts(ids: Sequence[Hashable], counted: Sequence[bool] | None = Non
 def mean(values: Sequence[float]) -> float:
     """Arithmetic mean; exactly their value where all are equal, so that comparisons with it hold."""
     first = values[0]
-    return first if all(v == first for v in values) else math.fsum(values) / len(values)
+    return first if values.count(first) == len(values) else math.fsum(values) / len(values)
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     """Sum of values times weights over the sum of weights. Raises ZeroDivisionError where the weights add up to 0."""
-    return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
+    return math.fsum(map(mul, values, weights)) / math.fsum(weights)

@@ -91,7 +91,7 @@ def digest(tokens: Iterable[int]) -> int:
 
 def num_tokens(spans: Iterable[Span]) -> int:
     """Tokens that the spans cover."""
-    return sum(span.length for span in spans)
+    return sum([span.length for span in spans])
 
 
 def add_span(spans: Spans, source: Source, length: int, withheld: str = "") -> None:
@@ -142,10 +142,9 @@ def loss_mask(spans: Iterable[Span], prompt_length: int = 0) -> list[int]:
     mask: list[int] = []
     start = 0
     for span in spans:
-        length = start + span.length - max(start, prompt_length)
-        start += span.length
-        if length > 0:
-            mask.extend([int(span.trained)] * length)
+        begin, start = max(start, prompt_length), start + span.length
+        if start > begin:
+            mask.extend([int(span.trained)] * (start - begin))
     return mask
 
 
@@ -162,7 +161,7 @@ def from_json(rows: Iterable[Sequence[Any]]) -> Spans:
     """
     spans: Spans = []
     for row in rows:
-        if type(row) is Span and type(row.source) is Source and type(row.length) is int and row.length > 0:
+        if type(row) is Span and type(row[0]) is Source and type(row[1]) is int and row[1] > 0:
             spans.append(row)
             continue
         try:
@@ -174,12 +173,6 @@ def from_json(rows: Iterable[Sequence[Any]]) -> Spans:
                 f" with a source of {', '.join(Source)}"
             ) from error
     return spans
-
-
-def checked(spans: Iterable[Any]) -> Spans:
-    """A list of spans, as they are or read as `from_json` reads them. Raises ValueError."""
-    spans = list(spans)
-    return spans if all(type(span) is Span for span in spans) else from_json(spans)
 
 
 def _length(value: Any) -> int:

@@ -249,7 +249,6 @@ class Sample:
             self.response += text
         if update_terminal_info and meta_info:
             self.take_meta_info(meta_info, len(tokens))
-        self.validate()
 
     def known_spans(self) -> Spans:
         """A copy of `spans`, completed from the other fields where nobody told more than the prompt's.
@@ -258,7 +257,7 @@ class Sample:
             ValueError: `spans` holds what is no span.
         """
         prompt_length = len(self.tokens) - self.response_length
-        told = self._untold_prompt(prompt_length) if self.spans is None else provenance.checked(self.spans)
+        told = self._untold_prompt(prompt_length) if self.spans is None else provenance.from_json(self.spans)
         if self.response_length and provenance.num_tokens(told) == prompt_length:
             told += provenance.response_spans(
                 self.response_length, self.loss_mask, self.token_weight_versions, self.rollout_log_probs
@@ -295,6 +294,8 @@ class Sample:
         self.validate()
         if not n and not log_probs:
             return [], []
+        if self.teacher_log_probs is not None:
+            raise ValueError(f"{self._name()}: a teacher has scored the response; set teacher_log_probs to None first")
         if not {int}.issuperset(map(type, tokens)) or min(tokens, default=0) < 0:
             raise ValueError(f"{self._name()}: token ids must be integers >= 0")
         if not trainable:

@@ -146,10 +146,10 @@ class Ledger:
         version = self.weight_version if weight_version is None else weight_version
         with self._lock:
             keys, parts = self._taken.setdefault(rollout_id, []), _parts(groups)
-            self._versions[rollout_id], self._told[rollout_id] = version, _versions_of(parts)
-            for key, samples in parts:
+            versions = [trained_versions(samples) for _, samples in parts]
+            self._versions[rollout_id], self._told[rollout_id] = version, _by_key(parts, versions)
+            for (key, samples), oldest_newest in zip(parts, versions):
                 details: dict[str, Any] = {"rollout": rollout_id, "samples": len(samples), "version": version}
-                oldest_newest = trained_versions(samples)
                 if oldest_newest is not None:
                     details["versions"] = oldest_newest
                 if key is not None:
@@ -175,7 +175,8 @@ class Ledger:
         with self._lock:
             if rollout_id not in self._versions:
                 return
-            versions = _versions_of(_parts(groups))
+            parts = _parts(groups)
+            versions = _by_key(parts, [trained_versions(samples) for _, samples in parts])
             if self._versions[rollout_id] == weight_version and self._told.get(rollout_id) == versions:
                 return
             event = {"event": TRAINING, "rollout": rollout_id, "version": weight_version, "versions": versions}
@@ -380,9 +381,9 @@ def _parts(groups: Sequence[Group]) -> list[tuple[int | None, Group]]:
     return parts
 
 
-def _versions_of(parts: list[tuple[int | None, Group]]) -> dict[str, list[int] | None]:
+def _by_key(parts: list[tuple[int | None, Group]], versions: list[list[int] | None]) -> dict[str, list[int] | None]:
     """Of each group with a key."""
-    return {str(key): trained_versions(samples) for key, samples in parts if key is not None}
+    return {str(key): found for (key, _), found in zip(parts, versions) if key is not None}
 
 
 def _key(group: Group) -> int | None:

@@ -341,7 +341,7 @@ class GenerateCaller:
         offered = {"evaluation": evaluation, "context": context, "sampling_params": dict(sampling_params)}
         keywords = {name: offered[name] for name in self._keywords}
         # One sample in the list: its deadline, its failure and its place at the engine stay its own.
-        given = ([sample],) if self._takes_list else (sample, dict(sampling_params))
+        given = ([sample],) if self._takes_list else (sample, offered["sampling_params"])
         call = functools.partial(self._function, args, *given, **keywords)
         result = contained(self.label, call)
         if inspect.isawaitable(result):

@@ -203,10 +203,6 @@ class _Row:
 
 
 def _make_row(sample: Sample) -> _Row:
-    try:
-        sample.validate()
-    except ValueError as error:
-        raise RolloutError(f"cannot train on {_name(sample)}: {error}") from error
     removed = sample.is_removed
     length = sample.response_length
     if length == 0 or (removed and length == len(sample.tokens)):

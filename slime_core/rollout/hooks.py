@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_core.admission import DECLARE, Sealed, changed, fingerprints
+from slime_core.admission import DECLARE, Sealed, changed, snapshot
 from slime_core.errors import RolloutError, SlimeError
 from slime_core.plugins.boundary import awaited, contained, raised_at
 from slime_core.plugins.hooks import Hooks, nobody
@@ -47,7 +47,7 @@ class SampleHook:
         """
         keywords = {name: offered[name] for name in self._keywords}
         clock = asyncio.timeout(args.rollout_timeout)
-        before = fingerprints(sample)
+        before = snapshot(sample)
         try:
             with waiting(self.label, deadline=args.rollout_timeout, then="the sample fails"):
                 async with clock:

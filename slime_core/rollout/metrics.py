@@ -42,9 +42,8 @@ def shared_stats(values: Sequence[float], samples: Sequence[Sample], name: str) 
         samples: [n] that they are of.
         name: Of the metric.
     """
-    of = {id(sample): value for sample, value in zip(samples, values, strict=True)}
-    means = [mean([of[id(s)] for s in siblings]) for siblings in executions(samples)]
-    found = stats(means, name)
+    of = dict(zip(map(id, samples), values, strict=True))
+    found = stats([mean([of[id(s)] for s in siblings]) for siblings in executions(samples)], name)
     if found:
         found |= {f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
     return found
@@ -97,12 +96,17 @@ def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     A name counts the executions that have it; what is no finite number is left out.
     """
     noted: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for sample, weight in zip(samples, shares(samples)):
-        given = sample.metadata.get("sample_metrics")
-        for name, value in given.items() if isinstance(given, Mapping) else ():
+    for given, weight in _written(samples, "sample_metrics"):
+        for name, value in given.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 noted[str(name)].append((value, weight))
     return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(noted.items())}
+
+
+def _written(samples: Sequence[Sample], key: str) -> list[tuple[Mapping[Any, Any], float]]:
+    """What user code left in the samples' metadata, each with its sample's share; a mapping, or it is left out."""
+    found = [(s.metadata[key], weight) for s, weight in zip(samples, shares(samples)) if key in s.metadata]
+    return [(given, weight) for given, weight in found if isinstance(given, Mapping)]
 
 
 def routing_replay_fraction(samples: Sequence[Sample]) -> float:
@@ -201,7 +205,7 @@ def _number(args: Args, sample: Sample) -> float | None:
     if sample.reward is None:
         return None
     value: Any = sample.get_reward_value(args)
-    return None if isinstance(value, Mapping) else float(value)
+    return value if type(value) is float else None if isinstance(value, Mapping) else float(value)
 
 
 def _rewards(args: Args, samples: Sequence[Sample]) -> list[float]:
@@ -258,10 +262,8 @@ def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     What is no finite number, or belongs to a tool without calls, is left out: a user's generator writes this, too.
     """
     sums: dict[str, dict[str, float]] = defaultdict(lambda: {"calls": 0.0, "errors": 0.0, "seconds": 0.0})
-    weights = shares(samples)
-    for sample, weight in zip(samples, weights):
-        stats = sample.metadata.get(STATS)
-        for tool, counts in stats.items() if isinstance(stats, Mapping) else ():
+    for stats, weight in _written(samples, STATS):
+        for tool, counts in stats.items():
             for name, value in counts.items() if isinstance(counts, Mapping) else ():
                 if isinstance(value, int | float) and math.isfinite(value):
                     sums[tool][name] = sums[tool].get(name, 0.0) + weight * value
@@ -269,6 +271,6 @@ def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     for tool, found in sorted(sums.items()):
         calls = found.pop("calls")
         if calls > 0:
-            metrics[f"tools/{tool}/calls"] = calls / sum(weights)
+            metrics[f"tools/{tool}/calls"] = calls / sum(shares(samples))
             metrics |= {f"tools/{tool}/{_NAMES.get(name, name)}": value / calls for name, value in found.items()}
     return metrics

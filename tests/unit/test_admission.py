@@ -155,10 +155,10 @@ def test_spans_of_code_that_does_not_know_them_are_forgotten() -> None:
     given = admission.Drawn.of(sample)
     sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 3, 4], 2, [1, 0]
     assert given.problem(sample, same=True) is None
-    assert admission.settled(sample) == [("template", 1, ""), ("user", 1, ""), ("sampled", 1, ""), ("tool", 1, "")]
+    assert admission.settled(sample)[0] == [("template", 1, ""), ("user", 1, ""), ("sampled", 1, ""), ("tool", 1, "")]
     sample.tokens, sample.response_length = [9, 1, 2, 3, 4], 2  # its own way to encode the prompt, with a BOS
     assert given.problem(sample, same=True) is None
-    assert admission.settled(sample) == [("user", 3, ""), ("sampled", 1, ""), ("tool", 1, "")]
+    assert admission.settled(sample)[0] == [("user", 3, ""), ("sampled", 1, ""), ("tool", 1, "")]
 
 
 def test_a_partial_response_that_is_built_again_by_hand() -> None:
@@ -168,7 +168,7 @@ def test_a_partial_response_that_is_built_again_by_hand() -> None:
     sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 7, 8, 9], 3, [0, 1, 1]
     sample.rollout_log_probs, sample.token_weight_versions = None, []
     assert given.problem(sample, same=True) is None
-    assert admission.settled(sample)[2:] == [("tool", 1, ""), ("sampled", 2, "")]
+    assert admission.settled(sample)[0][2:] == [("tool", 1, ""), ("sampled", 2, "")]
 
 
 def test_sampled_tokens_stand_after_the_prompt_they_were_sampled_after() -> None:
@@ -208,3 +208,9 @@ def test_a_response_that_is_text_gets_ids_and_no_log_probs() -> None:
     assert "loss_mask has 3 entries and the response, given as text, has 2 tokens" in str(
         admission.take_text(wrong, [7, 8])
     )
+
+
+def test_a_removed_sample_whose_fields_do_not_fit_is_data() -> None:
+    batch = make_batch(ARGS, 0, [[told(remove_sample=True, loss_mask=[1]), told()]], None)
+    assert [sum(mask) for mask in batch.loss_masks] == [0, 3]
+    assert batch.tokens[0] == [2, 0], "only its row is left"

@@ -54,6 +54,15 @@ def test_what_cannot_be_aligned_is_refused_and_changes_nothing(bad, message) -> 
     assert sample == before
 
 
+def test_nothing_is_appended_to_what_a_teacher_has_scored() -> None:
+    sample = Sample(tokens=[1])
+    sample.append_response_tokens(**_sampled([2]))
+    sample.teacher_log_probs = [-1.0]
+    with pytest.raises(ValueError, match="a teacher has scored the response"):
+        sample.append_response_tokens(**_sampled([3]))
+    assert sample.tokens == [1, 2]
+
+
 def test_log_probs_cannot_be_appended_to_a_response_without_any() -> None:
     sample = Sample(tokens=[1, 2, 3], response_length=2)
     with pytest.raises(ValueError, match="without any"):

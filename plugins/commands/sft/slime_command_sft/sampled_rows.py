@@ -40,7 +40,7 @@ def to_row(sample: Sample, tokenizer: Any) -> dict[str, Any]:
         sample: One that `admission.problem` finds nothing wrong with.
         tokenizer: Of the model that sampled.
     """
-    spans = settled(sample)
+    spans, _ = settled(sample)
     response = provenance.part(spans, len(sample.tokens) - sample.response_length, len(sample.tokens))
     plain = isinstance(sample.prompt, str)
     special = (*tokenizer.all_special_tokens, *tokenizer.get_added_vocab())
