@@ -25,7 +25,8 @@ _FRAME = """<!doctype html>
 """
 
 
-_START = """const main = Object.assign(document.createElement("script"), { type: "module", textContent: 'import "main";' });
+_START = """const main = document.createElement("script");
+Object.assign(main, { type: "module", textContent: 'import "main";' });
 document.head.append(main);"""
 """What a script that is trusted puts in may load modules, and nothing else may ('strict-dynamic')."""
 
