@@ -107,35 +107,43 @@ INLINE void add_outer(int64_t n, int64_t size, int64_t out, const float *x, cons
     }
 }
 
-/* to [LANES, LANES] = the transpose of from; rows are `across` and `step` apart */
-INLINE void turn(const float *from, int64_t across, float *to, int64_t step) {
-#define KEPT(o, w, add) ((o) & (w)) ? LANES + (o) - (w) : (o)
-#define GIVEN(o, w, add) ((o) & (w)) ? LANES + (o) : (o) + (w)
-#define SWAP(w)                                                   \
-    for (int i = 0; i < LANES; i++)                               \
-        if (!(i & w)) {                                           \
-            vec one = x[i], other = x[i + w];                     \
-            x[i] = __builtin_shuffle(one, other, (ints)EACH(KEPT, w, 0)); \
-            x[i + w] = __builtin_shuffle(one, other, (ints)EACH(GIVEN, w, 0)); \
+/* Lane o of x[i] -> lane i of x[o]: every exchange swaps one bit of the two. */
+#define STAYS(o, w, add) ((o) & (w) ? LANES + (o) - (w) : (o))
+#define MOVES(o, w, add) ((o) & (w) ? LANES + (o) : (o) + (w))
+#define EXCHANGE(w)                                                          \
+    for (int i = 0; i < LANES; i++)                                          \
+        if (!(i & w)) {                                                      \
+            vec low = x[i], high = x[i + w];                                 \
+            x[i] = __builtin_shuffle(low, high, (ints)EACH(STAYS, w, 0));    \
+            x[i + w] = __builtin_shuffle(low, high, (ints)EACH(MOVES, w, 0)); \
         }
+INLINE void transpose(vec *x) {
+    EXCHANGE(1) EXCHANGE(2) EXCHANGE(4)
+#if LANES == 16
+    EXCHANGE(8)
+#endif
+}
+
+/* to [LANES, LANES] = the transpose of from; their rows are `step` and `across` apart */
+INLINE void turn(const float *from, int64_t across, float *to, int64_t step) {
     vec x[LANES];
     for (int i = 0; i < LANES; i++) x[i] = load(from + i * across);
-#if LANES == 16
-    SWAP(8)
-#endif
-    SWAP(4) SWAP(2) SWAP(1)
+    transpose(x);
     for (int i = 0; i < LANES; i++) store(to + i * step, x[i]);
 }
 
 /* weight [out, size] -> tiles [out / TILE, size, TILE]; what the last one has too many is left as it is */
 void pack(int64_t out, int64_t size, const float *weight, float *tiles) {
-    for (int64_t row = 0; row < out; row += LANES) {
-        float *to = tiles + row / TILE * TILE * size + row % TILE;
-        int64_t k = 0;
-        for (; row + LANES <= out && k + LANES <= size; k += LANES) turn(weight + row * size + k, size, to + k * TILE, TILE);
-        for (; k < size; k++)
-            for (int64_t r = row; r < out && r < row + LANES; r++) to[k * TILE + r - row] = weight[r * size + k];
-    }
+    for (int64_t c = 0; c < out; c += TILE)
+        for (int64_t r = c; r < c + TILE && r < out; r += LANES)
+            for (int64_t k = 0; k < size; k += LANES) {
+                float *to = tiles + c * size + k * TILE + r - c;
+                if (r + LANES <= out && k + LANES <= size)
+                    turn(weight + r * size + k, size, to, TILE);
+                else
+                    for (int64_t i = 0; i < LANES && k + i < size; i++)
+                        for (int64_t j = 0; j < LANES && r + j < out; j++) to[i * TILE + j] = weight[(r + j) * size + k + i];
+            }
 }
 
 static float *tiles_for(int64_t out, int64_t size) {
