@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 from slime_runs.files import FOLDER, file_name, shadow_name, trained_name, write_file
-from slime_runs.index import Index, facts
+from slime_runs.index import Facts
 
 from slime_core.data.ledger_files import SegmentRef, write_segment
 
@@ -58,21 +58,17 @@ class MadeRun:
         lines = [f"{name}: {json.dumps(value)}  # flag\n" for name, value in settings.items()]
         (self.path / "config.yaml").write_text("# name: value  # origin\n\n" + "".join(lines))
         (self.path / "metrics.jsonl").write_bytes(b"".join(self._metrics(step) for step in range(self.rollouts + 1)))
-        index = Index.to_write(self.path / FOLDER)
         with (self.path / "trace.jsonl").open("wb") as trace:
             for number in range(self.rollouts):
                 rows = self._rollout(number)
-                self._keep(index, file_name(number), rows)
+                self._keep(file_name(number), rows)
                 self._trained(number, rows)
                 if number >= self.rollouts - self.shadowed:
                     self._shadow(number, rows)
                 if number * self.groups * self.per_group < self.traced:
                     trace.write(self._times(number, rows))
         for at in range(self.evaluations):
-            self._keep(
-                index, file_name(at * self.rollouts // max(1, self.evaluations - 1), evaluation=True), self._items()
-            )
-        index.close()
+            self._keep(file_name(at * self.rollouts // max(1, self.evaluations - 1), evaluation=True), self._items())
         self._ledger()
         return self.path
 
@@ -114,11 +110,9 @@ class MadeRun:
             rows.append({**row, "row": None})
         return rows
 
-    def _keep(self, index: Index, name: str, rows: list[dict[str, Any]]) -> None:
+    def _keep(self, name: str, rows: list[dict[str, Any]]) -> None:
         frames = [rows[i : i + _PER_FRAME] for i in range(0, len(rows), _PER_FRAME)]
-        path = self.path / FOLDER / name
-        places = write_file(path, [[orjson.dumps(row) for row in frame] for frame in frames])
-        index.add_file(path, zip(places, [[facts(row) for row in frame] for frame in frames]))
+        Facts(frames).write(self.path / FOLDER / name, [[orjson.dumps(row) for row in frame] for frame in frames])
 
     def _trained(self, number: int, rows: list[dict[str, Any]]) -> None:
         lines = [

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_engine_sglang.arguments import router_arguments, router_argv, server_arguments, to_argv
+from slime_engine_sglang.arguments import router_arguments, server_arguments, to_argv
 from slime_engine_sglang.environment import installed_versions, server_environment
-from slime_engine_sglang.flag_list import cache_file, installed_flags, shipped_flags, size
+from slime_engine_sglang.flag_list import ROUTER, cache_file, installed_flags, shipped_flags, size
 
 from slime_core.config import load_settings
 from slime_core.config.flag_parser import as_json, takes_list
@@ -110,7 +110,7 @@ def test_every_field_survives_the_command_line(sglang_python: Path, parse: Parse
     # These have a form of their own in RouterArgs.
     special = ("prefill", "decode", "selector", "prefill_selector", "decode_selector", "control_plane_api_keys")
     router = {name: value for name, value in router.items() if name not in (*special, "jwt_role_mapping")}
-    parsed, routed = parse(to_argv(server, sglang_python), router_argv(router, sglang_python))
+    parsed, routed = parse(to_argv(server, sglang_python), to_argv(router, sglang_python, ROUTER))
     server["lora_paths"] = ["a=/x", {"lora_name": "b", "lora_path": "/"}]
     assert {name: parsed[name] for name in server} == server
     renamed = {"tls_cert_path": "server_cert_path", "tls_key_path": "server_key_path"}
@@ -126,7 +126,7 @@ def test_settings_and_disaggregation_survive_it(sglang_python: Path, parse: Pars
     args = load_settings([*argv.split(), "--engine-python", str(sglang_python)], command="show", env={}).args
     fields = server_arguments(args, device="cpu", gpus=2, rank=1, forced={"disaggregation_mode": "decode"})
     routing = router_arguments(args) | {"pd_disaggregation": True, "port": 3001, "prometheus_port": 3002}
-    server, router = parse(to_argv(fields, sglang_python), router_argv(routing, sglang_python))
+    server, router = parse(to_argv(fields, sglang_python), to_argv(routing, sglang_python, ROUTER))
     assert {name: server[name] for name in fields} == fields
     assert (server["random_seed"], server["tp_size"], server["max_total_tokens"]) == (1234 + 2, 2, 16384)
     assert (server["cuda_graph_bs_decode"], server["dllm_fdfo"], server["device"]) == ([1, 2], False, "cpu")

@@ -13,7 +13,7 @@ from slime_core.errors import CheckpointError
 from tests.conftest import TinyRun
 
 FLAGS = {"num_rollout": 4, "save_interval": 2, "eval_interval": None, "eval_prompt_data": None}
-UNUSED = ("config.yaml", "summary.json", "index.sqlite", "trace.jsonl", "tensorboard")
+UNUSED = ("config.yaml", "summary.json", "trace.jsonl", "tensorboard")
 """Of these a resume reads nothing: it writes them anew, or appends."""
 
 

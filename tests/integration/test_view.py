@@ -278,7 +278,7 @@ def test_a_renderer_is_shown_in_a_frame_that_runs_nothing(
 
 @pytest.mark.parametrize(
     "damage",
-    ["killed", "no index", "torn sample file", "torn lines", "other version", "a commit made again", "empty"],
+    ["killed", "no footers", "torn sample file", "torn lines", "other version", "a commit made again", "empty"],
 )
 def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> None:
     run = MadeRun(tmp_path / "run").write()
@@ -286,11 +286,12 @@ def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> 
     if damage == "killed":
         (run / "waits").mkdir()
         (run / "waits" / "elsewhere-1.json").write_text(json.dumps(board)[:-5])
-    elif damage == "no index":
-        (run / "samples" / "index.sqlite").unlink()
+    elif damage == "no footers":
+        for path in (run / "samples").iterdir():
+            path.write_bytes(path.read_bytes()[:-3])
     elif damage == "torn sample file":
         newest = run / "samples" / "rollout_0000003.jsonl.zst"
-        newest.write_bytes(newest.read_bytes()[:-3])
+        newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
     elif damage == "torn lines":
         for name in ("metrics.jsonl", "trace.jsonl", "incidents.jsonl"):
             with (run / name).open("ab") as file:
@@ -359,13 +360,13 @@ def test_a_run_that_has_begun_and_one_that_was_moved_away(tmp_path: Path) -> Non
 def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path) -> None:
     for name in ("odd", "sound"):
         MadeRun(tmp_path / name, rollouts=1).write()
-    samples = tmp_path / "odd" / "samples"
-    (samples / "index.sqlite").unlink()
-    write_file(samples / file_name(0), [[b'{"kept": 5}']])
+    write_file(tmp_path / "odd" / "samples" / file_name(0), [[b'{"kept": 5}']])
     view = inside(tmp_path)
-    answer = view.client.get("api/rollout", params={"run": "odd", "rollout": 0})
+    assert view.ask("rollout", run="odd", rollout=0)["count"] == 0
+    (tmp_path / "odd" / "incidents.jsonl").write_text('{"rollout_id": {}, "check": 5}\n')
+    answer = view.client.get("api/run", params={"run": "odd"})
     assert answer.status_code == 404
-    assert f"{tmp_path / 'odd'}: cannot be read: AttributeError" in answer.json()["error"]["message"]
+    assert f"{tmp_path / 'odd'}: cannot be read: TypeError" in answer.json()["error"]["message"]
     states = {run["run"]: run["state"] for run in view.ask("runs")["runs"]}
     assert states == {"odd": "unreadable", "sound": "stopped"}
     for number in (2**63, -(2**64)):

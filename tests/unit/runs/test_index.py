@@ -11,7 +11,7 @@ import pytest
 import zstandard
 from slime_runs import files
 from slime_runs.files import damage, file_name, read_frame, read_frames, write_file
-from slime_runs.index import Filter, Index, facts
+from slime_runs.index import Facts, Filter, Index
 from slime_runs.store import _frames
 
 from slime_core.data import dumps
@@ -27,22 +27,19 @@ def _row(index: int, score: float | None, *, fate: str = "trained", data_set: st
     }  # fmt: skip
 
 
-def _write(index: Index, path: Path, rows: list[Any]) -> None:
-    frames = write_file(path, [[orjson.dumps(row) for row in rows]])
-    index.add_file(path, zip(frames, [[facts(row) for row in rows]]))
+def _write(path: Path, rows: list[Any]) -> None:
+    Facts([rows]).write(path, [[orjson.dumps(row) for row in rows]])
 
 
 @pytest.fixture
 def index(tmp_path: Path) -> Index:
-    found = Index.to_write(tmp_path)
     rollouts = {
         0: [_row(0, 0.5), _row(1, None), _row(2, 1.0), _row(3, 0.0, fate="dropped")],
         1: [_row(4, 1.0), _row(5, 0.0)],
     }
     for rollout, rows in rollouts.items():
-        path = tmp_path / file_name(rollout)
-        _write(found, path, rows)
-    return found
+        _write(tmp_path / file_name(rollout), rows)
+    return Index(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -64,26 +61,18 @@ def test_totals_are_of_what_was_trained_on(index: Index) -> None:
 
 
 def test_a_file_again_takes_the_place_of_what_was_known_of_it(index: Index, tmp_path: Path) -> None:
-    rows = [_row(7, 0.25)]
     path = tmp_path / file_name(0)
-    _write(index, path, rows)
+    _write(path, [_row(7, 0.25)])
+    index.update()
     assert [(total.rollout, total.samples) for total in index.rollouts()] == [(0, 1), (1, 2)]
-    index.drop(path.name)
-    assert index.size() == 2
+    path.unlink()
+    index.update()
+    assert [entry.sample_index for entry in index.find(Filter())] == [4, 5]
 
 
 def test_filters_by_row_and_length(index: Index) -> None:
     assert [entry.sample_index for entry in index.find(Filter(data_row=1))] == [4, 1]
     assert [entry.sample_index for entry in index.find(Filter(min_tokens=2, max_tokens=4))] == [1, 2, 3]
-
-
-def test_a_question_ends_in_time(tmp_path: Path) -> None:
-    index, path = Index.to_write(tmp_path), tmp_path / file_name(0)
-    rows = [_row(i, 0.5) for i in range(2000)]
-    _write(index, path, rows)
-    assert len(index.find(Filter(), within=60.0)) == 2000
-    assert len(index.find(Filter(), within=0.0)) < 2000
-    assert len(index.find(Filter())) == 2000
 
 
 def test_a_frame_that_becomes_too_much_is_left_out_and_said(
@@ -94,7 +83,8 @@ def test_a_frame_that_becomes_too_much_is_left_out_and_said(
     path = tmp_path / file_name(0)
     lines = [[orjson.dumps(_row(i, 0.5))] for i in range(3)]
     bomb = zstandard.ZstdCompressor().compress(b"0" * (64 << 20))
-    frames = write_file(path, lines)
+    write_file(path, lines)
+    frames = [frame for frame, _ in read_frames(path)]
     content = path.read_bytes()
     path.write_bytes(content[: frames[1].offset] + bomb + content[frames[1].offset :])
     place = files.Frame(frames[1].offset, len(bomb))
@@ -107,7 +97,7 @@ def test_a_frame_that_becomes_too_much_is_left_out_and_said(
     assert [len(rows) for rows in found.values()] == [1, 0, 1, 1]
     assert f"{path}: {len(bomb)} bytes from {place.offset} on are left out" in caplog.text
     assert damage(path) is None
-    index = Index.to_read(tmp_path)
+    index = Index(tmp_path)
     assert [entry.sample_index for entry in index.find(Filter(), order="file")] == [0, 1, 2]
     monkeypatch.setattr(dumps, "_LONGEST", 1 << 20)
     with pytest.raises(DataError, match=r"rollout_0000000\.jsonl\.zst:2: no sample as JSON in 1048576 bytes"):
@@ -119,20 +109,30 @@ def test_samples_of_one_execution_are_numbered_where_the_writer_did_not(tmp_path
     path = tmp_path / file_name(0, evaluation=True)
     rows = [_row(i, 0.5, data_set=name) for name in "ab" for i in (0, 0, 1)]
     write_file(path, [[orjson.dumps(row) for row in rows]])
-    entries = Index.to_read(tmp_path).find(Filter(), order="file")
+    entries = Index(tmp_path).find(Filter(), order="file")
     assert [(e.data_set, *e.key) for e in entries] == [
         (name, index, part) for name in "ab" for index, part in ((0, 0), (0, 1), (1, 0))
     ]
 
 
-def test_the_writer_begins_an_index_again_that_is_damaged_further_in(index: Index, tmp_path: Path) -> None:
-    index.close()
-    path = tmp_path / files.INDEX
-    content = bytearray(path.read_bytes())
-    content[4096:] = b"x" * (len(content) - 4096)
-    path.write_bytes(content)
-    again = Index.to_write(tmp_path)
-    assert again.size() == len(again.find(Filter())) == 6
+@pytest.mark.parametrize("damage", ["none", "torn", "other bytes", "other form", "places of nothing"])
+def test_a_file_whose_footer_is_not_known_is_read_whole(index: Index, tmp_path: Path, damage: str) -> None:
+    before = index.find(Filter())
+    for path in tmp_path.iterdir():
+        content = path.read_bytes()
+        if damage == "none":
+            path.write_bytes(content[: max(frame.offset + frame.size for frame, rows in read_frames(path) if rows)])
+        elif damage == "torn":
+            path.write_bytes(content[:-3])
+        elif damage == "other bytes":
+            path.write_bytes(content[:-20] + bytes(8) + content[-12:])
+            assert files.damage(path) is not None
+        else:
+            footer = files.read_footer(path)
+            changed = footer.replace(b'"form":1', b'"form":2') if damage == "other form" else footer[:-1] + b"\x7f"
+            lines = [[orjson.dumps(row) for row in rows] for _, rows in read_frames(path) if rows]
+            write_file(path, lines, lambda _, changed=changed: changed)
+    assert Index(tmp_path).find(Filter()) == before
 
 
 def test_frames_end_where_samples_are_long() -> None:

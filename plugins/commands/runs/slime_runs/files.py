@@ -1,18 +1,20 @@
 """Files of samples: JSON lines in zstd frames, one frame for each prompt's group, so that a group is read alone.
 
 A file is written whole under another name and moved into place, so a kill leaves none that is torn; one that was cut by
-something else is read up to its last whole frame. `zstdcat` shows a file, and `data.dumps.read_samples` reads it.
+something else is read up to its last whole frame. `zstdcat` shows a file, and `data.dumps.read_samples` reads it. Both
+pass over its last frame, the footer that `index.py` reads: zstd calls that one skippable.
 """
 
 from __future__ import annotations
 
 import glob
 import io
+import itertools
 import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +26,13 @@ from slime_core.errors import DataError
 logger = logging.getLogger(__name__)
 
 FOLDER = "samples"
-INDEX = "index.sqlite"
 _NAME = re.compile(r"(rollout|eval)_(\d+)\.jsonl\.zst")
 _LEVEL = 3
+_SKIPPED = (0x184D2A5E).to_bytes(4, "little")
+"""First bytes of a frame that is not of lines: then come the length of the rest, the footer, its own, and `_FOOTER`."""
+_FOOTER = b"slim"
+_TAIL = 1 << 16
+"""Bytes of a file's end that are read at once: a footer is seldom longer."""
 MOST_BYTES = 256 << 20
 """What a frame may unpack to. A file of another hand may have a few bytes that become gigabytes."""
 _STEP = 256
@@ -71,18 +77,45 @@ def sample_files(folder: Path) -> list[Path]:
     return [path for found, path in sorted((found, path) for found, path in named if found is not None)]
 
 
-def write_file(path: Path, groups: Iterable[Sequence[bytes]]) -> list[Frame]:
-    """Write each group's lines as a frame. Raises OSError; then the file is as it was."""
+def write_file(
+    path: Path, groups: Iterable[Sequence[bytes]], footer: Callable[[Sequence[Frame]], bytes] | None = None
+) -> None:
+    """Write each group's lines as a frame, and what `footer` makes of their places.
+
+    Raises OSError; then the file is as it was.
+    """
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-    frames = [compressor.compress(b"\n".join((*lines, b""))) for lines in groups]
+    packed = [compressor.compress(b"\n".join((*lines, b""))) for lines in groups]
+    if footer is not None:
+        starts = itertools.accumulate(map(len, packed), initial=0)
+        content = compressor.compress(footer([Frame(start, len(one)) for start, one in zip(starts, packed)]))
+        length = len(content).to_bytes(4, "little")
+        packed.append(_SKIPPED + (len(content) + 8).to_bytes(4, "little") + content + length + _FOOTER)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(b"".join(frames))
+    partial.write_bytes(b"".join(packed))
     os.replace(partial, path)
-    ends = [0]
-    for frame in frames:
-        ends.append(ends[-1] + len(frame))
-    return [Frame(offset, len(frame)) for offset, frame in zip(ends, frames)]
+
+
+def read_footer(path: Path) -> bytes:
+    """What `write_file` was given beside the lines; empty where there is none, or it is damaged. Raises OSError."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL))
+        tail = file.read()
+        length = int.from_bytes(tail[-8:-4], "little") + 16
+        if not tail.endswith(_FOOTER) or length > size:
+            return b""
+        if length > len(tail):
+            file.seek(size - length)
+            tail = file.read()
+    try:
+        content = memoryview(tail)[-length + 8 : -8]
+        if zstandard.get_frame_parameters(content).content_size > MOST_BYTES:
+            return b""
+        return zstandard.ZstdDecompressor().decompress(content)
+    except zstandard.ZstdError:
+        return b""
 
 
 def read_frame(path: Path, frame: Frame) -> list[Row]:
@@ -92,13 +125,13 @@ def read_frame(path: Path, frame: Frame) -> list[Row]:
         lines, _ = _unpacked(memoryview(file.read(frame.size)))
     if lines is None:
         raise ValueError(f"what is there {_TOO_MUCH}")
-    return [orjson.loads(line) for line in io.BytesIO(lines)]
+    return list(parsed_lines(io.BytesIO(lines)))
 
 
 def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator[tuple[Frame, list[Row]]]:
     """Every whole frame of a file, first one first; of its lines all, or those that start so.
 
-    None of a frame that unpacks to more than `MOST_BYTES`, which is logged.
+    None of a frame that unpacks to more than `MOST_BYTES`, nor of lines that are no samples, which is logged.
     """
     content = memoryview(path.read_bytes())
     offset = 0
@@ -109,13 +142,24 @@ def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator
             return
         if lines is None:
             logger.warning("%s: %d bytes from %d on are left out: what is there %s", path, size, offset, _TOO_MUCH)
-        wanted = (line for line in io.BytesIO(lines or b"") if starts is None or line.startswith(starts))
-        yield Frame(offset, size), [orjson.loads(line) for line in wanted]
+        wanted = [line for line in io.BytesIO(lines or b"") if starts is None or line.startswith(starts)]
+        rows = list(parsed_lines(wanted))
+        if len(rows) < len(wanted):
+            logger.warning(
+                "%s: %d lines from byte %d on are left out: they are no JSON", path, len(wanted) - len(rows), offset
+            )
+        yield Frame(offset, size), rows
         offset += size
 
 
 def _unpacked(content: memoryview) -> tuple[bytes | None, int]:
     """Lines of the frame that comes first, None where they are too many, and its bytes. Raises ValueError: torn."""
+    if content[:4] == _SKIPPED:
+        size = 8 + int.from_bytes(content[4:8], "little")
+        _unpacked(content[8 : size - 8])
+        if bytes(content[size - 4 : size]) != _FOOTER:
+            raise ValueError("it ends too early")
+        return b"", size
     reader = zstandard.ZstdDecompressor().decompressobj()
     pieces, unpacked = list[bytes](), 0
     for start in range(0, len(content), _STEP):

@@ -1,65 +1,64 @@
-"""The index of stored samples: SQLite, so that a filter over a run opens no file; what is in it can be made again.
+"""The index of stored samples: every file says in a footer what is in it, and readers put the footers together.
 
-The writer keeps `samples/index.sqlite`. A reader never writes into a run: what the index lacks (a run that was copied
-without it, one whose writer died between file and index) it adds to a copy in memory.
+So the run writes no index, none can be behind its files, and a filter over a run reads no sample. A file without a
+footer that this version knows is read whole. In memory a sample takes some 100 bytes.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
+import math
 import os
-import sqlite3
-import time
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import orjson
 
 from slime_core.provenance import NOT_SAMPLED
-from slime_runs.files import INDEX, Frame, Row, file_name, numbered, parse_name, read_frames
+from slime_core.types import SampleStatus
+from slime_runs.files import Frame, Row, file_name, numbered, parse_name, read_footer, read_frames, write_file
 
-_COLUMNS = (
-    "rollout", "data_set", "group_index", "sample_index", "place", "offset", "size", "score", "status", "fate",
-    "prompt_tokens", "response_tokens", "trained_tokens", "oldest_version", "newest_version", "failure", "data_row",
-    "part",
-)  # fmt: skip
-_PLACE = ("rollout", "place", "offset", "size")
-_FACTS = tuple(name for name in _COLUMNS if name not in _PLACE)
-_TOTALS = ("rollout", "data_set", "samples", "scored", "score", "dropped", "failed", "truncated", "tokens")
-_COUNTED = ("dropped", "failed", "truncated")
-"""Status or fate whose samples `totals` counts, so that rollouts without any are not searched."""
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL, thinned INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS samples ({", ".join(_COLUMNS)});
-CREATE TABLE IF NOT EXISTS totals ({", ".join(_TOTALS)});
-CREATE INDEX IF NOT EXISTS of_rollout ON samples (data_set, rollout, group_index, sample_index);
-CREATE INDEX IF NOT EXISTS of_best ON samples (data_set, score DESC, rollout DESC);
-CREATE INDEX IF NOT EXISTS of_worst ON samples (data_set, score, rollout DESC);
-CREATE INDEX IF NOT EXISTS of_group ON samples (group_index);
-CREATE INDEX IF NOT EXISTS of_row ON samples (data_row);
-PRAGMA user_version = 4;
-"""
-_VERSION = 4
+logger = logging.getLogger(__name__)
 
-ORDERS = {
-    "rollout": ("rollout DESC, group_index, sample_index", ""),
-    "best": ("score DESC, rollout DESC", ""),
-    # SQL sorts what has no score first; both halves are in the order of an index.
-    "worst": ("score, rollout DESC", "score IS NOT NULL"),
-    "file": ("rowid", ""),
-}
-"""Name -> order, and the condition on those that come first."""
+Order = Literal["rollout", "best", "worst", "file"]
+"""Newest first, and three others. What has no score is last."""
 Key = tuple[int, int]
 """Index of a sample (-1: it has none), and its part."""
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_TEXTS = ("data_set", "status", "fate", "failure")
+"""Columns that are places in a list of texts: -1 is none, and `_UNKNOWN` what no sample has."""
+_UNKNOWN = -2
+_CODES: dict[str | None, int] = {None: -1} | {
+    text: code for code, text in enumerate((*SampleStatus, "trained", "dropped", "evaluated"))
+}
+"""Every such list begins with these, so most files have their places in common."""
+_NUMBERS = ("group_index", "sample_index", "oldest_version", "newest_version", "data_row")
+"""Columns where `_NONE` is none."""
+_NONE = int(np.iinfo(np.int64).min)
+_COUNTED = (
+    ("fate", "trained"), ("fate", "evaluated"), ("fate", "dropped"), ("status", "failed"), ("status", "truncated"),
+)  # fmt: skip
+_COUNTS = ("place", "prompt_tokens", "response_tokens", "trained_tokens", "part")
+_SAMPLE = np.dtype(
+    [
+        *((name, "<i8") for name in ("offset", "size", *_NUMBERS)),
+        ("score", "<f8"),
+        *((name, "<i4") for name in (*_COUNTS, *_TEXTS)),
+    ]
+)
+_FORM = 1
+"""Of footers: a line of JSON, then `_SAMPLE` for each. With other columns, or another meaning, it is another number."""
 _NO_VERSION = frozenset({None, NOT_SAMPLED})
-Facts = tuple[object, ...]
-"""What is known of a sample wherever it lies: `_FACTS`."""
-_CLOCK_STEPS = 2000
-"""Steps of SQLite's machine between two looks at the clock."""
+UNLIKE = (AttributeError, OverflowError, TypeError, ValueError)
+"""What `Facts` raises of rows that are not as samples are."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """What the index knows of a sample."""
 
     rollout: int
@@ -138,211 +137,266 @@ class Filter:
     """Of the response."""
     max_tokens: int | None = None
 
-    def where(self) -> tuple[str, list[object]]:
-        """The SQL condition and its values."""
-        terms: list[tuple[str, object]] = [
-            (f"{name} = ?", getattr(self, name))
-            for name in ("rollout", "group_index", "sample_index", "part", "data_row", "status", "fate")
-            if getattr(self, name) is not None
-        ]
-        if self.file is not None:
-            rollout, evaluation = _parsed(self.file)
-            terms.append((f"data_set IS {'NOT ' if evaluation else ''}NULL AND rollout = ?", rollout))
-        if self.data_set is not None:
-            terms.append(("data_set = ?", self.data_set) if self.data_set else ("data_set IS NULL AND ?", True))
-        bounds = {"score >= ?": self.min_score, "score <= ?": self.max_score}
-        bounds |= {"response_tokens >= ?": self.min_tokens, "response_tokens <= ?": self.max_tokens}
-        terms += [(term, value) for term, value in bounds.items() if value is not None]
-        counted = [
-            f"rollout IN (SELECT rollout FROM totals WHERE {n})" for n in (self.status, self.fate) if n in _COUNTED
-        ]
-        return " AND ".join(["1", *counted, *(term for term, _ in terms)]), [value for _, value in terms]
+    def passes(self, rows: Array, codes: Mapping[str | None, int]) -> Iterator[Array]:
+        """Which of the samples pass each term, but for `rollout` and `file`."""
+        for name in ("group_index", "sample_index", "part", "data_row"):
+            if (number := getattr(self, name)) is not None:
+                yield rows[name] == number
+        for name in _TEXTS[:3]:
+            if (text := getattr(self, name)) is not None:
+                yield rows[name] == codes.get(text or None, _UNKNOWN)
+        bounds = {"score": (self.min_score, self.max_score), "response_tokens": (self.min_tokens, self.max_tokens)}
+        for name, (least, most) in bounds.items():
+            if least is not None:
+                yield rows[name] >= least
+            if most is not None:
+                yield rows[name] <= most
+
+
+class Facts:
+    """What is known of the samples of a file's frames, wherever those will lie."""
+
+    def __init__(self, frames: Sequence[Sequence[Row]]) -> None:
+        """Raises one of `UNLIKE`."""
+        rows = [row for frame in frames for row in frame]
+        codes, samples = _CODES.copy(), np.zeros(len(rows), _SAMPLE)
+        samples["place"] = [place for frame in frames for place in range(len(frame))]
+        for name, values in _columns(rows).items():
+            if name in _TEXTS:
+                values = [codes.setdefault(text, len(codes) - 1) for text in values]
+            elif name in _NUMBERS:
+                values = [_NONE if number is None else number for number in values]
+            samples[name] = values
+        self.texts = [text for text in codes if text is not None]
+        order = np.lexsort((samples["sample_index"], samples["group_index"], samples["data_set"]))
+        self.samples = samples[order]
+        """In the order of data set, group and sample."""
+        self._frames = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])[order]
+
+    def lie_in(self, frames: Sequence[Frame]) -> None:
+        """Where the frames are."""
+        places = np.array(frames, np.int64).reshape(-1, 2)[self._frames]
+        self.samples["offset"], self.samples["size"] = places.T
+
+    def write(self, path: Path, lines: Iterable[Sequence[bytes]], *, thinned: bool = False) -> None:
+        """Write the file, of each frame's lines. Raises OSError; then the file is as it was."""
+
+        def footer(frames: Sequence[Frame]) -> bytes:
+            self.lie_in(frames)
+            head = {"form": _FORM, "thinned": thinned, "texts": self.texts}
+            return orjson.dumps(head) + b"\n" + self.samples.tobytes()
+
+        write_file(path, lines, footer)
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    kept = [row.get("kept") or {} for row in rows]
+    lengths = [row.get("response_length") or 0 for row in rows]
+    masks = [row.get("loss_mask") for row in rows]
+    versions = [set(row.get("token_weight_versions") or ()) - _NO_VERSION for row in rows]
+    failures = [(row.get("metadata") or {}).get("failure") for row in rows]
+    return {
+        "group_index": [row.get("group_index") for row in rows],
+        "sample_index": [row.get("index") for row in rows],
+        "data_row": [row.get("row") for row in rows],
+        "oldest_version": [min(found, default=None) for found in versions],
+        "newest_version": [max(found, default=None) for found in versions],
+        "score": [np.nan if (score := one.get("score")) is None else score for one in kept],
+        "prompt_tokens": [len(row.get("tokens") or ()) - length for row, length in zip(rows, lengths)],
+        "response_tokens": lengths,
+        "trained_tokens": [n if mask is None else len(mask) - mask.count(0) for n, mask in zip(lengths, masks)],
+        "part": [one.get("part", 0) for one in kept],
+        "data_set": [one.get("data_set") for one in kept],
+        "status": [row.get("status") for row in rows],
+        "fate": [one.get("fate", "trained") for one in kept],
+        "failure": [f"{found.get('where')}: {found.get('error')}" if found else None for found in failures],
+    }
+
+
+def _known(path: Path) -> tuple[dict[str, Any], Array] | None:
+    """The footer; None without one of this form. Raises OSError."""
+    head, _, samples = read_footer(path).partition(b"\n")
+    try:
+        said = orjson.loads(head)
+        if said["form"] != _FORM:
+            return None
+        found = np.frombuffer(samples, _SAMPLE)
+        codes = np.array([found[name] for name in _TEXTS])
+        return (said, found) if ((codes >= -1) & (codes < len(said["texts"]))).all() else None
+    except (KeyError, TypeError, ValueError):  # none, or of another hand
+        return None
+
+
+def is_thinned(path: Path) -> bool:
+    """Whether a file has no longer all its samples. Raises OSError."""
+    known = _known(path)
+    return known is not None and bool(known[0].get("thinned"))
+
+
+def _read(path: Path) -> tuple[list[str], Array]:
+    """Texts and samples of a file, as far as it can be read."""
+    try:
+        if (known := _known(path)) is not None:
+            return known[0]["texts"], known[1]
+        frames = [(frame, numbered(rows)) for frame, rows in read_frames(path)]
+        facts = Facts([rows for _, rows in frames])
+        facts.lie_in([frame for frame, _ in frames])
+    except FileNotFoundError:  # thinned away just now
+        return [], np.zeros(0, _SAMPLE)
+    except (OSError, *UNLIKE) as error:
+        logger.warning("%s: left out, as it cannot be read: %s: %s", path, type(error).__name__, error)
+        return [], np.zeros(0, _SAMPLE)
+    return facts.texts, facts.samples
 
 
 class Index:
-    """A connection; `add_file` and `drop` are the writer's."""
+    """What a folder's files have; `update` reads the footers of those that are new, others or gone."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._db = connection
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rows = np.zeros(0, _SAMPLE)
+        """Newest rollout first; of a file in the order of data set, group and sample."""
+        self._places: dict[str, tuple[int, int]] = {}
+        """Name of a file -> from where to where its samples are, in that order."""
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._codes = _CODES.copy()
+        self._totals: dict[str, list[Total]] = {}
+        self.update()
 
-    @classmethod
-    def to_write(cls, folder: Path) -> Index:
-        """The run's own, begun again where it is of another version or damaged. Raises OSError, sqlite3.Error."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / INDEX
-        index = cls(sqlite3.connect(path, timeout=10, check_same_thread=False))
-        if not index._usable():
-            index.close()
-            path.unlink()
-            index = cls(sqlite3.connect(path, timeout=10, check_same_thread=False))
-        # What a power cut takes from the index is read again from the files. A journal that stays saves making one.
-        index._db.executescript("PRAGMA synchronous = OFF; PRAGMA journal_mode = PERSIST;" + _SCHEMA)
-        index.refresh(folder)
-        return index
-
-    @classmethod
-    def to_read(cls, folder: Path, *, writer_works: bool = False) -> Index:
-        """What the run's index has, and what it lacks, in memory where anything is lacking.
-
-        Args:
-            folder: Of the samples.
-            writer_works: The run goes on, so what its index lacks will be there in a moment: take it as it is.
-        """
-        path, memory = folder / INDEX, _in_memory()
-        if path.is_file():
-            try:
-                index = cls(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10, check_same_thread=False))
-                usable = index.version() == _VERSION
-                if usable and (writer_works or not index.stale(folder)):
-                    return index
-                if usable:
-                    index._db.backup(memory)
-                index.close()
-            except sqlite3.DatabaseError:
-                memory = _in_memory()
-        index = cls(memory)
-        memory.executescript(_SCHEMA)
-        index.refresh(folder)
-        return index
-
-    def close(self, *, one_file: bool = False) -> None:
-        """End the connection; with `one_file`, the writer's, no journal stays beside it."""
-        if one_file:
-            self._db.execute("PRAGMA journal_mode = DELETE")
-        self._db.close()
-
-    def version(self) -> int:
-        """Of the schema; 0 where there is none yet."""
-        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
-
-    def _usable(self) -> bool:
-        """Whether it is whole, and of this version or new. Raises sqlite3.OperationalError: full, locked."""
-        try:
-            return self.version() in (0, _VERSION) and self._db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError:
-            return False
-
-    def files(self) -> dict[str, int]:
-        """Name -> bytes of the files that are indexed."""
-        return dict(self._db.execute("SELECT name, bytes FROM files"))
-
-    def stale(self, folder: Path) -> list[str]:
-        """Files that are not in the index as they lie there, and those that are gone."""
-        there = _sizes(folder)
-        known = self.files()
-        return sorted(name for name in there.keys() | known.keys() if there.get(name) != known.get(name))
-
-    def refresh(self, folder: Path) -> None:
+    def update(self) -> None:
         """Bring the index up to the files."""
-        for name in self.stale(folder):
-            path = folder / name
-            if not path.is_file():
-                self.drop(name)
-            else:
-                self.add_file(
-                    path, ((frame, [facts(row) for row in numbered(rows)]) for frame, rows in read_frames(path))
-                )
+        before, now = self._stamps, _stamps(self._folder)
+        parts = {n: self._rows[a:b] for n, (a, b) in self._places.items() if before[n] == now.get(n)}
+        self._totals = {name: total for name, total in self._totals.items() if name in parts}
+        for name in now.keys() - parts.keys():
+            parts[name] = self._in_own_codes(*_read(self._folder / name))
+            self._totals[name] = self._add_up(_parsed(name)[0], parts[name])
+        # An evaluation after so many rollouts was before the rollout of that number.
+        names = sorted(parts, key=lambda name: (_parsed(name)[0], not _parsed(name)[1]), reverse=True)
+        ends = [0, *itertools.accumulate(len(parts[name]) for name in names)]
+        self._rows = np.frombuffer(b"".join(parts[name].data for name in names), _SAMPLE)
+        self._places, self._stamps = dict(zip(names, itertools.pairwise(ends))), now
 
-    def add_file(self, path: Path, frames: Iterable[tuple[Frame, Sequence[Facts]]], *, thinned: bool = False) -> None:
-        """Index a file's groups, in place of what was known of it."""
-        rollout, _ = _parsed(path.name)
-        rows = [(rollout, place, *frame, *sample) for frame, group in frames for place, sample in enumerate(group)]
-        with self._db:
-            self._drop(path.name)
-            self._db.execute("INSERT INTO files VALUES (?, ?, ?)", (path.name, path.stat().st_size, thinned))
-            names, marks = ", ".join((*_PLACE, *_FACTS)), ", ".join("?" * len(_COLUMNS))
-            before = self._db.execute("SELECT max(rowid) FROM samples").fetchone()[0] or 0
-            self._db.executemany(f"INSERT INTO samples ({names}) VALUES ({marks})", rows)
-            self._db.execute(_ADD_UP, (before,))
-
-    def drop(self, name: str) -> None:
-        """Forget a file."""
-        with self._db:
-            self._drop(name)
-
-    def _drop(self, name: str) -> None:
-        if not self._db.execute("DELETE FROM files WHERE name = ?", (name,)).rowcount:
-            return
-        rollout, evaluation = _parsed(name)
-        which = f"rollout = ? AND data_set IS {'NOT ' if evaluation else ''}NULL"
-        for (data_set,) in self._db.execute(f"SELECT data_set FROM totals WHERE {which}", (rollout,)).fetchall():
-            self._db.execute("DELETE FROM samples WHERE data_set IS ? AND rollout = ?", (data_set, rollout))
-        self._db.execute(f"DELETE FROM totals WHERE {which}", (rollout,))
-
-    def whole_files(self) -> list[str]:
-        """Files that were not thinned, oldest rollout first."""
-        return [
-            name for (name,) in self._db.execute("SELECT name FROM files WHERE NOT thinned ORDER BY substr(name, -17)")
-        ]
-
-    def total_bytes(self) -> int:
-        """Of all files."""
-        return int(self._db.execute("SELECT coalesce(sum(bytes), 0) FROM files").fetchone()[0])
-
-    # -- asking ------------------------------------------------------------------------------------------
-
-    def find(
-        self, wanted: Filter, *, order: str = "rollout", limit: int = -1, within: float | None = None
-    ) -> list[Entry]:
-        """The samples that pass, in an order of `ORDERS`; those that were found `within` so many seconds."""
-        ordered, first = ORDERS[order]
-        until = None if within is None else time.monotonic() + within
-        found: list[Entry] = []
-        for condition in (first, f"NOT ({first})") if first else ("1",):
-            left = limit - len(found) if limit >= 0 else limit
-            found += self._ask(wanted, f"{condition} ORDER BY {ordered}", left, until)
-        return found
-
-    def _ask(self, wanted: Filter, rest: str, limit: int, until: float | None) -> list[Entry]:
-        where, values = wanted.where()
-        query = f"SELECT {', '.join(_COLUMNS)} FROM samples WHERE {where} AND {rest} LIMIT ?"
-        found: list[Entry] = []
-        if until is not None:
-            self._db.set_progress_handler(lambda: time.monotonic() > until, _CLOCK_STEPS)
-        try:
-            with closing(self._db.execute(query, [*values, limit])) as rows:
-                found.extend(Entry(*row) for row in rows)
-        except sqlite3.OperationalError:
-            if until is None or time.monotonic() <= until:
-                raise
-        finally:
-            self._db.set_progress_handler(None, 0)
-        return found
+    def _in_own_codes(self, texts: Sequence[str], samples: Array) -> Array:
+        codes = [*(self._codes.setdefault(text, len(self._codes) - 1) for text in texts), -1]
+        if codes != [*range(len(texts)), -1]:
+            samples, places = samples.copy(), np.array(codes, np.int32)
+            for name in _TEXTS:
+                samples[name] = places[samples[name]]
+        return samples
 
     def size(self) -> int:
         """How many samples there are."""
-        return int(self._db.execute("SELECT coalesce(sum(samples), 0) FROM totals").fetchone()[0])
+        return len(self._rows)
+
+    def total_bytes(self) -> int:
+        """Of all files."""
+        return sum(size for _, size in self._stamps.values())
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def find(self, wanted: Filter, *, order: Order = "rollout", limit: int = -1) -> list[Entry]:
+        """The samples that pass, `limit` of them where it is not negative."""
+        at = self._passing(wanted)
+        if order == "file":
+            rows = self._rows[at]
+            at = at[np.lexsort((rows["place"], rows["offset"], -self._files_of(at)))]
+        elif order != "rollout":
+            scores = self._rows["score"][at] * (-1.0 if order == "best" else 1.0)  # what has none is sorted last
+            if 0 < limit < len(at):
+                last = np.partition(scores, limit - 1)[limit - 1]
+                first = np.isnan(last) | (scores <= last)
+                at, scores = at[first], scores[first]
+            at = at[np.argsort(scores, kind="stable")]
+        return self._entries(at if limit < 0 else at[:limit])
+
+    def _passing(self, wanted: Filter) -> Array:
+        """Places of samples, newest first."""
+        places = list(self._places.values())
+        if wanted.file is not None:
+            places = [self._places[wanted.file]] if wanted.file in self._places else []
+        elif wanted.rollout is not None:
+            names = (file_name(wanted.rollout), file_name(wanted.rollout, evaluation=True))
+            places = [self._places[name] for name in names if name in self._places]
+        start, end = (places[0][0], places[-1][1]) if places else (0, 0)
+        rows = self._rows[start:end]
+        passing = np.ones(len(rows), bool)
+        for term in wanted.passes(rows, self._codes):
+            passing &= term
+        return np.flatnonzero(passing) + start
+
+    def _files_of(self, at: Array) -> Array:
+        """Which file each sample is of, counted in the order here."""
+        return np.searchsorted([end for _, end in self._places.values()], at, side="right")
+
+    def _entries(self, at: Array) -> list[Entry]:
+        rows, texts = self._rows[at], {code: text for text, code in self._codes.items()}
+        columns: dict[str, list[Any]] = {name: rows[name].tolist() for name in _SAMPLE.names or ()}
+        rollouts = [_parsed(name)[0] for name in self._places]
+        columns["rollout"] = [rollouts[file] for file in self._files_of(at).tolist()]
+        columns["score"] = [None if math.isnan(score) else score for score in columns["score"]]
+        for name in _TEXTS:
+            columns[name] = [texts[code] for code in columns[name]]
+        for name in _NUMBERS:
+            columns[name] = [None if number == _NONE else number for number in columns[name]]
+        return list(map(Entry, *(columns[name] for name in Entry._fields)))
 
     def rollouts(self) -> list[Total]:
         """The training rollouts, in order."""
-        return self._totals("data_set IS NULL")
+        return self._all_totals(evaluation=False)
 
     def evaluations(self) -> list[Total]:
         """The data sets of all evaluations, in order."""
-        return self._totals("data_set IS NOT NULL")
+        return self._all_totals(evaluation=True)
 
-    def _totals(self, which: str) -> list[Total]:
-        names = "rollout, data_set, samples, score / scored, dropped, failed, truncated, tokens"
-        rows = self._db.execute(f"SELECT {names} FROM totals WHERE {which} ORDER BY rollout, data_set")
-        return [Total(*row) for row in rows]
+    def _all_totals(self, *, evaluation: bool) -> list[Total]:
+        found = itertools.chain.from_iterable(self._totals.values())
+        return sorted(
+            (total for total in found if (total.data_set is not None) == evaluation),
+            key=lambda total: (total.rollout, total.data_set),
+        )
+
+    def _add_up(self, rollout: int, rows: Array) -> list[Total]:
+        """Of a file's samples."""
+        if not len(rows):
+            return []
+        starts = _starts(rows["data_set"])
+        is_of = {text: rows[column] == _CODES[text] for column, text in _COUNTED}
+        paid = ~np.isnan(rows["score"]) & (is_of["trained"] | is_of["evaluated"])
+        counted = (paid, is_of["dropped"], is_of["failed"], is_of["truncated"], rows["response_tokens"])
+        scored, *counts = (np.add.reduceat(column, starts, dtype=np.int64).tolist() for column in counted)
+        scores = np.add.reduceat(np.where(paid, rows["score"], 0.0), starts).tolist()
+        means = [score / count if count else None for score, count in zip(scores, scored)]
+        texts = {code: text for text, code in self._codes.items()}
+        sets = [texts[code] for code in rows["data_set"][starts].tolist()]
+        return [Total(rollout, *of) for of in zip(sets, np.diff(starts, append=len(rows)).tolist(), means, *counts)]
 
     def scores(self, data_set: str, *, limit: int) -> list[tuple[int, int | None, int | None, float | None]]:
         """(rollout, item, its first sample, mean score) of an evaluation's data set, newest evaluation first."""
-        return self._db.execute(
-            "SELECT rollout, coalesce(group_index, sample_index), min(sample_index), avg(score) FROM samples"
-            " WHERE data_set = ? GROUP BY rollout, group_index, CASE WHEN group_index IS NULL THEN sample_index END"
-            " ORDER BY rollout DESC LIMIT ?",
-            (data_set, limit),
-        ).fetchall()
+        at = self._passing(Filter(data_set=data_set))
+        if not len(at):
+            return []
+        rows, files = self._rows[at], self._files_of(at)
+        starts = _starts(files, rows["group_index"], np.where(rows["group_index"] == _NONE, rows["sample_index"], 0))
+        known = ~np.isnan(rows["score"])
+        counts = np.add.reduceat(known, starts, dtype=np.int64).tolist()
+        scores = np.add.reduceat(np.where(known, rows["score"], 0.0), starts).tolist()
+        return [
+            (
+                first.rollout,
+                first.sample_index if first.group_index is None else first.group_index,
+                first.sample_index,
+                score / count if count else None,
+            )
+            for first, score, count in zip(self._entries(at[starts[:limit]]), scores, counts)
+        ]
 
 
-_PAID = "CASE WHEN fate IN ('trained', 'evaluated') THEN score END"
-_ADD_UP = f"""
-INSERT INTO totals SELECT rollout, data_set, count(*), count({_PAID}), sum({_PAID}),
-    sum(fate = 'dropped'), sum(status = 'failed'), sum(status = 'truncated'), sum(response_tokens)
-FROM samples WHERE rowid > ? GROUP BY rollout, data_set"""
+def _starts(*columns: Array) -> Array:
+    """Where one of them has another value than before."""
+    new = np.ones(len(columns[0]), bool)
+    new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return np.flatnonzero(new)
 
 
 def _parsed(name: str) -> tuple[int, bool]:
@@ -351,29 +405,11 @@ def _parsed(name: str) -> tuple[int, bool]:
     return found
 
 
-def _in_memory() -> sqlite3.Connection:
-    return sqlite3.connect(":memory:", check_same_thread=False)
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """Name -> bytes of the files of samples."""
+def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Name -> (time, bytes) of the files of samples."""
     try:
         with os.scandir(folder) as entries:
-            return {e.name: e.stat().st_size for e in entries if parse_name(e.name) is not None}
+            found = [(e.name, e.stat()) for e in entries if parse_name(e.name) is not None]
     except FileNotFoundError:
         return {}
-
-
-def facts(row: Row) -> Facts:
-    """Of a sample as a file has it."""
-    kept = row.get("kept") or {}
-    response, mask = row.get("response_length") or 0, row.get("loss_mask")
-    versions: set[Any] = set(row.get("token_weight_versions") or ()) - _NO_VERSION
-    failure = (row.get("metadata") or {}).get("failure")
-    return (
-        kept.get("data_set"), row.get("group_index"), row.get("index"), kept.get("score"), row.get("status"),
-        kept.get("fate", "trained"), len(row.get("tokens") or ()) - response, response,
-        response if mask is None else len(mask) - mask.count(0), min(versions, default=None),
-        max(versions, default=None), None if not failure else f"{failure.get('where')}: {failure.get('error')}",
-        row.get("row"), kept.get("part", 0),
-    )  # fmt: skip
+    return {name: (state.st_mtime_ns, state.st_size) for name, state in found}

@@ -36,14 +36,10 @@ def overview(run: Run) -> dict[str, Any]:
     """Everything `slime show` knows, as JSON values."""
     metrics, settings = run.metrics(), run.settings()
     index = run.index()
-    try:
-        rollouts = [
-            {"rollout": t.rollout, "samples": t.samples, "score": t.score, "dropped": t.dropped, "failed": t.failed}
-            for t in index.rollouts()[-_LAST:]
-        ]
-        stored = {"samples": index.size(), "bytes": index.total_bytes()}
-    finally:
-        index.close()
+    rollouts = [
+        {"rollout": t.rollout, "samples": t.samples, "score": t.score, "dropped": t.dropped, "failed": t.failed}
+        for t in index.rollouts()[-_LAST:]
+    ]
     wanted = settings.get("num_rollout", (None, ""))[0]
     done = max((line["step"] for line in metrics), default=0)
     return {
@@ -57,7 +53,7 @@ def overview(run: Run) -> dict[str, Any]:
         "profile": profile.profile(run),
         "dropped": _dropped(metrics),
         "shadows": shadows.summary(run),
-        "stored": stored,
+        "stored": {"samples": index.size(), "bytes": index.total_bytes()},
         "stalls": [str(path) for path in run.stalls()],
         "engine_events": dict(Counter(event["event"] for event in run.events())),
         "best": _short(next(run.samples(Filter(data_set=""), order="best", limit=1), None)),

@@ -92,8 +92,7 @@ def _tell(run: Run, found: Resampled, as_json: bool) -> None:
     print(f"stored: {header(found.stored)}")
     print(plain(f"weights after {weights.step} rollouts, {weights.path}; {found.kept} response tokens kept\n"))
     for again in found.found:
-        entry = replace(
-            found.stored.entry,
+        entry = found.stored.entry._replace(
             score=again.sample.reward if isinstance(again.sample.reward, float) else None,
             status=again.sample.status.value,
             fate="resampled",

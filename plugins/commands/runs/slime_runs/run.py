@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -32,12 +32,11 @@ from slime_runs.files import (
     trained_name,
 )
 from slime_runs.history import History, read_history
-from slime_runs.index import Entry, Filter, Index, Key
+from slime_runs.index import Entry, Filter, Index, Key, Order
 from slime_runs.trace import TraceIndex, starts
 
 PROFILE = "profile/trace.json"
 """In the run directory: what `slime train --profile` writes for Perfetto."""
-Order = Literal["rollout", "best", "worst", "file"]
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
 _OF_RUN = ("config.yaml", "metrics.jsonl", FOLDER, "summary.json", "checkpoints", "waits", "incidents.jsonl")
 
@@ -173,8 +172,8 @@ class Run:
     # -- samples -------------------------------------------------------------------------------------------
 
     def index(self) -> Index:
-        """The index of its samples, as it is now; close it."""
-        return Index.to_read(self.path / FOLDER)
+        """The index of its samples, as it is now."""
+        return Index(self.path / FOLDER)
 
     def samples(
         self,
@@ -185,11 +184,7 @@ class Run:
         text: str | None = None,
     ) -> Iterator[StoredSample]:
         """Stored samples, newest rollout first; with `text` those whose prompt or response has it, in any case."""
-        index = self.index()
-        try:
-            entries = index.find(wanted or Filter(), order=order, limit=-1 if limit is None or text else limit)
-        finally:
-            index.close()
+        entries = self.index().find(wanted or Filter(), order=order, limit=-1 if limit is None or text else limit)
         count = 0
         for found in self.stored(entries):
             if text is not None and text.lower() not in f"{found.row['prompt']}\n{found.text}".lower():

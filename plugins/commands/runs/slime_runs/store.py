@@ -1,6 +1,6 @@
 """Keeps every sample of a run in its directory, by the hooks that any plugin has; on unless `--log-samples none`.
 
-One file for each rollout and evaluation: `files.py` writes it, `index.py` knows what is in it. What a run generates
+One file for each rollout and evaluation: `files.py` writes it, `index.py` says what is in it. What a run generates
 again after a resume replaces what it had generated before, since a file has its rollout's number.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import random
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,7 +34,7 @@ from slime_runs.files import (
     trained_name,
     write_file,
 )
-from slime_runs.index import Facts, Index, facts
+from slime_runs.index import UNLIKE, Facts, is_thinned
 
 logger = logging.getLogger(__name__)
 
@@ -106,9 +105,6 @@ class SampleStore:
         """The last file is written."""
         if self._thread is not None:
             self._written()
-            if self._writer is not None:
-                self._writing = self._thread.submit(self._writer.close)
-                self._written()
             self._thread.shutdown(wait=True)
             self._thread = None
 
@@ -161,11 +157,12 @@ class SampleStore:
         frames = _frames(groups)
         try:
             lines = [[to_json(row, f"sample {row.get('index')}") for row in frame] for frame in frames]
-        except SlimeError as error:  # what a user's function put into metadata
+            facts = Facts(frames)
+        except (SlimeError, *UNLIKE) as error:  # what a user's function put into a sample
             self._stop(error)
             return
-        writer, found = self._writer, [[facts(row) for row in frame] for frame in frames]
-        self._later(lambda: writer.write(name, found, lines))
+        writer = self._writer
+        self._later(lambda: writer.write(name, facts, lines))
 
     def _later(self, write: Callable[[], Any]) -> None:
         if self._thread is None:
@@ -179,7 +176,7 @@ class SampleStore:
         try:
             if writing is not None:
                 writing.result()
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             self._stop(error)
         return not self._stopped
 
@@ -198,24 +195,23 @@ def _tell_damaged(folder: Path) -> None:
 
 
 class _Writer:
-    """Files, index and budget of one run; used by one thread."""
+    """Files and budget of one run; used by one thread."""
 
     def __init__(self, folder: Path, budget: int) -> None:
         self._folder = folder
         self._budget = budget
-        self._index: Index | None = None
         self._sizes = {path.name: path.stat().st_size for path in folder.glob("*.zst")}
         """Bytes of every file, so that no write looks at all of them."""
+        self._thinned: dict[str, bool] = {}
+        """As far as it was asked."""
         self._untrained: deque[int] = deque(maxlen=_MOST_AHEAD)
         """Rollouts whose trainer's side, perhaps of another process, is not there yet."""
 
-    def write(self, name: str, found: list[list[Facts]], lines: list[list[bytes]]) -> None:
-        """One file, and its place in the index. Raises OSError, sqlite3.Error."""
-        if self._index is None:
-            self._index = Index.to_write(self._folder)
+    def write(self, name: str, facts: Facts, lines: list[list[bytes]]) -> None:
+        """One file. Raises OSError."""
         path = self._folder / name
-        frames = write_file(path, lines)
-        self._index.add_file(path, zip(frames, found))
+        facts.write(path, lines)
+        self._thinned[name] = False
         self._measure(path)
         for rollout in list(self._untrained):
             if self._measure(self._folder / trained_name(rollout)):
@@ -223,7 +219,7 @@ class _Writer:
         rollout, evaluation = parse_name(name) or (0, True)
         if not evaluation:
             self._untrained.append(rollout)
-        while sum(self._sizes.values()) > self._budget and self._make_room(self._index):
+        while sum(self._sizes.values()) > self._budget and self._make_room():
             pass
 
     def _measure(self, path: Path) -> bool:
@@ -234,31 +230,26 @@ class _Writer:
             self._sizes.pop(path.name, None)
         return path.name in self._sizes
 
-    def close(self) -> None:
-        """The index is one file again."""
-        if self._index is not None:
-            self._index.close(one_file=True)
-            self._index = None
-
-    def _make_room(self, index: Index) -> bool:
+    def _make_room(self) -> bool:
         """Thin the oldest file that is whole, or remove the oldest; False where only the newest is left."""
-        *whole, _ = index.whole_files()
-        if whole:
-            path = self._folder / whole[0]
-            groups = thinned([numbered(rows) for _, rows in read_frames(path)], _KEPT_OF_OLD, seed=0)
-            frames = write_file(path, [[to_json(row, path.name) for row in group] for group in groups])
-            index.add_file(path, zip(frames, ([facts(row) for row in group] for group in groups)), thinned=True)
-            self._measure(path)
-            self._thin_beside(path, {row["index"] for group in groups for row in group})
-            return True
         *old, _ = sample_files(self._folder)
-        if not old:
-            return False
-        old[0].unlink()
-        self._measure(old[0])
-        index.drop(old[0].name)
-        self._thin_beside(old[0], set())
-        return True
+        whole = next((path for path in old if not self._is_thinned(path)), None)
+        if whole is not None:
+            groups = thinned([numbered(rows) for _, rows in read_frames(whole)], _KEPT_OF_OLD, seed=0)
+            Facts(groups).write(whole, [[to_json(row, whole.name) for row in group] for group in groups], thinned=True)
+            self._thinned[whole.name] = True
+            self._measure(whole)
+            self._thin_beside(whole, {row["index"] for group in groups for row in group})
+        elif old:
+            old[0].unlink()
+            self._measure(old[0])
+            self._thin_beside(old[0], set())
+        return bool(old)
+
+    def _is_thinned(self, path: Path) -> bool:
+        if path.name not in self._thinned:
+            self._thinned[path.name] = is_thinned(path)
+        return self._thinned[path.name]
 
     def _thin_beside(self, path: Path, kept: set[int]) -> None:
         """Of a rollout's trainer and shadow side, what its samples still need."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from slime_runs import profile, shadows
 from slime_runs.compare import compare
-from slime_runs.index import Entry, Filter, Index, Key, Total
+from slime_runs.index import Entry, Filter, Index, Key, Order, Total
 from slime_runs.overview import CURVES, evaluations
-from slime_runs.run import PROFILE, Order, differences
+from slime_runs.run import PROFILE, differences
 
 from slime_command_view.samples_page import columns
 from slime_command_view.watched import UnreadableError, WatchedRun, readable, stamp

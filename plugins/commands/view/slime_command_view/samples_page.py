@@ -12,14 +12,13 @@ from statistics import fmean
 from typing import Any
 
 from slime_runs.files import FOLDER, Frame, Row, file_name, read_frame
-from slime_runs.index import Entry, Filter, Key
-from slime_runs.run import Order, StoredSample
+from slime_runs.index import Entry, Filter, Key, Order
+from slime_runs.run import StoredSample
 
 from slime_command_view.watched import WatchedRun
 from slime_core.text import plain
 
-WITHIN = 0.15
-"""Seconds that a question over the whole run may take; then what was found is the answer, marked so."""
+_TEXTS_S = 0.15
 _SEARCH_S = 2.0
 _MOST_ROWS = 20_000
 _SHOWN = 20_000
@@ -33,14 +32,10 @@ _START = 160
 """Characters of a prompt and of an answer in a table."""
 
 
-def table(
-    run: WatchedRun, wanted: Filter, *, order: Order = "rollout", limit: int = _MOST_ROWS, within: float | None = None
-) -> dict[str, Any]:
+def table(run: WatchedRun, wanted: Filter, *, order: Order = "rollout", limit: int = _MOST_ROWS) -> dict[str, Any]:
     """Columns of the samples that pass; "cut" says that there may be more."""
-    start = time.monotonic()
-    entries = run.index().find(wanted, order=order, limit=limit, within=within)
-    late = within is not None and time.monotonic() - start >= within
-    return {"columns": columns(entries), "count": len(entries), "cut": late or len(entries) == limit}
+    entries = run.index().find(wanted, order=order, limit=limit)
+    return {"columns": columns(entries), "count": len(entries), "cut": len(entries) == limit}
 
 
 def columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:
@@ -80,7 +75,7 @@ def texts(run: WatchedRun, places: Sequence[str], text: str = "") -> list[list[s
     A place is "rollout.evaluation.offset.size.place" of a row of a table, the second 1 for an evaluation. What lies
     there no longer is of no text.
     """
-    until = time.monotonic() + WITHIN
+    until = time.monotonic() + _TEXTS_S
     frame: tuple[str, Frame] | None = None
     rows: list[Row] = []
     found: list[list[str] | None] = []

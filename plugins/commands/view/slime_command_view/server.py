@@ -204,8 +204,7 @@ def _add_sample_routes(app: FastAPI, found: Runs) -> None:
             data_set=data_set, status=status, fate=fate, min_score=min_score, max_score=max_score,
             min_tokens=min_tokens, max_tokens=max_tokens,
         )  # fmt: skip
-        within = samples_page.WITHIN
-        return _asked(found, run, lambda it: samples_page.table(it, wanted, order=order, limit=limit, within=within))
+        return _asked(found, run, lambda it: samples_page.table(it, wanted, order=order, limit=limit))
 
     @app.get("/api/texts")
     def texts(at: Annotated[list[PlaceOfRow], Query()], run: str = ".", text: str = "") -> Response:

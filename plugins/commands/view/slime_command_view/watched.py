@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 
 import orjson
 from slime_runs import Run
-from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
+from slime_runs.files import FOLDER, Row, parsed_lines, shadow_name
 from slime_runs.index import Index, Key
 from slime_runs.ledger import LedgerIndex
 from slime_runs.run import RunError, by_step
@@ -40,7 +39,8 @@ class WatchedRun(Run):
         self.lock = threading.RLock()
         self._metrics = _Tail(self.path / "metrics.jsonl")
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
-        self._index: tuple[Any, Index | None] = (None, None)
+        self._index: Index | None = None
+        self._indexed: Any = None
         self._shadows: dict[int, tuple[Any, dict[Key, Row]]] = {}
         self._ahead = False
         self._steps: list[dict[str, Any]] = []
@@ -59,16 +59,14 @@ class WatchedRun(Run):
         return self._settings[1]
 
     def index(self) -> Index:
-        """As `Run.index`; it stays open and is not to be closed."""
-        folder = self.path / FOLDER
-        now = (stamp(folder), stamp(folder / INDEX))
-        if self._index[0] != now or self._index[1] is None:
-            if self._index[1] is not None:
-                self._index[1].close()
-            self._index = (None, None)
-            self._index = (now, Index.to_read(folder, writer_works=self.state() == "running"))
-        assert self._index[1] is not None, "just opened"
-        return self._index[1]
+        """As `Run.index`; it is the same one, brought up to date."""
+        now = stamp(self.path / FOLDER)
+        if self._index is None:
+            self._index = super().index()
+        elif self._indexed != now:
+            self._index.update()
+        self._indexed = now
+        return self._index
 
     def shadow(self, rollout: int) -> dict[Key, Row]:
         """As `Run.shadow`."""
@@ -111,7 +109,7 @@ def readable(*runs: Run) -> Iterator[None]:
         yield
     except SlimeError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, sqlite3.Error) as error:
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         places = ", ".join(str(run.path) for run in runs)
         logger.warning("%s: cannot be read", places, exc_info=True)
         raise UnreadableError(f"{places}: cannot be read: {type(error).__name__}: {error}") from error

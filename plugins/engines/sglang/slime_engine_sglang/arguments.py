@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 from slime_core.config.flag_parser import FlagParser, words
@@ -127,14 +126,12 @@ def _settings(args: Args, owner: str, flags: FlagParser, owned: Mapping[str, str
     Users' own code may have set some, so they are typed again.
     """
     # slime's own settings begin so too, and owned ones are here only when they repeat slime's value.
-    names = [name for name in vars(args) | _extra(args) if name.startswith(owner) and name not in flag_specs()]
+    names = [
+        name for name in vars(args) | (args.model_extra or {}) if name.startswith(owner) and name not in flag_specs()
+    ]
     names = [name for name in names if name.removeprefix(owner) not in owned and getattr(args, name) is not None]
     typed = (flags.read(name, getattr(args, name), f"args.{name}") for name in names)
     return {attribute.removeprefix(owner): value for attribute, value in typed}
-
-
-def _extra(args: Args) -> dict[str, Any]:
-    return getattr(args, "model_extra", None) or {}
 
 
 def _typed_overrides(overrides: Mapping[str, Any], flags: FlagParser, origin: str) -> dict[str, Any]:
@@ -168,18 +165,20 @@ def _say_left_out(version: str, names: tuple[str, ...]) -> None:
     logger.info("left out, as %s does not have it: %s", version, ", ".join(names))
 
 
-def to_argv(fields: Mapping[str, Any], python: Path | None = None) -> list[str]:
-    """The arguments of `python -m sglang.launch_server` for `ServerArgs` fields.
+def to_argv(fields: Mapping[str, Any], python: Path | None = None, owner: str = SERVER) -> list[str]:
+    """The arguments of `python -m sglang.launch_server` for `ServerArgs` fields, or with `ROUTER` of
+    `python -m sglang_router.launch_router` for `RouterArgs` fields, whose selectors are KEY=VALUE lists.
 
     Args:
-        fields: As `server_arguments` returns them, and host, port and the like. None means: not given. A field that
-            the version does not have is left out with one log line.
+        fields: As `server_arguments` or `router_arguments` returns them, and host, port and the like. None means: not
+            given. A field that the version does not have is left out with one log line.
         python: Interpreter of SGLang's environment, whose version's spelling is used.
+        owner: `SERVER` or `ROUTER`.
 
     Raises:
         ConfigError: A value cannot be said on that version's command line.
     """
-    return _argv(SERVER, fields, _flags_of(python))
+    return _argv(owner, fields, flags_for({"engine_python": python}))
 
 
 def router_arguments(args: Args) -> dict[str, Any]:
@@ -192,15 +191,6 @@ def router_arguments(args: Args) -> dict[str, Any]:
     forced = {"request_timeout_secs": args.sglang_router_request_timeout_secs}
     given = _settings(args, ROUTER, flags.router, ROUTER_OWNED)
     return _known(ROUTER_DEFAULTS, flags, ROUTER) | given | _known(forced, flags, ROUTER)
-
-
-def router_argv(fields: Mapping[str, Any], python: Path | None = None) -> list[str]:
-    """The same of `python -m sglang_router.launch_router` for `RouterArgs` fields; selectors are KEY=VALUE lists."""
-    return _argv(ROUTER, fields, _flags_of(python))
-
-
-def _flags_of(python: Path | None) -> EngineFlags:
-    return flags_for(SimpleNamespace(engine_python=None if python is None else str(python)))
 
 
 def _argv(owner: str, fields: Mapping[str, Any], flags: EngineFlags, where: str = "--") -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,13 +144,6 @@ class SglangEngine(HttpEngine):
             self.pullers = [self._puller.url]
         return await super().update_weights_from_delta(root, version)
 
-    def _without_addresses(self, given: Mapping[str, object]) -> None:
-        """What was set before `start` found addresses; another start must find it again."""
-        for name in _ADDRESSES:
-            delattr(self._args, name)
-        for name, value in given.items():
-            setattr(self._args, name, value)
-
     # -- launching -------------------------------------------------------------------------------------
 
     async def _find_workers(self) -> tuple[WorkerPool, Router | None]:
@@ -185,8 +178,8 @@ class SglangEngine(HttpEngine):
             await self._puller.launch()
             self.pullers = [self._puller.url]
         found = {model.plan.name: await self._bring_in(model) for model in self.fleet.models}
-        given = {name: getattr(args, name) for name in _ADDRESSES if hasattr(args, name)}
-        self._undo.callback(self._without_addresses, given)
+        for name in _ADDRESSES:  # another start must find what this one found
+            self._undo.callback(setattr, args, name, getattr(args, name))
         args.sglang_model_routers = {name: host_port(pool, router) for name, (pool, router) in found.items()}
         pool, router = found[plan.main.name]
         args.sglang_router_ip, args.sglang_router_port = host_port(pool, router)

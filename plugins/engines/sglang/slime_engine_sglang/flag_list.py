@@ -130,16 +130,12 @@ def shipped_flags() -> EngineFlags:
     return _engine_flags(_shipped(), " (slime's own list, as no SGLang is installed here or named by --engine-python)")
 
 
-def cache_directory() -> Path:
-    """Where lists are kept."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "slime"
-
-
 def cache_file(versions: Mapping[str, str]) -> Path:
     """The file of these versions."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    directory = (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "slime"
     words = [versions.get("sglang", "none"), versions.get("sglang-router", "none")]
-    return cache_directory() / f"sglang-flags-{'-'.join(words)}-{introspect.SCHEMA}.json"
+    return directory / f"sglang-flags-{'-'.join(words)}-{introspect.SCHEMA}.json"
 
 
 def introspected(python: Path) -> dict[str, Any]:
@@ -162,8 +158,7 @@ def introspected(python: Path) -> dict[str, Any]:
             f"SGLang {versions[SERVER_DISTRIBUTION]} of {python} cannot be asked for its flags: {why}; {tested()}."
             f" Type: {' '.join(command)}"
         )
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found | {"versions": versions}
+    return {**json.loads(lines[-1]), "versions": versions}
 
 
 def _shipped() -> dict[str, Any]:

@@ -49,11 +49,10 @@ class ModelFleet:
     async def launch(self) -> None:
         """Start everything and wait until it is ready. Raises EngineError."""
         router = self.router
-        if router is None or router.needs_workers:
-            await self._launch_servers()
-        else:
-            await together([router.launch(), self._launch_servers()])
-        if router is not None and router.needs_workers:
+        if router is not None and not router.needs_workers:
+            return await together([router.launch(), self._launch_servers()])
+        await self._launch_servers()
+        if router is not None:
             router.start_with([worker.url for worker in self.workers()])
             await router.launch()
 

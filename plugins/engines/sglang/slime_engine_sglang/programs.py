@@ -16,8 +16,9 @@ from typing import Any
 
 from slime_core.ports import PortBlock, url_host
 from slime_engine_sglang.api.transport import MODEL_INFO, Http
-from slime_engine_sglang.arguments import attention_ranks, router_argv, to_argv
+from slime_engine_sglang.arguments import attention_ranks, to_argv
 from slime_engine_sglang.environment import SERVER_SIDE, server_environment
+from slime_engine_sglang.flag_list import ROUTER
 from slime_engine_sglang.plan import ServerPlan
 from slime_engine_sglang.service import Place, Service, StrangerError
 
@@ -126,7 +127,7 @@ class RouterProcess(Service):
         if self._initial:
             ours["worker_urls"] = self._initial
         python = self._place.python
-        return [str(python), str(SERVER_SIDE / "router_main.py"), *router_argv(self.arguments | ours, python)]
+        return [str(python), str(SERVER_SIDE / "router_main.py"), *to_argv(self.arguments | ours, python, ROUTER)]
 
     def environment(self) -> Mapping[str, str]:
         """That of SGLang's environment."""

@@ -28,8 +28,6 @@ TAIL_LINES = 20
 """Of the log of an actor that died."""
 _NEVER_RAN = "The actor never ran"
 """The last line of Ray's error of an actor whose process died before the first call of it."""
-_RAYS_LOGS = "/tmp/ray/session_latest/logs"
-"""By default."""
 _LOOKS = 4
 """Looks at an actor within its deadline."""
 _TOGETHER = 5.0
@@ -115,15 +113,25 @@ class _Died:
     error: RayActorError
 
     def to_error(self) -> SlimeError:
-        """With the end of its log; an actor that never ran has none, and Ray says why in the line before."""
+        """With the end of its log; an actor that never ran has only Ray's, and Ray says why in the line before."""
         *before, reason = [line.strip() for line in str(self.error).splitlines() if line.strip()] or [""]
         log = tail(self.member.log)
         if before and reason.startswith(_NEVER_RAN):
-            reason, log = before[-1], f"; it never ran, and what Ray's process for it printed is in {_RAYS_LOGS} there"
+            reason, log = before[-1], "; it never ran" + _printed(before)
         reason = reason.partition(". Some common causes")[0]
         kind = self.member.death or self.member.error
         where = f" on {self.member.place}" if self.member.place else ""
         return kind(f"{self.member.name}{where} died in {self.what}: {reason}{log}")
+
+
+def _printed(said: Sequence[str]) -> str:
+    """The end of what Ray's process for an actor printed, or where it lies on another machine; `said`: Ray's error."""
+    context = ray.get_runtime_context()
+    logs = Path(context.get_temp_dir(), context.get_session_name(), "logs")
+    pid = next((line.removeprefix("pid: ") for line in said if line.startswith("pid: ")), "")
+    here = f"ip: {ray.util.get_node_ip_address()}" in said
+    found = next(logs.glob(f"worker-*-{pid}.err"), None) if here and pid else None
+    return tail(found) if found is not None else f", and what Ray's process for it printed is in {logs} there"
 
 
 def gather(members: Sequence[Member], references: Sequence[Any], what: str) -> list[Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from slime_engine_sglang import arguments
-from slime_engine_sglang.arguments import router_arguments, router_argv, server_arguments, to_argv
+from slime_engine_sglang.arguments import router_arguments, server_arguments, to_argv
+from slime_engine_sglang.flag_list import ROUTER
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
@@ -241,7 +242,7 @@ def test_the_router_has_slimes_defaults() -> None:
     argv = "--router-policy round_robin --router-log-level info --sglang-router-request-timeout-secs 60"
     fields = router_arguments(settings(*argv.split(), "--router-selector", "a=1", "b=2"))
     assert fields | {"policy": "round_robin", "log_level": "info", "request_timeout_secs": 60} == fields
-    assert router_argv(fields | {"host": "::1", "port": 3000, "worker_urls": []}) == [
+    assert to_argv(fields | {"host": "::1", "port": 3000, "worker_urls": []}, owner=ROUTER) == [
         *("--log-level", "info", "--balance-abs-threshold", "10", "--balance-rel-threshold", "1.2"),
         *("--policy", "round_robin", "--selector", "a=1", "b=2", "--request-timeout-secs", "60"),
         *("--host", "::1", "--port", "3000", "--worker-urls"),

@@ -16,12 +16,12 @@ def fields(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """`RouterArgs` fields of the last command line."""
     seen: dict[str, Any] = {}
 
-    def argv(given: dict[str, Any], python: Path) -> list[str]:
+    def argv(given: dict[str, Any], python: Path, owner: str) -> list[str]:
         seen.clear()
         seen.update(given)
         return ["x"]
 
-    monkeypatch.setattr("slime_engine_sglang.programs.router_argv", argv)
+    monkeypatch.setattr("slime_engine_sglang.programs.to_argv", argv)
     return seen
 
 

@@ -16,7 +16,6 @@ import os
 import random
 import socket
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,8 +103,6 @@ class Http:
     def __init__(self, *, timeout: float = 3600.0, proxy: str | None = None) -> None:
         """`timeout`: seconds of a call that names none (`--rollout-timeout`). No proxy but this one is used."""
         self.timeout = timeout
-        self.repeated: Counter[str] = Counter()
-        """Path -> calls that were tried again."""
         self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
 
@@ -190,15 +187,11 @@ class Http:
                 return repeat or not reached
             return error.status in (RETRY_STATUS if repeat else NOTHING_DONE)
 
-        def count(_: tenacity.RetryCallState) -> None:
-            self.repeated[path] += 1
-
         tries = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(attempts or ATTEMPTS)
             | tenacity.stop_before_delay(until - time.monotonic()),
             wait=lambda state: backoff(state.attempt_number),
             retry=tenacity.retry_if_exception(again),
-            before_sleep=count,
             reraise=True,
         )
         try:

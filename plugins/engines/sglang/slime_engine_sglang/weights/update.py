@@ -65,11 +65,7 @@ class WeightUpdates:
         self._pool = pool
         self._args = args
         self._timeout = float(args.update_weight_timeout)
-        self._buffer_size = int(args.update_weight_buffer_size)
-        self._pause_mode: str | None = args.update_weight_pause_mode
         self._tolerant = bool(args.use_fault_tolerance)
-        self._ipc = bool(args.colocate)
-        """The servers see the trainer's GPUs."""
         self._groups: Groups | None = None
         self._round: Round | None = None
         self.last: Kept | None = None
@@ -91,9 +87,9 @@ class WeightUpdates:
         told = await asyncio.gather(*(server_facts(self._http, worker.url) for worker in workers))
         for worker, facts in zip(workers, told):
             worker.software = facts.software
-            if self._pause_mode not in (None, *facts.pause_modes):
+            if (mode := self._args.update_weight_pause_mode) not in (None, *facts.pause_modes):
                 raise ConfigError(
-                    f"--update-weight-pause-mode {self._pause_mode}: {worker.url} runs SGLang {facts.software}, which"
+                    f"--update-weight-pause-mode {mode}: {worker.url} runs SGLang {facts.software}, which"
                     f" cannot flush its cache in it; allowed: {', '.join(facts.pause_modes)}"
                 )
         if not all(facts.is_sglang for facts in told):
@@ -137,10 +133,11 @@ class WeightUpdates:
         async def push(round_: Round) -> None:
             buffers: Buffers | None = None
             try:
-                for number, (named, last) in enumerate(group_tensors(weights, self._buffer_size)):
+                for number, (named, last) in enumerate(group_tensors(weights, self._args.update_weight_buffer_size)):
                     if buffers is None:
                         device = named[0][1].device
-                        on_host = shared and (device.type == "cpu" or self._tolerant or not self._ipc)
+                        # With `colocate` the servers see the trainer's GPUs.
+                        on_host = shared and (device.type == "cpu" or self._tolerant or not self._args.colocate)
                         buffers = Buffers(shared=on_host, keep=self._tolerant, device=device)
                     # A big copy, during which the loop has others to serve.
                     bucket = await asyncio.to_thread(buffers.fill, named)
@@ -180,8 +177,8 @@ class WeightUpdates:
         late = WeightSyncError(f"an engine has been brought back for {self._timeout:g} s; the update cannot begin")
         async with self._pool.updating(self._timeout, late):
             round_ = Round(
-                self._http, self._pool, self._pool.ready, version=kept.version, transport=kept.transport,
-                timeout=self._timeout, tolerant=self._tolerant, pause_mode=self._pause_mode, kept=lasts,
+                self._http, self._pool, self._pool.ready, version=kept.version, transport=kept.transport, kept=lasts,
+                timeout=self._timeout, tolerant=self._tolerant, pause_mode=self._args.update_weight_pause_mode,
             )  # fmt: skip
             self._round = round_
             self._check_anyone(round_, comes_back=lasts)
