@@ -176,8 +176,7 @@ def _plain(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    if type(value) is not list:  # user code may put there what it likes
-        value = _plain(value)
+    value = value if type(value) is list else _plain(value)  # user code may put there what it likes
     return value[:] if type(value) is list and not (value and type(value[0]) is list) else copy.deepcopy(value)
 
 
