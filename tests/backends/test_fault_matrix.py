@@ -334,3 +334,19 @@ def test_restart_by_hand_at_the_same_port(rig: Rig, events: Callable[[], list[st
         stranger.kill()
     assert rig.server(0).port != port
     assert events() == ["quarantined", "restarted"]
+
+
+def test_a_server_of_other_weights_behind_the_router(rig: Rig, events: Callable[[], list[str]]) -> None:
+    """Its own answers tell of it, and several of them ask all servers for their versions at once."""
+
+    async def both() -> None:
+        older = rig.version - 1
+        body = {"model_path": str(rig.models[older % 3][0]), "weight_version": str(older)}
+        async with rig.engine.pool.updating(30.0, AssertionError("nobody updates")):  # nor does the watch look
+            await rig.engine.http.send("POST", rig.server(0).url, "/update_weights_from_disk", body)
+            await rig.load(30, over=0.2)
+
+    rig.loop.run(both())
+    assert rig.engine.take_metrics()["engine/wrong_version_answers"] > 0
+    rig.loop.run(rig.whole())
+    assert events() == ["quarantined", "restarted"]
