@@ -86,9 +86,14 @@ void linear(int64_t n, int64_t size, int64_t out, const float *x, const float *t
         int64_t rows = least(span, n - first);
         for (int64_t c = 0; c < out; c += VECTORS * LANES) {
             const float *tile = tiles + c / TILE * TILE * size + c % TILE, *b = bias ? bias + c : 0;
-#define BLOCK(m) block(m, VECTORS, size, out - c, x + r * size, size, 1, tile, TILE, b, add, y + r * out + c, out)
-            ALL_ROWS(rows)
+#define OF(m, vectors) block(m, vectors, size, out - c, x + r * size, size, 1, tile, TILE, b, add, y + r * out + c, out)
+#define BLOCK(m) OF(m, VECTORS)
+            if (out - c > LANES) { ALL_ROWS(rows) }
 #undef BLOCK
+#define BLOCK(m) OF(m, 1)
+            if (out - c <= LANES) { ALL_ROWS(rows) }
+#undef BLOCK
+#undef OF
         }
     }
 }

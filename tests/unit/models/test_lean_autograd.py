@@ -83,11 +83,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.
     return functional_call(module, dict(zip(("weight", "bias"), (weight, *bias))), (x,))
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_products_of_many_rows(with_bias: bool) -> None:
+@pytest.mark.parametrize(("out", "with_bias"), [(83, False), (83, True), (80, True), (74, False)])
+def test_products_of_many_rows(out: int, with_bias: bool) -> None:
     torch.manual_seed(0)
-    bias = [torch.randn(83)] if with_bias else []  # no multiple of what is computed at once, and neither are the rows
-    compare(linear, functional.linear, [torch.randn(301, 80), torch.randn(83, 80), *bias], rtol=1e-4)
+    bias = [torch.randn(out)] if with_bias else []  # no multiple of what is computed at once, and neither are the rows
+    compare(linear, functional.linear, [torch.randn(301, 80), torch.randn(out, 80), *bias], rtol=1e-4)
 
 
 def test_a_product_gives_a_frozen_weight_no_gradient() -> None:
