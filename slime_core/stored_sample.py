@@ -7,7 +7,7 @@ as deep copies, and it is for whoever set them that JSON can hold them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from slime_core import provenance
@@ -55,12 +55,16 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     return copy.deepcopy(value, memo)
 
 
-def plain_values(attributes: Mapping[str, Any], own: Callable[[Any], Any] = copied) -> dict[str, Any]:
+def plain_values(attributes: Mapping[str, Any], *, shared: bool = False) -> dict[str, Any]:
     """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none.
 
-    `own`: what makes a value the caller's, who may leave out the copy where it is written at once.
+    With `shared` without those that are None, and without copies: for who writes them at once.
     """
-    return {
-        name: value if type(value) in _PLAIN else _WRITERS[name](value) if name in _WRITERS else own(value)
-        for name, value in attributes.items()
-    }
+    if shared:
+        values = {name: value for name, value in attributes.items() if value is not None}
+    else:
+        values = {name: value if name in _WRITERS else copied(value) for name, value in attributes.items()}
+    for name, write in _WRITERS.items():
+        if type(value := values.get(name)) not in _PLAIN:
+            values[name] = write(value)
+    return values
