@@ -137,12 +137,14 @@ def make_stage(loaded: Any, reward_file: Path, engine: Any = None, runner: Any =
 def run_stage(
     loaded: Any, reward_file: Path, clock: Callable[[], float], engine: Any = None
 ) -> tuple[float, list[Sample]]:
-    """One rollout of the stage: draw, generate, score, filter, order, metrics. Bringing it up is not counted."""
+    """A second rollout of the stage: draw, generate, score, filter, order, metrics. Bringing it up is not counted, nor
+    are workers' interpreters, which start during the first."""
     stage = make_stage(loaded, reward_file, engine)
     stage.start()
     try:
+        stage.generate_groups(0)
         started = clock()
-        groups, _ = stage.generate_groups(0)
+        groups, _ = stage.generate_groups(1)
         seconds = clock() - started
     finally:
         stage.stop()

@@ -59,7 +59,7 @@ def _load(source: str) -> ctypes.CDLL | None:
         text = Path(__file__).with_name(f"{source}.c").read_text(encoding="utf-8")
         found = ctypes.CDLL(str(_built(source, text)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home to compile in, too
-        told = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        told = getattr(error, "stderr", None) or error  # the compiler's own words, where it has any
         logging.getLogger(__name__).warning("torch computes what %s.c would, slower: %s", source, told)
         return None
     for name, arguments in re.findall(r"^void (\w+)\(([^)]*)\)", text, re.MULTILINE):
@@ -73,9 +73,8 @@ def _built(source: str, text: str) -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise OSError("no C compiler (cc, gcc, clang, or what CC names)")
-    made = os.stat(compiler)
     cpu = re.search(r"^(flags|Features)\s*:.*", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    key = repr((text, _FLAGS, os.path.realpath(compiler), made.st_size, made.st_mtime_ns, cpu and cpu.group()))
+    key = repr((text, _FLAGS, os.path.realpath(compiler), os.stat(compiler).st_mtime_ns, cpu and cpu.group()))
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slime" / "kernels"
     target = root / f"{source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not target.exists():
@@ -84,5 +83,7 @@ def _built(source: str, text: str) -> Path:
             made_here = Path(work) / target.name
             words = [compiler, *_FLAGS, "-x", "c", "-", "-o", str(made_here), "-lm"]
             subprocess.run(words, input=text, text=True, capture_output=True, check=True, timeout=120)
+            with made_here.open("rb") as file:
+                os.fsync(file.fileno())  # part of a library, after a loss of power, would end the process that loads it
             made_here.replace(target)  # ranks that start at once each make one, and the last stays
     return target

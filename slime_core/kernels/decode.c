@@ -116,16 +116,38 @@ void linear(int64_t n, int64_t size, int64_t out, const float *x, const float *t
     }
 }
 
+/* Lane o of x[i] -> lane i of x[o]: every exchange swaps one bit of the two. */
+#define STAYS(o, w, add) ((o) & (w) ? LANES + (o) - (w) : (o))
+#define MOVES(o, w, add) ((o) & (w) ? LANES + (o) : (o) + (w))
+#define EXCHANGE(w)                                                          \
+    for (int i = 0; i < LANES; i++)                                          \
+        if (!(i & w)) {                                                      \
+            vec low = x[i], high = x[i + w];                                 \
+            x[i] = __builtin_shuffle(low, high, (ints)EACH(STAYS, w, 0));    \
+            x[i + w] = __builtin_shuffle(low, high, (ints)EACH(MOVES, w, 0)); \
+        }
+INLINE void transpose(vec *x) {
+    EXCHANGE(1) EXCHANGE(2) EXCHANGE(4)
+#if LANES == 16
+    EXCHANGE(8)
+#endif
+}
+
 /* weight [out, size] -> tiles [out / TILE, size, TILE]; what the last one has too many is left as it is */
 void pack(int64_t out, int64_t size, const float *weight, float *tiles) {
-    for (int64_t c = 0; c < out; c += TILE) {
-        int64_t rows = out - c < TILE ? out - c : TILE;
-        for (int64_t first = 0; first < size; first += 16)
-            for (int64_t row = 0; row < rows; row += 8)  /* a line of the cache of each: more rows may not find room */
-                for (int64_t k = first; k < first + 16 && k < size; k++)
-                    for (int64_t r = row; r < row + 8 && r < rows; r++)
-                        tiles[c * size + k * TILE + r] = weight[(c + r) * size + k];
-    }
+    for (int64_t c = 0; c < out; c += TILE)
+        for (int64_t r = c; r < c + TILE && r < out; r += LANES)
+            for (int64_t k = 0; k < size; k += LANES) {
+                float *to = tiles + c * size + k * TILE + r - c;
+                if (r + LANES <= out && k + LANES <= size) {
+                    vec x[LANES];
+                    for (int i = 0; i < LANES; i++) x[i] = load(weight + (r + i) * size + k);
+                    transpose(x);
+                    for (int i = 0; i < LANES; i++) store(to + i * TILE, x[i]);
+                } else
+                    for (int64_t i = 0; i < LANES && k + i < size; i++)
+                        for (int64_t j = 0; j < LANES && r + j < out; j++) to[i * TILE + j] = weight[(r + j) * size + k + i];
+            }
 }
 
 /* Pairs (2i, 2i + 1) of each head of x [heads, dim] turned by the angles of rotation [dim], cosine and sine in turns. */

@@ -88,9 +88,17 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _SCALARS
 
 
+_EMPTY = {
+    **vars(Sample()),
+    "status": SampleStatus.PENDING.value,
+    "spec_info": vars(SpecInfo()),
+    "prefix_cache_info": vars(PrefixCacheInfo()),
+}
+
+
 def sample_state(sample: Sample) -> dict[str, Any]:
-    """The sample's attributes as `restore` takes them; a shallow `to_dict`."""
-    state = dict(sample.__dict__)
+    """The attributes that an empty sample has otherwise, as `restore` takes them; a shallow `to_dict`."""
+    state = {name: value for name, value in sample.__dict__.items() if value is not _EMPTY.get(name, _EMPTY)}
     state["status"] = sample.status.value
     state["spec_info"], state["prefix_cache_info"] = vars(sample.spec_info), vars(sample.prefix_cache_info)
     return state
@@ -107,7 +115,8 @@ def restore(state: dict[str, Any]) -> Sample:
 
 def changes(before: dict[str, Any], sample: Sample) -> dict[str, Any]:
     """Attributes that differ from `before`, another unpickling of what the sample was made from."""
-    return {k: v for k, v in sample_state(sample).items() if k not in before or not _same(before[k], v)}
+    before, now = {**_EMPTY, **before}, {**_EMPTY, **sample_state(sample)}
+    return {name: value for name, value in now.items() if name not in before or not _same(before[name], value)}
 
 
 def apply(sample: Sample, changed: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from slime_command_view import server
 from slime_runs.index import Filter
 from slime_runs.run import Run
 
+from slime_core.cli.main import main
 from tests.conftest import TinyRun
 from tests.front_servers import in_thread
 from tests.made_run import MadeRun
@@ -321,14 +322,18 @@ def test_the_page_as_it_is_in_a_checkout_without_node(
         assert page.locator(".tokens .s-sampled").count() > 0
 
 
-def test_a_report_is_read_without_a_server(browser: Any, run_dir: Path, tmp_path: Path, slime: Any) -> None:
-    if server.static_folder().name != "built":
+@pytest.mark.parametrize(("folder", "curve"), [("built", ".chart .uplot"), ("page", ".chart svg.sketch")])
+def test_a_report_is_read_without_a_server(
+    browser: Any, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, curve: str
+) -> None:
+    if folder == "built" and server.static_folder().name != "built":
         pytest.skip("the page is not built: make view-assets")
-    slime("report", run_dir, "--output", tmp_path / "report.html", "--rollouts", 1)
+    monkeypatch.setattr(server, "static_folder", lambda: server.HERE / folder)
+    assert main(["report", str(run_dir), "--output", str(tmp_path / "report.html"), "--rollouts", "1"]) == 0
     with page_of(browser) as page:
         page.goto((tmp_path / "report.html").as_uri())
         shows(page, "run")
-        page.locator(".chart .uplot").first.wait_for()
+        page.locator(curve).first.wait_for()
         page.locator("tr.row a[href*='#/rollout?']").first.click()
         shows(page, "rollout")
         assert page.locator("td.start").first.inner_text()

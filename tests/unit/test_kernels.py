@@ -37,3 +37,12 @@ def test_without_a_compiler_it_says_so_once(
         assert [kernels.load("training") for _ in range(2)] == [None, None]
     (said,) = caplog.messages
     assert "no C compiler" in said
+
+
+def test_what_the_compiler_says_or_that_it_failed_is_told(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", "false")
+    assert kernels.load("training") is None
+    assert "non-zero exit status" in caplog.text
+    assert list(cache.iterdir()) == []

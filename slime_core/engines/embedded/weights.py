@@ -159,8 +159,7 @@ class FusedWeights:
     @property
     def packed_bytes(self) -> int:
         """Bytes of packed copies beside the fused tensors."""
-        copies = [linear.packed for linear in self._owners if linear is not None and linear.packed is not None]
-        return sum(packed.numel() * packed.element_size() for packed in copies)
+        return sum(linear.packed.nbytes for linear in filter(None, self._owners) if linear.packed is not None)
 
     def drop_packed(self) -> None:
         """Free the packed copies until the next `update`."""

@@ -6,12 +6,15 @@ Components are resolved here from their specs; only settings, samples and answer
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import pickle
 import random
 import resource
 import sys
+import time
 import traceback
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +42,15 @@ class _Worker:
         asyncio.set_event_loop(self._loop)
 
     def answer(self, message: bytes) -> bytes:
-        """The pickled ("ok", ...) or ("error", kind, text, traceback) to a pickled request."""
+        """The pickled (seconds, "ok", ...) or (seconds, "error", kind, text, traceback) to a pickled request."""
+        began = time.perf_counter()
         try:
             request = pickle.loads(message)
-            answer = ("ok", *getattr(self, request[0])(*request[1:]))
-            return pickle.dumps(answer)
+            found = getattr(self, request[0])(*request[1:])
+            return pickle.dumps((time.perf_counter() - began, "ok", *found))
         except BaseException as error:
-            return pickle.dumps(("error", type(error).__name__, str(error), _users_traceback(error)))
+            problem = type(error).__name__, str(error), _users_traceback(error)
+            return pickle.dumps((time.perf_counter() - began, "error", *problem))
 
     def start(self, args: bytes, memory_limit: float | None) -> tuple[()]:
         """Take the run's settings."""
@@ -73,21 +78,30 @@ class _Worker:
         return ()
 
     def score(self, key: str, states: bytes, evaluation: bool, seed: int) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Rewards, and for each sample what the reward changed in it."""
+        """Rewards, and where the reward changed a sample, for each what it changed."""
         samples = [restore(state) for state in pickle.loads(states)]
         random.seed(seed)
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(seed % 2**32)
-        rewards = self._loop.run_until_complete(self._callers[key].score(samples, evaluation))
+        rewards = contextvars.copy_context().run(self._finished, self._callers[key].score(samples, evaluation))
         try:
-            if pickle.dumps([sample_state(sample) for sample in samples]) == states:
-                return rewards, [{}] * len(samples)
-            return rewards, [changes(before, sample) for before, sample in zip(pickle.loads(states), samples)]
+            changed: list[dict[str, Any]] = []
+            if pickle.dumps([sample_state(sample) for sample in samples]) != states:
+                changed = [changes(before, sample) for before, sample in zip(pickle.loads(states), samples)]
+            return rewards, changed
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise PluginError(
                 f"what {self._callers[key].label} wrote to its sample cannot be sent back to the run ({error});"
                 " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
             ) from error
+
+    def _finished(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What it returns; the event loop, which costs more than most rewards, turns only from where it awaits."""
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value
+        return self._loop.run_until_complete(coroutine)
 
 
 def _users_traceback(error: BaseException) -> str:

@@ -1,12 +1,12 @@
 """Long-lived worker processes in which plain rewards run, killed and replaced when a call overruns or kills them.
 
 `launch.resolver.Resolver` makes one pool per run; `adapters.RewardCaller` hands calls to it. One thread owns each
-process: it starts it, writes a call, waits for the answer under the deadline, and kills the process with all it
-started when none comes, so only the samples of that call are lost. A call whose process is killed by a signal is
+process: it starts it, writes calls, waits for the answers under the deadline, and kills the process with all it
+started when one does not come, so only the samples of that call are lost. A call whose process is killed by a signal is
 made once more in a fresh one, since mostly somebody else killed it.
 
-Calls of a component that answers fast are written several at once, twice as many each time while all answers together
-take less than `_BATCH_S`; the process answers each as it is made, so each has its own deadline from when it begins.
+Calls of one turn of the event loop are handed over together. Of a component that answers fast, as many are written at
+once as take `_BATCH_S`; the process answers each as it is made, so each has its own deadline from when it begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import contextlib
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
@@ -34,11 +33,12 @@ from slime_core.waits import placed
 
 logger = logging.getLogger(__name__)
 
-_BATCH_S = 0.02
+_BATCH_S = 0.01
 """Seconds that calls written at once may take together."""
 _BATCH_CALLS = 64
-_LINGER_S = 0.001
-"""Where fast calls come one upon another, for more of them to come."""
+_SLOW_S = 1.0
+"""That a call is taken to last where nothing is known, or another one has just cost its process."""
+_STOPPED = "the worker processes of rewards have been stopped"
 
 
 class WorkerPool:
@@ -57,14 +57,16 @@ class WorkerPool:
         self._args = args
         self._memory_limit = memory_limit
         self._packed: bytes | None = None
+        self._coming: dict[asyncio.AbstractEventLoop, list[Call]] = {}
+        """Since the last turn of each loop."""
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._processes: set[RewardProcess] = set()
         self._components: dict[Component, None] = {}
         """Loaded somewhere, so a replacement loads them before it is asked."""
-        self._batch: dict[Component, int] = {}
-        """How many calls of it are written at once."""
+        self._seconds: dict[Component, float] = {}
+        """That a call of it takes, by those so far."""
         self._idle = 0
         self._closed = False
 
@@ -123,12 +125,23 @@ class WorkerPool:
         atexit.unregister(self.close)
 
     def _submit(self, call: Call) -> None:
+        if self._closed:
+            raise PluginError(_STOPPED)
+        loop = call.future.get_loop()
+        self._coming.setdefault(loop, []).append(call)
+        if len(self._coming[loop]) == 1:
+            loop.call_soon(self._hand_over, loop)
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        calls = self._coming.pop(loop)
         with self._lock:
-            if self._closed:
-                raise PluginError("the worker processes of rewards have been stopped")
-            lacking = self._idle <= self._queue.qsize()
-        self._queue.put(call)
-        if lacking:
+            closed = self._closed
+            for call in () if closed else calls:
+                self._queue.put(call)
+            lacking = self._queue.qsize() - self._idle
+        if closed:
+            _settle(calls, PluginError(_STOPPED))
+        for _ in range(lacking):
             self._start_thread()
 
     def _start_thread(self) -> None:
@@ -154,26 +167,13 @@ class WorkerPool:
                     process = self._started()  # before it is needed: the next call does not wait for an interpreter
             with self._lock:
                 self._idle += 1
-            asked = time.monotonic()
             call = self._queue.get()
-            if call is not None and self._batch.get(call.component, 1) > 1 and time.monotonic() < asked + _LINGER_S:
-                time.sleep(_LINGER_S)
             with self._lock:
                 self._idle -= 1
             if call is None:
                 break
-            began, calls = time.monotonic(), self._with_others(call)
-            left = calls
-            if process is not None and len(calls) > 1:
-                left = self._run_all(calls, process)
-                process = process if process.usable else None
-            for call in left:
-                if not call.given_up:
-                    process, broken = self._run(call, process)
-                    _deliver([call])
-            fast = time.monotonic() - began < _BATCH_S
-            size = max(self._batch.get(calls[0].component, 1), min(2 * len(calls), _BATCH_CALLS))
-            self._batch[calls[0].component] = size if fast else max(1, len(calls) // 4)
+            wanted = deque(call for call in self._with_others(call) if not call.given_up)
+            process, broken = self._run(wanted, process)
         if process is not None:
             self._end(process)
 
@@ -181,7 +181,8 @@ class WorkerPool:
         """The call with as many of those that wait as go with it."""
         calls = [call]
         share = self._queue.qsize() // max(len(self._threads), 1) + 1
-        while len(calls) < min(self._batch.get(call.component, 1), share):
+        most = min(share, _BATCH_CALLS, int(_BATCH_S / self._seconds.get(call.component, _SLOW_S)))
+        while len(calls) < most:
             try:
                 other = self._queue.get_nowait()
             except queue.Empty:
@@ -192,57 +193,45 @@ class WorkerPool:
             calls.append(other)
         return calls
 
-    def _run_all(self, calls: list[Call], process: RewardProcess) -> list[Call]:
-        """Make the calls in one go, as far as all goes well; the rest waits anew. Those to be made here, alone."""
-        assert self._packed is not None
-        done, left = list[Call](), deque(calls)
-        try:
-            process.update(self._packed)
-            for _ in process.run_all(calls):
-                done.append(left.popleft())
-                if not process.has_answer:
-                    _deliver(done)
-                    done = []
-        except BaseException as error:
-            if not process.usable:
-                self._end(process)
-            # Of the call that ran; after a signal that one is made again.
-            if left[0].process is not None and not _was_killed(error):
-                left[0].outcome = error
-                done.append(left.popleft())
-        _deliver(done)
-        killed = [left.popleft()] if left and left[0].process is not None else []
-        with self._lock:
-            if not self._closed:  # else nobody may take them any more
-                while left:
-                    self._queue.put(left.popleft())
-        for call in [*killed, *left]:
-            call.process = None
-        return [*killed, *left]
+    def _run(self, left: deque[Call], process: RewardProcess | None) -> tuple[RewardProcess | None, bool]:
+        """Make calls of one component; the process that is there then, and whether none could be started.
 
-    def _run(self, call: Call, process: RewardProcess | None) -> tuple[RewardProcess | None, bool]:
-        """Make one call; the process that is there then, and whether none could be started."""
+        Where one overruns or ends its process, those behind it wait anew.
+        """
         assert self._packed is not None
         broken = False
-        for again in (True, False):
+        while left:
+            done, component = list[Call](), left[0].component
             try:
                 broken = process is None
                 process = process or self._started()
                 broken = False
-                call.process = process
-                call.begun()
                 process.update(self._packed)
-                call.outcome = process.run(call)
+                for seconds in process.run_all(list(left)):
+                    done.append(left.popleft())
+                    before = self._seconds.get(component, _SLOW_S)
+                    self._seconds[component] = max(seconds, before + (seconds - before) / 4)
+                    if not process.has_answer:
+                        _deliver(done)
+                        done = []
             except BaseException as error:
-                call.outcome = error
-            finally:
+                self._seconds[component] = _SLOW_S
+                call = left.popleft()
                 call.process = None
+                with self._lock:
+                    while left and not self._closed:  # else nobody may take them any more
+                        self._queue.put(left.popleft())
+                # Whoever killed it meant the process; the call gets one more, with the same random numbers.
+                if _was_killed(error) and not (call.again or call.given_up or self._closed):
+                    call.again = True
+                    left.appendleft(call)
+                else:
+                    call.outcome = error
+                    done.append(call)
             if process is not None and not process.usable:
                 self._end(process)
                 process = None
-            # Whoever killed it meant the process; the call gets one more, with the same random numbers.
-            if not (again and _was_killed(call.outcome)) or call.given_up or self._closed:
-                break
+            _deliver(done)
         return process, broken
 
     def _started(self) -> RewardProcess:
@@ -288,11 +277,12 @@ def _deliver(calls: Sequence[Call]) -> None:
             loop.call_soon_threadsafe(_settle, list(group))
 
 
-def _settle(calls: Sequence[Call]) -> None:
+def _settle(calls: Sequence[Call], error: Exception | None = None) -> None:
     for call in calls:
+        outcome = error or call.outcome
         if call.future.done():
             continue
-        if isinstance(call.outcome, BaseException):
-            call.future.set_exception(call.outcome)
+        if isinstance(outcome, BaseException):
+            call.future.set_exception(outcome)
         else:
-            call.future.set_result(call.outcome or [])
+            call.future.set_result(outcome or [])

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,8 @@ class Call:
     """Which one runs it now."""
     given_up: bool = False
     """Nobody waits for it any more."""
+    again: bool = False
+    """A process was killed while it ran."""
     outcome: list[Any] | BaseException | None = None
     """Rewards, or what went wrong."""
 
@@ -73,87 +74,72 @@ class RewardProcess(Worker):
             self._ask(request, LOAD_DEADLINE, f"loading {component.spec!r} in a worker process:")
             self._loaded.add(component)
 
-    def run(self, call: Call) -> list[Any]:
-        """Score, loading the component first where this process has not seen it."""
-        self.load(call.component)
-        if not call.samples:
-            return []
-        request = _request(call)
-        with _overrun(call.timeout, "--rm-timeout"):
-            answer = next(self.ask_all([request], call.timeout))
-        return _rewards(call, answer)
+    def run_all(self, calls: Sequence[Call]) -> Iterator[float]:
+        """Score calls of one component and deadline, in order, loading the component where it has not been.
 
-    def run_all(self, calls: Sequence[Call]) -> Iterator[None]:
-        """Score calls of one component and deadline, in order; yields as each has its outcome, and raises as `ask`."""
+        Yields as each has its outcome the seconds it took; raises as `ask`, of the call that comes next.
+        """
+        calls[0].process = self
+        calls[0].begun()
         self.load(calls[0].component)
-        requests = []
-        for call in calls:
-            try:
-                requests.append(_request(call))
-            except PluginError as error:
-                requests.append(b"")
-                call.outcome = error
+        requests = list(map(_request, calls))
         start = 0
         while start < len(calls):
             end, size = start + 1, 0
             while end < len(calls) and (size := size + len(requests[end])) <= _BATCH_BYTES:
                 end += 1
-            answers = self.ask_all([request for request in requests[start:end] if request], calls[0].timeout)
+            timeout = calls[0].timeout
+            answers = self.ask_all([request for request in requests[start:end] if request], timeout)
             for call, request in zip(calls[start:end], requests[start:end]):
+                seconds = 0.0
                 if request:
                     call.process = self
                     call.begun()
-                    with _overrun(call.timeout, "--rm-timeout"):
-                        answer = next(answers)
-                    call.process = None
                     try:
-                        call.outcome = _rewards(call, answer)
-                    except Exception as error:
-                        call.outcome = error
-                yield
+                        answer = next(answers)
+                    except TimeoutError:
+                        raise DeadlineExceeded(overrun(timeout, "--rm-timeout")) from None
+                    call.process = None
+                    seconds = _settle(call, *answer)
+                yield seconds
             start = end
 
-    def _ask(self, request: tuple[Any, ...], timeout: float | None, flag: str) -> Any:
-        """Send a request and return what comes after "ok" in the answer."""
-        with _overrun(timeout, flag):
+    def _ask(self, request: tuple[Any, ...], timeout: float | None, flag: str) -> None:
+        """Send a request and wait until it is done."""
+        try:
             answer = self.ask(request, timeout)
-        return _good(answer)
-
-
-@contextlib.contextmanager
-def _overrun(timeout: float | None, flag: str) -> Iterator[None]:
-    """A deadline that passes inside is told by its flag."""
-    try:
-        yield
-    except TimeoutError:
-        raise DeadlineExceeded(overrun(timeout, flag)) from None
+        except TimeoutError:
+            raise DeadlineExceeded(overrun(timeout, flag)) from None
+        if answer[1] != "ok":
+            raise _error(*answer[2:])
 
 
 def _request(call: Call) -> bytes:
-    """What is sent of the call. Raises PluginError when a sample cannot be."""
+    """What is sent of the call; nothing where there are no samples, or one cannot be sent, which is its outcome."""
+    if not call.samples:
+        return b""
     try:
         states = pickle.dumps([sample_state(sample) for sample in call.samples])
     except Exception as error:
-        raise PluginError(
+        call.outcome = PluginError(
             f"sample {call.samples[0].index} cannot be sent to a worker process ({type(error).__name__}: {error});"
             " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
-        ) from error
+        )
+        call.outcome.__cause__ = error
+        return b""
     return pickle.dumps(("score", call.component.key, states, call.evaluation, call.seed))
 
 
-def _good(answer: Any) -> Any:
-    """What comes after "ok"; raises the error that the answer is otherwise."""
-    if answer[0] == "ok":
-        return answer[1:]
-    raise _error(*answer[1:])
-
-
-def _rewards(call: Call, answer: Any) -> list[Any]:
-    """The rewards in an answer; samples get what the reward changed in them. Raises what the reward raised."""
-    rewards, changed = _good(answer)
-    for sample, fields in zip(call.samples, changed):
-        apply(sample, fields)
-    return list(rewards)
+def _settle(call: Call, seconds: float, word: str, *rest: Any) -> float:
+    """Give the call its outcome; samples get what the reward changed in them. The seconds that it took."""
+    if word == "ok":
+        rewards, changed = rest
+        for sample, fields in zip(call.samples, changed):
+            apply(sample, fields)
+        call.outcome = list(rewards)
+    else:
+        call.outcome = _error(*rest)
+    return seconds
 
 
 def _error(kind: str, text: str, worker_traceback: str) -> Exception:

@@ -1,29 +1,34 @@
-"""A run -> one HTML file: the built page, its styles, and the answers to what it will ask for."""
+"""A run -> one HTML file: the page, its styles, and the answers to what it will ask for."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 from slime_runs.index import Entry, Filter
-from slime_runs.run import RunError
 
-from slime_command_view import run_pages, sample_page, samples_page
-from slime_command_view.server import HERE
+from slime_command_view import run_pages, sample_page, samples_page, server
 from slime_command_view.watched import WatchedRun
 
 _FRAME = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; script-src '{digest}'; style-src 'unsafe-inline'; img-src data:">
+ content="default-src 'none'; script-src 'strict-dynamic' {digests}; style-src 'unsafe-inline'; img-src data:">
 <title>slime</title><style>{styles}</style>
 <script type="application/json" id="stored">{answers}</script></head>
 <body><header id="top"></header><main id="page" tabindex="-1"></main>
-<script type="module">{script}</script></body></html>
+{scripts}</body></html>
 """
+
+
+_START = """const main = document.createElement("script");
+Object.assign(main, { type: "module", textContent: 'import "main";' });
+document.head.append(main);"""
+"""What a script that is trusted puts in may load modules, and nothing else may ('strict-dynamic')."""
 
 
 class _Answers:
@@ -47,18 +52,27 @@ class _Answers:
 
 
 def report(run: WatchedRun, rollouts: int, samples: int) -> str:
-    """The file's text. Raises RunError where the page was not built."""
-    script, styles = HERE / "built" / "main.js", HERE / "built" / "app.css"
-    if not script.is_file():
-        raise RunError(f"{script.parent} is not there; in a checkout, type: make view-assets")
-    code = script.read_text(encoding="utf-8").replace("</script", "<\\/script")
-    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    """The file's text."""
+    scripts = [(kind, code.replace("</script", "<\\/script")) for kind, code in _scripts()]
+    digests = (base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for _, code in scripts)
     return _FRAME.format(
-        digest=f"sha256-{digest}",
-        styles=styles.read_text(encoding="utf-8"),
+        digests=" ".join(f"'sha256-{digest}'" for digest in digests),
+        styles=(server.static_folder() / "app.css").read_text(encoding="utf-8"),
         answers=_answers(run, rollouts, samples).text(),
-        script=code,
+        scripts="".join(f'<script type="{kind}">{code}</script>' for kind, code in scripts),
     )
+
+
+def _scripts() -> list[tuple[str, str]]:
+    """Types and texts of the page's script elements. Where it is not built, each source is a module with an address."""
+    folder = server.static_folder()
+    if folder.name == "built":
+        return [("module", (folder / "main.js").read_text(encoding="utf-8"))]
+    modules = {}
+    for path in sorted(folder.glob("*.js")):
+        code = re.sub(r'from "\./(\w+)\.js"', r'from "\1"', path.read_text(encoding="utf-8"))
+        modules[path.stem] = "data:text/javascript;base64," + base64.b64encode(code.encode()).decode()
+    return [("importmap", orjson.dumps({"imports": modules}).decode()), ("module", _START)]
 
 
 def _answers(run: WatchedRun, rollouts: int, samples: int) -> _Answers:

@@ -44,6 +44,7 @@ def do_add(args, sample, rest):
     sample.teacher_log_probs = [-1.0]
     return float(rest) + args.offset
 
+def do_own_loop(args, sample, rest): return asyncio.run(asyncio.sleep(0, 2.0))
 def do_raise(args, sample, rest): raise KeyError(rest)
 def do_lambda(args, sample, rest): sample.metadata["by"] = lambda: 1; return 1.0
 def do_hang(args, sample, rest):
@@ -281,7 +282,7 @@ async def test_calls_written_at_once_have_their_own_fates(pool: WorkerPool, file
     ]  # fmt: skip
     sent = [asyncio.create_task(call.score([say(word, i)])) for i, word in enumerate(words)]
     await until(lambda: pool._queue.qsize() == len(words), "all calls to wait")
-    pool._batch[call.component] = 64
+    pool._seconds[call.component] = 1e-4
     (tmp_path / "release").touch()
     found = await asyncio.gather(holder, *sent, return_exceptions=True)
     shown = [value[0] if isinstance(value, list) else type(value).__name__ for value in found[1:]]
@@ -344,7 +345,9 @@ async def test_random_rewards_repeat_themselves(pool: WorkerPool, file: Path) ->
 
 
 async def test_every_form(pool: WorkerPool, file: Path) -> None:
-    assert await caller(pool, file).score([say("coroutine")]) == [4.0]
+    for _ in range(2):
+        assert await caller(pool, file).score([say("coroutine")]) == [4.0]
+        assert await caller(pool, file).score([say("own_loop")]) == [2.0]
     (pid,) = await caller(pool, f"{file}:in_a_process").score([say("")])
     assert int(pid) in {p.pid for p in workers()}
     samples = [say("", i) for i in range(3)]
