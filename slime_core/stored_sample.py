@@ -61,10 +61,7 @@ def plain_values(attributes: Mapping[str, Any], *, shared: bool = False) -> dict
     With `shared` without those that are None, and without copies: for who writes them at once.
     """
     if shared:
-        values = {name: value for name, value in attributes.items() if value is not None}
+        found = {name: value for name, value in attributes.items() if value is not None}
     else:
-        values = {name: value if name in _WRITERS else copied(value) for name, value in attributes.items()}
-    for name, write in _WRITERS.items():
-        if type(value := values.get(name)) not in _PLAIN:
-            values[name] = write(value)
-    return values
+        found = {name: value if name in _WRITERS else copied(value) for name, value in attributes.items()}
+    return found | {n: write(found[n]) for n, write in _WRITERS.items() if type(found.get(n)) not in _PLAIN}
