@@ -334,3 +334,17 @@ def test_restart_by_hand_at_the_same_port(rig: Rig, events: Callable[[], list[st
         stranger.kill()
     assert rig.server(0).port != port
     assert events() == ["quarantined", "restarted"]
+
+
+def test_a_server_of_other_weights_behind_the_router(rig: Rig, events: Callable[[], list[str]]) -> None:
+    """Its own answers tell of it, and several of them ask all servers for their versions at once."""
+
+    async def both() -> None:
+        body = {"new_version": str(rig.version - 1), "abort_all_requests": False}
+        await rig.engine.http.send("POST", rig.server(0).url, "/update_weight_version", body)
+        await rig.load(30, over=0.2)
+
+    rig.loop.run(both())
+    assert rig.engine.take_metrics()["engine/wrong_version_answers"] > 0
+    rig.loop.run(rig.whole())
+    assert events() == ["quarantined", "restarted"]

@@ -23,17 +23,17 @@ from slime_engine_sglang.plan import Reservation
 Device = Literal["cpu", "cuda"]
 
 
+@dataclass
 class Cited:
     """How messages show settings: `--rollout-num-gpus 3 (run.yaml:4)`; without origins only the value."""
 
-    def __init__(self, args: Args, origins: Mapping[str, Origin] | None) -> None:
-        self._args = args
-        self._origins = origins
+    args: Args
+    origins: Mapping[str, Origin] | None
 
     def __call__(self, name: str) -> str:
         """The setting with its value."""
-        shown = flag_specs()[name].show(getattr(self._args, name))
-        return shown if self._origins is None else f"{shown} ({self._origins[name]})"
+        shown = flag_specs()[name].show(getattr(self.args, name))
+        return shown if self.origins is None else f"{shown} ({self.origins[name]})"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -29,23 +30,15 @@ _POLL_S = 0.1
 _REQUEST_S = 30.0
 _SHARED = "/dev/shm/sglang_loads_"
 """Start of a file that each of SGLang's schedulers makes (its managers/load_snapshot.py) and nobody removes."""
-_NOT_FOR_SERVERS = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
-        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    }
+_TRAINERS = re.compile(
+    "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*)", re.DOTALL
 )
-"""Set by torchrun for the trainer; torch in the server would take them for its own."""
-_OF_ELASTIC = "TORCHELASTIC_"
-"""With TORCHELASTIC_USE_AGENT_STORE a server would wait for ever for the agent to open a store at its own port."""
+"""Set by torchrun for the trainer; torch in the server would take them for its own. With TORCHELASTIC_USE_AGENT_STORE a
+server would wait for ever for the agent to open a store at its own port."""
 
 
 class StrangerError(EngineError):
     """Somebody else answers at our port."""
-
-
-def _is_trainers(variable: str) -> bool:
-    return variable in _NOT_FOR_SERVERS or variable.startswith(_OF_ELASTIC)
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ class Service(ABC):
             self._usurped = False
             self._ports.close()
             self._ports = self._reserve()
-        inherited = {name: value for name, value in os.environ.items() if not _is_trainers(name)}
+        inherited = {name: value for name, value in os.environ.items() if not _TRAINERS.fullmatch(name)}
         # Servers call themselves while they start, which no proxy can do for them.
         known = inherited.get("NO_PROXY") or inherited.get("no_proxy")
         direct = ",".join(filter(None, [known, "localhost", self.host]))

@@ -113,7 +113,7 @@ def test_cpu_servers_get_stubs_and_one_thread(tmp_path: Path, monkeypatch: pytes
     for name in ("PYTHONPATH", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_USE_CPU_ENGINE"):
         monkeypatch.delenv(name, raising=False)
     found = server_environment("cpu")
-    stubs = [str(CPU_STUBS / name) for name in ("sgl_kernel", "torchaudio", "torchvision")]
+    stubs = [str(CPU_STUBS / name) for name in ("sgl_kernel", "slime_stub", "torchaudio", "torchvision")]
     assert found["PYTHONPATH"].split(os.pathsep) == [str(SERVER_SIDE / "plugin"), *stubs]
     assert {k: v for k, v in found.items() if k != "PYTHONPATH"} == {
         "SGLANG_USE_CPU_ENGINE": "1",
@@ -124,7 +124,7 @@ def test_cpu_servers_get_stubs_and_one_thread(tmp_path: Path, monkeypatch: pytes
     package = tmp_path / "v" / "lib" / "python3.11" / "site-packages" / "torchvision"
     package.mkdir()
     (package / "__init__.py").touch()
-    assert server_environment("cpu", python=python)["PYTHONPATH"].split(os.pathsep)[1:] == stubs[:2]
+    assert server_environment("cpu", python=python)["PYTHONPATH"].split(os.pathsep)[1:] == stubs[:3]
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert "OMP_NUM_THREADS" not in server_environment("cpu"), "the user's own stays"
 

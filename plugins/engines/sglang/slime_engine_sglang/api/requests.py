@@ -18,10 +18,6 @@ import orjson
 from slime_core.errors import EngineError, did_you_mean
 
 
-def _is_integer(value: Any) -> bool:
-    return type(value) is int  # not a bool, which is one, too
-
-
 def _is_number(value: Any) -> bool:
     return type(value) is int or (isinstance(value, float) and math.isfinite(value))
 
@@ -30,19 +26,12 @@ def _is_strings(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value))
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(_is_integer(v) for v in value)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 def _is_bias(value: Any) -> bool:
-    return _is_mapping(value) and all(str(k).isdecimal() and _is_number(v) for k, v in value.items())
+    return isinstance(value, Mapping) and all(str(k).isdecimal() and _is_number(v) for k, v in value.items())
 
 
-_INTEGER, _NUMBER = (_is_integer, "an integer"), (_is_number, "a number")
+_INTEGER = (lambda value: type(value) is int, "an integer")  # not a bool, which is one, too
+_NUMBER = (_is_number, "a number")
 _FLAG = (lambda value: isinstance(value, bool), "true or false")
 _TEXT, _TEXTS = (lambda value: isinstance(value, str), "a string"), (_is_strings, "a string or a list of strings")
 
@@ -55,10 +44,12 @@ PARAMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), _FLAG),
     **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), _TEXT),
     **dict.fromkeys(("stop", "stop_regex"), _TEXTS),
-    "custom_params": (_is_mapping, "a mapping"),
+    "custom_params": (lambda value: isinstance(value, Mapping), "a mapping"),
     "logit_bias": (_is_bias, "a mapping of token ids to numbers"),
-    "stop_token_ids": (_is_ids, "a list of token ids"),
-}
+    "stop_token_ids": (
+        lambda value: isinstance(value, list | tuple) and all(type(v) is int for v in value), "a list of token ids"
+    ),
+}  # fmt: skip
 """SGLang's `SamplingParams` -> what is allowed; None, for the default, always is."""
 
 

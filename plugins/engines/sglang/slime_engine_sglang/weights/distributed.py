@@ -36,6 +36,8 @@ from slime_engine_sglang.weights.round import Round
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Outcome = dict[Worker, BaseException | None]
+"""What became of each member of a group; None: it did its part."""
 SETTLE_S = 20.0
 """After one member of a group has failed, the others get so long to answer."""
 
@@ -61,18 +63,16 @@ class Groups:
         while todo:
             groups = await self._groups_for(round_, todo, bucket.flat.device)
             outcomes = await asyncio.gather(*(group.send(round_, bucket, last=last) for group in groups))
-            results = {worker: result for outcome in outcomes for worker, result in outcome.items()}
-            failed = [worker for worker, result in results.items() if result is not None]
-            for group in groups:
-                if any(worker in failed for worker in group.workers):
+            for group, outcome in zip(groups, outcomes):
+                if any(outcome.values()):
                     await self._discard(round_, group)
-            culprits = [worker for worker in failed if _is_culprit(results[worker])] or failed
-            round_.judge(f"sending bucket {number}", {worker: results[worker] for worker in culprits})
+            failed = _judge(round_, f"sending bucket {number}", outcomes)
             todo = [worker for worker in failed if worker in round_.live]
 
     async def _groups_for(self, round_: Round, workers: list[Worker], device: torch.device) -> list[Group]:
         """Groups whose members are exactly these workers; those that cannot be joined drop out of the round."""
-        backend = "nccl" if device.type == "cuda" and all(_on_gpu(round_, w) for w in workers) else "gloo"
+        on_gpus = device.type == "cuda" and all(round_.facts[w].device.startswith("cuda") for w in workers)
+        backend = "nccl" if on_gpus else "gloo"
         together = backend == "nccl" if self._one_for_all is None else self._one_for_all
         gone, self._gone = self._gone, set()
         while True:
@@ -89,12 +89,8 @@ class Groups:
                     await self._discard(round_, group)
                 else:
                     self._groups.append(group)
-            results = {worker: result for outcome in outcomes for worker, result in outcome.items()}
-            failed = [worker for worker, result in results.items() if result is not None]
-            if not failed:
+            if not _judge(round_, "joining the process group", outcomes):
                 return [g for g in self._groups if g.workers in wanted]
-            culprits = [worker for worker in failed if _is_culprit(results[worker])] or failed
-            round_.judge("joining the process group", {worker: results[worker] for worker in culprits})
             gone = set()
 
     async def _discard(self, round_: Round, group: Group) -> None:
@@ -133,7 +129,7 @@ class Group:
         """Whether it can still be used: same backend, no member out or restarted."""
         return backend == self.backend and all(w in round_.live and w not in gone for w in self.workers)
 
-    async def join(self, round_: Round) -> dict[Worker, BaseException | None]:
+    async def join(self, round_: Round) -> Outcome:
         """Bring the members together; what became of each."""
         ranks = [round_.facts[worker].tp_size for worker in self.workers]
         world, limit = 1 + sum(ranks), timedelta(seconds=round_.timeout)
@@ -172,7 +168,7 @@ class Group:
             options._timeout = limit
             self._group = dist.ProcessGroupNCCL(prefix, 0, world, options)
 
-    async def send(self, round_: Round, bucket: Bucket, *, last: bool) -> dict[Worker, BaseException | None]:
+    async def send(self, round_: Round, bucket: Bucket, *, last: bool) -> Outcome:
         """Broadcast a bucket; what became of each member."""
         body = {
             "names": [s.name for s in bucket.slices],
@@ -197,9 +193,7 @@ class Group:
                 results[worker] = WeightsRefused(str(error), untouched=False)
         return results
 
-    async def _together(
-        self, round_: Round, calls: dict[Worker, Any], ours: Callable[[], None]
-    ) -> dict[Worker, BaseException | None]:
+    async def _together(self, round_: Round, calls: dict[Worker, Any], ours: Callable[[], None]) -> Outcome:
         """The servers' part over HTTP and our part in a thread, side by side.
 
         As soon as one fails, the others can only finish soon or never.
@@ -218,7 +212,7 @@ class Group:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
         problem = mine.exception() if mine.done() and not mine.cancelled() else None
-        results: dict[Worker, BaseException | None] = {}
+        results: Outcome = {}
         for task, worker in theirs.items():
             if task.cancelled():
                 results[worker] = _Undecided("no answer after the broadcast failed")
@@ -252,13 +246,19 @@ class _Undecided(EngineError):
     """A server was still waiting when its group was given up."""
 
 
-def _is_culprit(result: object) -> bool:
-    """A server that refused tells of a peer's failure as of its own; one that cannot be reached failed itself."""
-    return isinstance(result, EngineError) and result.status is None and not isinstance(result, _Undecided)
+def _judge(round_: Round, phase: str, outcomes: Sequence[Outcome]) -> list[Worker]:
+    """Those that failed, after `Round.judge` of the culprits among them. Raises WeightSyncError as that.
 
-
-def _on_gpu(round_: Round, worker: Worker) -> bool:
-    return round_.facts[worker].device.startswith("cuda")
+    A server that refused tells of a peer's failure as of its own; one that cannot be reached failed itself.
+    """
+    failed = {worker: error for outcome in outcomes for worker, error in outcome.items() if error is not None}
+    culprits = {
+        worker: error
+        for worker, error in failed.items()
+        if isinstance(error, EngineError) and error.status is None and not isinstance(error, _Undecided)
+    }
+    round_.judge(phase, dict(culprits or failed))
+    return list(failed)
 
 
 async def _in_thread(name: str, function: Callable[[], T]) -> T:
