@@ -157,7 +157,7 @@ def changed(sample: Sample, before: Iterable[Any], now: Iterable[Any] | None = N
         return None
     problem = None
     for name, old, new in zip(_TRAINED_ON, before, _trained_on(sample) if now is None else now, strict=True):
-        if old is not new and old != _plain(new):
+        if old is not new and old != (new if type(new) is list else _plain(new)):
             problem = f"it changed sample.{name}, and what is trained on must stay what was sampled"
             if name in _IDENTITY:
                 setattr(sample, name, old)
@@ -166,7 +166,7 @@ def changed(sample: Sample, before: Iterable[Any], now: Iterable[Any] | None = N
 
 def snapshot(sample: Sample) -> list[Any]:
     """The fields that are trained on, in copies that no later change reaches."""
-    return [v if v is None or type(v) is int else _copied(_plain(v)) for v in _trained_on(sample)]
+    return [v if v is None or type(v) is int else _copied(v) for v in _trained_on(sample)]
 
 
 def _plain(value: Any) -> Any:
@@ -176,7 +176,7 @@ def _plain(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    # User code may put there what it likes.
+    value = value if type(value) is list else _plain(value)  # user code may put there what it likes
     return value[:] if type(value) is list and not (value and type(value[0]) is list) else copy.deepcopy(value)
 
 

@@ -10,8 +10,8 @@ What comes next is live before the engine could look, however many turns of the 
 `Hold` from the moment in which it is drawn, lends it to its samples while they run, and has it back until the rollout
 has decided on it. The rollout decides when all else is `settled`: on all groups that one engine step finished,
 whichever reward thread was first. Likewise a sample that is done hands its place to the next one that waits for it
-without the engine stepping in between. Samples that begin or get their answers at the same moment share out the event
-loop's time (`waits.loop_turn`), in their order.
+without the engine stepping in between, and with it what was left of its share of the event loop's time: samples that
+begin or get their answers at the same moment share it out (`waits.loop_turn`), in their order.
 """
 
 from __future__ import annotations
@@ -164,6 +164,11 @@ class GatedEngine:
             self._free -= 1
             self._add_live(1)
             asked()
+            try:
+                await loop_turn()
+            except BaseException:
+                self._leave()
+                raise
         else:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._queue.append(turn)
@@ -175,11 +180,6 @@ class GatedEngine:
                 if turn.done() and not turn.cancelled():
                     self._leave()
                 raise
-        try:
-            await loop_turn()
-        except BaseException:
-            self._leave()
-            raise
 
     def _leave(self) -> None:
         """Hand the place, and being live, to the next in the queue."""

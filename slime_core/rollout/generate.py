@@ -167,7 +167,7 @@ class SampleRunner:
         extra = baseline.baseline_sample(group) if self.greedy_baseline and not evaluation else None
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
             with hold.lent(len(group) + (extra is not None)) as place:
-                runs = [self._run_sample(s, dict(params), context, clock, args, place) for s in group]
+                runs = [self._run_sample(s, params, context, clock, args, place) for s in group]
                 if extra is not None:
                     greedy = baseline.greedy_params(params)
                     runs.append(self._run_sample(extra, greedy, context, clock, args, place))
@@ -234,7 +234,7 @@ class SampleRunner:
         if sample.response_length and self.args.mask_offpolicy_in_partial_rollout:
             sample.withhold(0, sample.response_length, "mask_offpolicy_in_partial_rollout")
         seed = self.args.rollout_seed
-        params.setdefault("sampling_seed", sampling_seed(seed, context.evaluation, sample.index))
+        params = {"sampling_seed": sampling_seed(seed, context.evaluation, sample.index), **params}
         sample.session_id = sample.session_id or f"{int(context.evaluation)}-{sample.group_index}-{sample.index}"
         try:
             generator = self._generator_of(sample)
