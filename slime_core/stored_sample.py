@@ -58,10 +58,7 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
 def plain_values(attributes: Mapping[str, Any], *, shared: bool = False) -> dict[str, Any]:
     """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none.
 
-    With `shared` without those that are None, and without copies: for who writes them at once.
+    `shared`: without copies, for who writes them at once.
     """
-    if shared:
-        found = {name: value for name, value in attributes.items() if value is not None}
-    else:
-        found = {name: value if name in _WRITERS else copied(value) for name, value in attributes.items()}
-    return found | {n: write(found[n]) for n, write in _WRITERS.items() if type(found.get(n)) not in _PLAIN}
+    own = attributes if shared else {n: v if n in _WRITERS else copied(v) for n, v in attributes.items()}
+    return {**own, **{n: write(own[n]) for n, write in _WRITERS.items() if type(own.get(n)) not in _PLAIN}}
