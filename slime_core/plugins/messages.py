@@ -7,10 +7,12 @@ plain data; objects of user code do not travel. A sample comes back as the attri
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 from slime_core.protocols import Args
+from slime_core.provenance import Source, Span
 from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 
 DEFAULTS = "_defaults"
@@ -101,15 +103,14 @@ def sample_state(sample: Sample) -> dict[str, Any]:
     state = {name: value for name, value in sample.__dict__.items() if value is not _EMPTY.get(name, _EMPTY)}
     state["status"] = sample.status.value
     state["spec_info"], state["prefix_cache_info"] = vars(sample.spec_info), vars(sample.prefix_cache_info)
+    if sample.spans and all(type(span) is Span and type(span.source) is Source for span in sample.spans):
+        state["spans"] = tuple((span.source.value, span.length, span.withheld) for span in sample.spans)
     return state
 
 
 def restore(state: dict[str, Any]) -> Sample:
     """Inverse of `sample_state`."""
-    sample = Sample()
-    sample.__dict__.update(state)
-    sample.status, sample.spec_info = SampleStatus(state["status"]), SpecInfo(**state["spec_info"])
-    sample.prefix_cache_info = PrefixCacheInfo(**state["prefix_cache_info"])
+    apply(sample := Sample(), state)
     return sample
 
 
@@ -121,17 +122,17 @@ def changes(before: dict[str, Any], sample: Sample) -> dict[str, Any]:
 
 def apply(sample: Sample, changed: dict[str, Any]) -> None:
     """Set the attributes a worker found changed."""
-    special = {
-        "status": SampleStatus,
-        "spec_info": _counters(SpecInfo),
-        "prefix_cache_info": _counters(PrefixCacheInfo),
-    }
-    for name, value in changed.items():
-        setattr(sample, name, special[name](value) if name in special else value)
+    sample.__dict__.update(changed)
+    for name in changed.keys() & _READERS.keys():
+        sample.__dict__[name] = _READERS[name](changed[name])
 
 
-def _counters(cls: type) -> Any:
-    return lambda values: cls(**values)
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "status": SampleStatus,
+    "spec_info": lambda values: SpecInfo(**values),
+    "prefix_cache_info": lambda values: PrefixCacheInfo(**values),
+    "spans": lambda rows: [Span(Source(of), *rest) for of, *rest in rows] if type(rows) is tuple else rows,
+}
 
 
 def _same(a: Any, b: Any) -> bool:

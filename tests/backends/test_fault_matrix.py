@@ -340,9 +340,11 @@ def test_a_server_of_other_weights_behind_the_router(rig: Rig, events: Callable[
     """Its own answers tell of it, and several of them ask all servers for their versions at once."""
 
     async def both() -> None:
-        body = {"new_version": str(rig.version - 1), "abort_all_requests": False}
-        await rig.engine.http.send("POST", rig.server(0).url, "/update_weight_version", body)
-        await rig.load(30, over=0.2)
+        older = rig.version - 1
+        body = {"model_path": str(rig.models[older % 3][0]), "weight_version": str(older)}
+        async with rig.engine.pool.updating(30.0, AssertionError("nobody updates")):  # nor does the watch look
+            await rig.engine.http.send("POST", rig.server(0).url, "/update_weights_from_disk", body)
+            await rig.load(30, over=0.2)
 
     rig.loop.run(both())
     assert rig.engine.take_metrics()["engine/wrong_version_answers"] > 0

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 _BATCH_S = 0.01
 """Seconds that calls written at once may take together."""
-_BATCH_CALLS = 64
+_BATCH_CALLS = 8
+"""More make a message hardly cheaper, and all behind one that hangs wait until its deadline."""
 _SLOW_S = 1.0
 """That a call is taken to last where nothing is known, or another one has just cost its process."""
 _STOPPED = "the worker processes of rewards have been stopped"
@@ -222,7 +223,8 @@ class WorkerPool:
                     while left and not self._closed:  # else nobody may take them any more
                         self._queue.put(left.popleft())
                 # Whoever killed it meant the process; the call gets one more, with the same random numbers.
-                if _was_killed(error) and not (call.again or call.given_up or self._closed):
+                killed = isinstance(error, WorkerDied) and error.killed
+                if killed and not (call.again or call.given_up or self._closed):
                     call.again = True
                     left.appendleft(call)
                 else:
@@ -263,11 +265,6 @@ class WorkerPool:
             logger.warning("%s", error)
         with self._lock:
             self._processes.discard(process)
-
-
-def _was_killed(outcome: object) -> bool:
-    """Whether a signal ended the process that ran the call."""
-    return isinstance(outcome, WorkerDied) and outcome.killed
 
 
 def _deliver(calls: Sequence[Call]) -> None:

@@ -19,6 +19,7 @@ from slime_core.plugins.messages import (
     unpack_args,
     update_args,
 )
+from slime_core.provenance import Source, Span
 from slime_core.types import Sample
 
 
@@ -27,6 +28,7 @@ def full_sample() -> Sample:
         index=3, group_index=1, prompt=[{"role": "user", "content": "?"}], tokens=[1, 2, 3], response="ab",
         response_length=2, label={"answer": 4}, loss_mask=[1, 1], rollout_log_probs=[-0.5, -0.25],
         status=Sample.Status.TRUNCATED, metadata={"rows": np.arange(3), "nested": {"a": [1]}},
+        spans=[Span(Source.USER, 1), Span(Source.SAMPLED, 2, "a reason")],
     )  # fmt: skip
     sample.spec_info.spec_verify_ct = 2
     sample.of_mine = "kept"
@@ -44,6 +46,7 @@ def test_a_sample_arrives_whole() -> None:
     assert list(there.metadata.pop("rows")) == list(sample.metadata.pop("rows"))
     assert there == sample
     assert there.of_mine == "kept"
+    assert [type(span.source) for span in there.spans] == [Source, Source]
     assert there.status is Sample.Status.TRUNCATED
 
 
@@ -61,8 +64,9 @@ def test_exactly_what_changed_comes_back() -> None:
     there.spec_info.spec_verify_ct = 9
     there.loss_mask[0] = True  # equal to 1, but not the same
     there.new_attribute = 5
+    there.label = None  # as an empty sample has it
     changed = changes(before, there)
-    expected = {"metadata", "teacher_log_probs", "status", "spec_info", "loss_mask", "new_attribute"}
+    expected = {"metadata", "teacher_log_probs", "status", "spec_info", "loss_mask", "new_attribute", "label"}
     assert set(changed) == expected
     apply(sample, pickle.loads(pickle.dumps(changed)))
     assert sample.status is Sample.Status.COMPLETED
@@ -70,7 +74,7 @@ def test_exactly_what_changed_comes_back() -> None:
     assert sample.teacher_log_probs == [-1.0, -2.0]
     assert sample.loss_mask[0] is True
     assert math.isnan(sample.metadata["nested"]["a"][1])
-    assert sample.new_attribute == 5
+    assert (sample.new_attribute, sample.label) == (5, None)
 
 
 def test_settings_arrive_with_custom_ones_and_objects() -> None:
