@@ -7,7 +7,7 @@ as deep copies, and it is for whoever set them that JSON can hold them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from slime_core import provenance
@@ -55,12 +55,10 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     return copy.deepcopy(value, memo)
 
 
-def plain_values(attributes: Mapping[str, Any], own: Callable[[Any], Any] = copied) -> dict[str, Any]:
+def plain_values(attributes: Mapping[str, Any], *, shared: bool = False) -> dict[str, Any]:
     """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none.
 
-    `own`: what makes a value the caller's, who may leave out the copy where it is written at once.
+    `shared`: without copies, for who writes them at once.
     """
-    return {
-        name: value if type(value) in _PLAIN else _WRITERS[name](value) if name in _WRITERS else own(value)
-        for name, value in attributes.items()
-    }
+    own = attributes if shared else {n: v if n in _WRITERS else copied(v) for n, v in attributes.items()}
+    return {**own, **{n: write(own[n]) for n, write in _WRITERS.items() if type(own.get(n)) not in _PLAIN}}

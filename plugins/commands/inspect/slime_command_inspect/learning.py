@@ -25,7 +25,7 @@ def examine_run(run: Run) -> tuple[str, bool]:
     """
     damage = []
     try:
-        find(run.path)
+        find(run.checkpoints)
     except CheckpointError as error:
         damage.append(f"damaged: {error}")
     rows, found = _recorded(run)

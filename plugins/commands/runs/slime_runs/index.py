@@ -258,6 +258,8 @@ class Index:
         """Newest rollout first; of a file in the order of data set, group and sample."""
         self._places: dict[str, tuple[int, int]] = {}
         """Name of a file -> from where to where its samples are, in that order."""
+        self._rollouts: list[int] = []
+        """Of these files."""
         self._stamps: dict[str, tuple[int, int]] = {}
         self._codes = _CODES.copy()
         self._totals: dict[str, list[Total]] = {}
@@ -276,6 +278,7 @@ class Index:
         ends = [0, *itertools.accumulate(len(parts[name]) for name in names)]
         self._rows = np.frombuffer(b"".join(parts[name].data for name in names), _SAMPLE)
         self._places, self._stamps = dict(zip(names, itertools.pairwise(ends))), now
+        self._rollouts = [_parsed(name)[0] for name in names]
 
     def _in_own_codes(self, texts: Sequence[str], samples: Array) -> Array:
         codes = [*(self._codes.setdefault(text, len(self._codes) - 1) for text in texts), -1]
@@ -330,16 +333,19 @@ class Index:
         return np.searchsorted([end for _, end in self._places.values()], at, side="right")
 
     def _entries(self, at: Array) -> list[Entry]:
-        rows, texts = self._rows[at], {code: text for text, code in self._codes.items()}
-        columns: dict[str, list[Any]] = {name: rows[name].tolist() for name in _SAMPLE.names or ()}
-        rollouts = [_parsed(name)[0] for name in self._places]
-        columns["rollout"] = [rollouts[file] for file in self._files_of(at).tolist()]
-        columns["score"] = [None if math.isnan(score) else score for score in columns["score"]]
-        for name in _TEXTS:
-            columns[name] = [texts[code] for code in columns[name]]
-        for name in _NUMBERS:
-            columns[name] = [None if number == _NONE else number for number in columns[name]]
-        return list(map(Entry, *(columns[name] for name in Entry._fields)))
+        return list(map(Entry, *(self._column(name, at) for name in Entry._fields)))
+
+    def _column(self, name: str, at: Array) -> list[Any]:
+        """A field of entries."""
+        if name == "rollout":
+            return [self._rollouts[file] for file in self._files_of(at).tolist()]
+        values = self._rows[name][at].tolist()
+        if name == "score":
+            return [None if math.isnan(score) else score for score in values]
+        if name in _TEXTS:
+            texts = {code: text for text, code in self._codes.items()}
+            return [texts[code] for code in values]
+        return [None if number == _NONE else number for number in values] if name in _NUMBERS else values
 
     def rollouts(self) -> list[Total]:
         """The training rollouts, in order."""
@@ -381,14 +387,11 @@ class Index:
         known = ~np.isnan(rows["score"])
         counts = np.add.reduceat(known, starts, dtype=np.int64).tolist()
         scores = np.add.reduceat(np.where(known, rows["score"], 0.0), starts).tolist()
+        firsts = at[starts[:limit]]
+        numbers, groups, samples = (self._column(name, firsts) for name in ("rollout", "group_index", "sample_index"))
         return [
-            (
-                first.rollout,
-                first.sample_index if first.group_index is None else first.group_index,
-                first.sample_index,
-                score / count if count else None,
-            )
-            for first, score, count in zip(self._entries(at[starts[:limit]]), scores, counts)
+            (number, sample if group is None else group, sample, score / count if count else None)
+            for number, group, sample, score, count in zip(numbers, groups, samples, scores, counts)
         ]
 
 

@@ -16,6 +16,7 @@ import orjson
 
 from slime_core.data.ledger_files import LEDGER_FILE, SegmentRef, read_commit, segments_of
 from slime_core.errors import CheckpointError
+from slime_runs.run import Run
 
 Event = dict[str, Any]
 _GROUP = re.compile(rb'"group":(\d+)')
@@ -24,8 +25,8 @@ _GROUP = re.compile(rb'"group":(\d+)')
 class LedgerIndex:
     """The ledger of one run; keeps which groups a segment is of. Not for several threads at once."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._known: dict[Path, _Segment] = {}
 
     def events(self, groups: Sequence[int]) -> dict[int, list[Event]]:
@@ -46,7 +47,7 @@ class LedgerIndex:
 
     def _segments(self) -> list[_Segment]:
         """Oldest first; none where there is no commit, or a segment is missing or unreadable."""
-        commits = sorted((self._run_dir / "checkpoints").glob(f"rollout_*/{LEDGER_FILE}"))
+        commits = sorted(self._run.checkpoints.glob(f"rollout_*/{LEDGER_FILE}"))
         try:
             told = read_commit(commits[-1].parent) if commits else None
         except CheckpointError:

@@ -50,7 +50,7 @@ def pieces(run: Run, found: StoredSample) -> Iterator[tuple[Source, bool, str]]:
 
 def tokenizer_of(run: Run) -> Tokenizer | None:
     """The one of its newest commit, or of the model it began with; None where none can be read."""
-    commits = sorted((run.path / "checkpoints").glob("rollout_*/tokenizer.json"), reverse=True)
+    commits = sorted(run.checkpoints.glob("rollout_*/tokenizer.json"), reverse=True)
     begun = run.settings().get("hf_checkpoint", (None, ""))[0]
     for path in [*commits, *([Path(begun) / "tokenizer.json"] if begun else [])]:
         if path.is_file() and (found := _tokenizer(str(path))) is not None:

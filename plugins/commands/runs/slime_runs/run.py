@@ -6,6 +6,7 @@ without samples, one that has not come to its first rollout) is empty, not an er
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ import yaml
 
 from slime_core.checkpoint.store import find
 from slime_core.errors import CheckpointError, ConfigError
+from slime_core.observability.run_dir import CHECKPOINTS, CONFIG, SUMMARY
 from slime_core.observability.timeline import FILE as TIMELINE
 from slime_core.types import Sample
 from slime_runs.boards import Report, read_boards
@@ -28,6 +30,7 @@ from slime_runs.files import (
     read_frames,
     read_lines,
     read_object,
+    sample_files,
     shadow_name,
     trained_name,
 )
@@ -38,7 +41,8 @@ from slime_runs.trace import TraceIndex, starts
 PROFILE = "profile/trace.json"
 """In the run directory: what `slime train --profile` writes for Perfetto."""
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
-_OF_RUN = ("config.yaml", "metrics.jsonl", FOLDER, "summary.json", "checkpoints", "waits", "incidents.jsonl")
+_METRICS = "metrics.jsonl"
+_OF_RUN = (CONFIG, _METRICS, FOLDER, SUMMARY, CHECKPOINTS, "waits", "incidents.jsonl")
 
 
 class RunError(ConfigError):
@@ -86,9 +90,16 @@ class Run:
 
     # -- what it is ----------------------------------------------------------------------------------------
 
+    @property
+    def checkpoints(self) -> Path:
+        """Where its commits lie, which `--save` puts elsewhere than its records where `--run-dir` is another."""
+        own, save = self.path / CHECKPOINTS, self.settings().get("save", (None, ""))[0]
+        elsewhere = own if save is None else Path(str(save)) / CHECKPOINTS
+        return elsewhere if elsewhere.is_dir() and not own.is_dir() else own
+
     def summary(self) -> dict[str, Any] | None:
         """`summary.json` of a run that has ended by itself."""
-        return read_object(self.path / "summary.json")
+        return read_object(self.path / SUMMARY)
 
     def state(self) -> str:
         """ "running", "ended" (by itself), "drained" (asked to end early) or "stopped" (killed, or by an error)."""
@@ -103,7 +114,7 @@ class Run:
 
     def settings(self) -> dict[str, tuple[Any, str]]:
         """Name -> (value, where it came from), as `config.yaml` has them."""
-        path = self.path / "config.yaml"
+        path = self.path / CONFIG
         found = {}
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
             if match := _SETTING.fullmatch(line):
@@ -116,14 +127,14 @@ class Run:
         return list(summary.get("plugins") or ())
 
     def _newest_state(self) -> dict[str, Any] | None:
-        commits = sorted((self.path / "checkpoints").glob("rollout_*/state.json"))
+        commits = sorted(self.checkpoints.glob("rollout_*/state.json"))
         return read_object(commits[-1]) if commits else None
 
     # -- numbers -------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
         """One mapping per step (finished rollouts); the evaluation before the first is step 0."""
-        return by_step(read_lines(self.path / "metrics.jsonl"))
+        return by_step(read_lines(self.path / _METRICS))
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of one metric."""
@@ -164,9 +175,9 @@ class Run:
         Raises:
             CheckpointError: There is no such commit, or it has no ledger or a damaged one.
         """
-        commit = find(self.path, rollout)
+        commit = find(self.checkpoints, rollout)
         if commit is None:
-            raise CheckpointError(f"{self.path}: no commit there")
+            raise CheckpointError(f"{self.checkpoints}: no commit there")
         return read_history(commit)
 
     # -- samples -------------------------------------------------------------------------------------------
@@ -259,10 +270,16 @@ def find_runs(folder: str | Path) -> list[Run]:
     top = Path(folder)
     if is_run(top):
         return [Run(top)]
-    found = [Run(path.parent) for path in top.glob("**/config.yaml") if is_run(path.parent)]
+    found = list[tuple[float, Run]]()
+    for name, folders, files in os.walk(top):
+        path = Path(name)
+        if not {CONFIG, _METRICS}.isdisjoint(files) or (FOLDER in folders and sample_files(path / FOLDER)):
+            began = path / CONFIG if CONFIG in files else path
+            found.append((began.stat().st_mtime, Run(path)))
+            folders[:] = set(folders).difference(_OF_RUN)
     if not found:
         raise RunError(f"{top}: no runs there; name a directory that has some, such as outputs")
-    return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime)
+    return [run for _, run in sorted(found, key=lambda one: one[0])]
 
 
 _ANYWHERE = ("run_dir", "save", "config", "tb_project_name", "overwrite", "load", "ref_load")

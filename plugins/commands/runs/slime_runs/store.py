@@ -296,14 +296,16 @@ _TRAINER_COLUMNS = ("advantages", "log_probs", "entropy", "ref_log_probs", "teac
 
 def _trained_row(row: Mapping[str, Any]) -> Row:
     """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
-    found = {"index": row["sample_indices"]}
-    for name in _TRAINER_COLUMNS:
-        if (column := row.get(name)) is not None:
-            found[name] = column[0] if name in _OFTEN_ONE and len(column) and _is_one_number(column) else column
-    return found
+    found = {name: row[name] for name in _TRAINER_COLUMNS if row.get(name) is not None}
+    for name in _OFTEN_ONE:
+        if name in found and _is_one_number(found[name]):
+            found[name] = found[name][0]
+    return {"index": row["sample_indices"], **found}
 
 
 def _is_one_number(column: Any) -> bool:
+    if not len(column):
+        return False
     if isinstance(column, list):  # the rollout's, not the trainer's
         return bool(column.count(column[0]) == len(column))
     # Bytes are compared at a tenth of what numpy takes for so few numbers.
@@ -328,14 +330,9 @@ def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:
 
 def _row(args: Args, sample: Sample, fate: str, data_set: str | None) -> Row:
     """Shares its lists with the sample, so it is to be written before anything else runs."""
-    given = {name: value for name, value in sample.__dict__.items() if value is not None}
-    row = plain_values(given, _same)
+    row = plain_values({name: value for name, value in sample.__dict__.items() if value is not None}, shared=True)
     row["kept"] = {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}
     return row
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _fate(sample: Sample, trained: set[int]) -> str:

@@ -17,7 +17,8 @@ from slime_runs.files import parsed_lines
 
 Spans = list[tuple[float, float]]
 _PIECE = 64 << 10
-_START = re.compile(rb'^\{"e":"run".*\n', re.MULTILINE)
+_START = re.compile(rb'\{"e":"run".*\n')
+"""No text in an event looks so, as JSON writes quotes otherwise; to look for starts of lines takes 15 times as long."""
 _ROLLOUT = re.compile(rb'"r":(\d+)')
 
 

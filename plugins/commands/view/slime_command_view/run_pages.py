@@ -9,6 +9,7 @@ from typing import Any
 
 from slime_runs import profile, shadows
 from slime_runs.compare import compare
+from slime_runs.files import FOLDER, parse_name, sample_files
 from slime_runs.index import Entry, Filter, Index, Key, Order, Total
 from slime_runs.overview import CURVES, evaluations
 from slime_runs.run import PROFILE, differences
@@ -48,7 +49,8 @@ _NOTHING: dict[str, Any] = {
 def _facts(run: WatchedRun) -> dict[str, Any]:
     metrics, settings = run.metrics(), run.settings()
     rewards = [(line["step"], line["rollout/raw_reward"]) for line in metrics if "rollout/raw_reward" in line]
-    totals = run.index().rollouts()
+    # Not of the index, which holds a run's samples in memory: a list may be of many runs.
+    kept = [found for path in sample_files(run.path / FOLDER) if (found := parse_name(path.name)) is not None]
     return {
         "path": str(run.path),
         "state": run.state(),
@@ -60,7 +62,7 @@ def _facts(run: WatchedRun) -> dict[str, Any]:
         "curve": rewards[:: len(rewards) // 100 + 1],
         "evaluations": {name: [found[0][1], found[-1][1]] for name, found in evaluations(metrics).items() if found},
         "incidents": len(run.incidents()),
-        "last_rollout": totals[-1].rollout if totals else None,
+        "last_rollout": max((rollout for rollout, evaluation in kept if not evaluation), default=None),
     }
 
 

@@ -80,7 +80,7 @@ def sample(run: WatchedRun, wanted: Filter, start: int | None) -> dict[str, Any]
 
 def _kept_weights(run: WatchedRun) -> list[int]:
     """After how many rollouts the weights are still there."""
-    commits = (run.path / "checkpoints").glob("rollout_*/model*.safetensors")
+    commits = run.checkpoints.glob("rollout_*/model*.safetensors")
     return sorted({0, *(rollout_of(path.parent) + 1 for path in commits)})
 
 

@@ -88,7 +88,7 @@ class WatchedRun(Run):
     @cached_property
     def ledger(self) -> LedgerIndex:
         """What became of its groups."""
-        return LedgerIndex(self.path)
+        return LedgerIndex(self)
 
     def read_ahead(self) -> None:
         """Begin to read the trace, which a page is likely to be asked for next."""
