@@ -28,13 +28,21 @@ if TYPE_CHECKING:
 def executions(samples: Iterable[Sample]) -> list[Group]:
     """Fan-out siblings together, in the order in which a first sample of each execution comes."""
     samples = list(samples)
-    if all(s.rollout_id is None for s in samples):  # most rollouts
+    ids = _ids(samples)
+    if ids is None:
         return [[s] for s in samples]
     found: dict[Hashable, Group] = {}
-    for place, sample in enumerate(samples):
-        key = ("no id", place) if sample.rollout_id is None else sample.rollout_id
+    for key, sample in zip(ids, samples):
         found.setdefault(key, []).append(sample)
     return list(found.values())
+
+
+def _ids(samples: Sequence[Sample]) -> list[Hashable] | None:
+    """[n] equal for siblings; None where no sample has any, as in most rollouts."""
+    ids: list[Hashable] = [s.rollout_id for s in samples]
+    if ids.count(None) == len(ids):
+        return None
+    return [("no id", place) if one is None else one for place, one in enumerate(ids)]
 
 
 def execution_rewards(args: Args, samples: Iterable[Sample]) -> list[float]:
@@ -53,10 +61,8 @@ def execution_rewards(args: Args, samples: Iterable[Sample]) -> list[float]:
 
 def shares(samples: Sequence[Sample]) -> list[float]:
     """[n] what each sample counts: 1 / number of its siblings among `samples`, itself included."""
-    if all(s.rollout_id is None for s in samples):
-        return [1.0] * len(samples)
-    ids = [("no id", place) if s.rollout_id is None else s.rollout_id for place, s in enumerate(samples)]
-    return [1.0 / count for count in sibling_counts(ids)]
+    ids = _ids(samples)
+    return [1.0] * len(samples) if ids is None else [1.0 / count for count in sibling_counts(ids)]
 
 
 def sibling_counts(ids: Sequence[Hashable], counted: Sequence[bool] | None = None) -> list[int]:

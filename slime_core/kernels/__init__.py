@@ -42,9 +42,14 @@ def load(source: str) -> ctypes.CDLL | None:
     return _load(source) if _choice == "auto" else None
 
 
-def training(*tensors: torch.Tensor | None) -> ctypes.CDLL | None:
-    """`training.c`, where it takes these tensors: float32 on a CPU. It has one thread; where torch has more, None."""
+def training(*tensors: torch.Tensor | None, multiplied: bool = False) -> ctypes.CDLL | None:
+    """`training.c`, where it takes these tensors: float32 on a CPU. It has one thread; where torch has more, None.
+
+    `multiplied`: the first are x [T, in] and weight [out, in] of a product, of so many rows that packing pays.
+    """
     taken = {(x.dtype, x.device.type, x.is_contiguous()) for x in tensors if x is not None}
+    if multiplied and tensors[0] is not None and (tensors[0].shape[0] < 256 or tensors[0].shape[1] % 16):
+        return None
     return load("training") if torch.get_num_threads() == 1 and taken == {(torch.float32, "cpu", True)} else None
 
 
@@ -56,7 +61,8 @@ def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
 @cache
 def _load(source: str) -> ctypes.CDLL | None:
     try:
-        text = Path(__file__).with_name(f"{source}.c").read_text(encoding="utf-8")
+        parts = (Path(__file__).with_name(f"{name}.c") for name in ("products", source))
+        text = "".join(part.read_text(encoding="utf-8") for part in parts)
         found = ctypes.CDLL(str(_built(source, text)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home to compile in, too
         told = getattr(error, "stderr", None) or error  # the compiler's own words, where it has any

@@ -3,34 +3,7 @@
    Rows go through all layers in chunks that stay in the processor's cache. Every number of a row is summed in one order
    whatever is beside it, so a token's result depends on its own sequence only. */
 
-#include <math.h>
-#include <stdint.h>
-
-#if defined(__AVX512F__)
-#define LANES 16
-#define VECTORS 4
-#define EACH(f, w, add) {f(0, w, add), f(1, w, add), f(2, w, add), f(3, w, add), f(4, w, add), f(5, w, add), \
-    f(6, w, add), f(7, w, add), f(8, w, add), f(9, w, add), f(10, w, add), f(11, w, add), f(12, w, add), \
-    f(13, w, add), f(14, w, add), f(15, w, add)}
-#else
-#define LANES 8
-#define VECTORS 2
-#define EACH(f, w, add) {f(0, w, add), f(1, w, add), f(2, w, add), f(3, w, add), f(4, w, add), f(5, w, add), \
-    f(6, w, add), f(7, w, add)}
-#endif
-
-#define TILE 64   /* columns of a piece of a packed matrix, [out / TILE, in, TILE] */
-#define ROWS 6    /* rows of a product that share what is read of the matrix */
-#define CHUNK 96  /* rows that go through all layers together */
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE vec load(const float *at) { return *(const vec *)at; }
-INLINE void store(float *at, vec x) { *(vec *)at = x; }
-INLINE vec all(float x) { return x - (vec){0}; }
-INLINE vec choose(ints where, vec x, vec y) { return (vec)((where & (ints)x) | (~where & (ints)y)); }
+#define CHUNK 96 /* rows that go through all layers together */
 
 /* Cephes' expf: 2^n * polynomial(r). NaN stays NaN; what would underflow or overflow is the nearest that does not. */
 INLINE vec exponential(vec x) {
@@ -69,85 +42,6 @@ INLINE void rms_norm(int64_t size, const float *x, const float *weight, float ep
     for (int64_t i = 0; i < size; i += LANES) total += load(x + i) * load(x + i);
     float scale = 1.0f / sqrtf(sum(total) / size + eps);
     for (int64_t i = 0; i < size; i += LANES) store(y + i, load(x + i) * scale * load(weight + i));
-}
-
-INLINE void block(int rows, int64_t size, int64_t out, const float *x, const float *tile, const float *bias, int add,
-                  float *y, int64_t step) {
-    vec total[ROWS][VECTORS] = {0};
-    for (int64_t k = 0; k < size; k++)
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            vec w = load(tile + k * TILE + j * LANES);
-#pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) total[r][j] += x[r * size + k] * w;
-        }
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < VECTORS; j++) {
-            int64_t first = j * LANES, left = out - first;
-            float *to = y + r * step + first;
-            if (left >= LANES) {
-                vec v = total[r][j];
-                if (bias) v += load(bias + first);
-                if (add) v += load(to);
-                store(to, v);
-            } else
-                for (int64_t i = 0; i < left; i++) {
-                    float v = bias ? total[r][j][i] + bias[first + i] : total[r][j][i];
-                    to[i] = add ? to[i] + v : v;
-                }
-        }
-}
-
-/* y [n, out] = x [n, size] @ tiles [out / TILE, size, TILE], the last one padded, + bias [out] or NULL; `add`: += */
-void linear(int64_t n, int64_t size, int64_t out, const float *x, const float *tiles, const float *bias, int64_t add,
-            float *y) {
-    for (int64_t c = 0; c < out; c += VECTORS * LANES) {
-        const float *tile = tiles + c / TILE * TILE * size + c % TILE, *b = bias ? bias + c : 0;
-#define BLOCK(m) block(m, size, out - c, x + r * size, tile, b, add, y + r * out + c, out)
-        int64_t r = 0;
-        for (; r + ROWS <= n; r += ROWS) BLOCK(ROWS);
-        switch (n - r) {
-            case 1: BLOCK(1); break;
-            case 2: BLOCK(2); break;
-            case 3: BLOCK(3); break;
-            case 4: BLOCK(4); break;
-            case 5: BLOCK(5); break;
-        }
-    }
-}
-
-/* Lane o of x[i] -> lane i of x[o]: every exchange swaps one bit of the two. */
-#define STAYS(o, w, add) ((o) & (w) ? LANES + (o) - (w) : (o))
-#define MOVES(o, w, add) ((o) & (w) ? LANES + (o) : (o) + (w))
-#define EXCHANGE(w)                                                          \
-    for (int i = 0; i < LANES; i++)                                          \
-        if (!(i & w)) {                                                      \
-            vec low = x[i], high = x[i + w];                                 \
-            x[i] = __builtin_shuffle(low, high, (ints)EACH(STAYS, w, 0));    \
-            x[i + w] = __builtin_shuffle(low, high, (ints)EACH(MOVES, w, 0)); \
-        }
-INLINE void transpose(vec *x) {
-    EXCHANGE(1) EXCHANGE(2) EXCHANGE(4)
-#if LANES == 16
-    EXCHANGE(8)
-#endif
-}
-
-/* weight [out, size] -> tiles [out / TILE, size, TILE]; what the last one has too many is left as it is */
-void pack(int64_t out, int64_t size, const float *weight, float *tiles) {
-    for (int64_t c = 0; c < out; c += TILE)
-        for (int64_t r = c; r < c + TILE && r < out; r += LANES)
-            for (int64_t k = 0; k < size; k += LANES) {
-                float *to = tiles + c * size + k * TILE + r - c;
-                if (r + LANES <= out && k + LANES <= size) {
-                    vec x[LANES];
-                    for (int i = 0; i < LANES; i++) x[i] = load(weight + (r + i) * size + k);
-                    transpose(x);
-                    for (int i = 0; i < LANES; i++) store(to + i * TILE, x[i]);
-                } else
-                    for (int64_t i = 0; i < LANES && k + i < size; i++)
-                        for (int64_t j = 0; j < LANES && r + j < out; j++) to[i * TILE + j] = weight[(r + j) * size + k + i];
-            }
 }
 
 /* Pairs (2i, 2i + 1) of each head of x [heads, dim] turned by the angles of rotation [dim], cosine and sine in turns. */

@@ -3,11 +3,6 @@
    Names are those of `models/lean_autograd.py`, `models/packed.py` and `ops/logprobs.py`, which have the same in torch.
    Every row's sums are in an order that depends on that row alone. */
 
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define BLOCK 512 /* numbers added in float32 before their sum is added in float64 */
 
 /* exp(x) to about 1 ulp, branchless so that loops of it become vectors: 2^n * e^r with |r| <= ln(2) / 2, the polynomial
@@ -28,8 +23,6 @@ static inline float exp_(float x)
     float result = p * power.value * 2.0f;
     return x < -87.3365f ? 0.0f : x > 88.7228f ? INFINITY : x == x ? result : x;
 }
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* -- SwiGLU: out = silu(gate) * up ------------------------------------------------------------------------------ */
 
@@ -179,30 +172,39 @@ void log_probs_backward(float *z, const int64_t *targets, const float *norms, co
    [sequences + 1] says where each sequence's tokens begin. dim is a multiple of 16. */
 
 #define QUERIES 8 /* taken together */
-#define KEYS 32   /* their number is rounded up to this */
+#define KEYS 16   /* their number is rounded up to this */
 typedef float lanes __attribute__((vector_size(64), aligned(4)));
 
-/* s[4, stride] = a[4, dim] b[dim, width], for `count` columns, a multiple of KEYS */
-static inline void scores(const float *restrict a, const float *restrict b, float *restrict s, int64_t dim, int64_t count, int64_t width, int64_t stride)
+/* s[4, stride] = a[4, dim] b[dim, width], for KEYS columns or (`both`) twice as many */
+INLINE void scores_of(const float *restrict a, const float *restrict b, float *restrict s, int64_t dim, int64_t width, int64_t stride, int both)
 {
-    for (int64_t j = 0; j < count; j += KEYS) {
-        lanes sums[4][2] = {0};
-        for (int64_t d = 0; d < dim; d++) {
-            lanes left = *(const lanes *)(b + d * width + j), right = *(const lanes *)(b + d * width + j + 16);
-            for (int r = 0; r < 4; r++) {
-                sums[r][0] += a[r * dim + d] * left;
-                sums[r][1] += a[r * dim + d] * right;
-            }
-        }
+    lanes sums[4][2] = {0};
+    for (int64_t d = 0; d < dim; d++) {
+        lanes left = *(const lanes *)(b + d * width), right = both ? *(const lanes *)(b + d * width + KEYS) : left;
         for (int r = 0; r < 4; r++) {
-            *(lanes *)(s + r * stride + j) = sums[r][0];
-            *(lanes *)(s + r * stride + j + 16) = sums[r][1];
+            sums[r][0] += a[r * dim + d] * left;
+            if (both)
+                sums[r][1] += a[r * dim + d] * right;
         }
+    }
+    for (int r = 0; r < 4; r++) {
+        *(lanes *)(s + r * stride) = sums[r][0];
+        if (both)
+            *(lanes *)(s + r * stride + KEYS) = sums[r][1];
     }
 }
 
+INLINE void scores(const float *restrict a, const float *restrict b, float *restrict s, int64_t dim, int64_t count, int64_t width, int64_t stride)
+{
+    int64_t j = 0;
+    for (; j + 2 * KEYS <= count; j += 2 * KEYS)
+        scores_of(a, b + j, s + j, dim, width, stride, 1);
+    if (j < count)
+        scores_of(a, b + j, s + j, dim, width, stride, 0);
+}
+
 /* out[4, dim] = s[4, stride] b[count, dim] */
-static inline void mixed(const float *restrict s, const float *restrict b, float *restrict out, int64_t dim, int64_t count, int64_t stride)
+INLINE void mixed(const float *restrict s, const float *restrict b, float *restrict out, int64_t dim, int64_t count, int64_t stride)
 {
     for (int64_t d = 0; d < dim; d += 16) {
         lanes sums[4] = {0}, more[4] = {0};
@@ -219,7 +221,7 @@ static inline void mixed(const float *restrict s, const float *restrict b, float
 }
 
 /* total[count, dim] += s[QUERIES, stride]^T a[QUERIES, dim] */
-static inline void added(const float *restrict s, const float *restrict a, float *restrict total, int64_t dim, int64_t count, int64_t stride)
+INLINE void added(const float *restrict s, const float *restrict a, float *restrict total, int64_t dim, int64_t count, int64_t stride)
 {
     for (int64_t d = 0; d < dim; d += 16)
         for (int64_t j = 0; j < count; j++) {
@@ -230,6 +232,14 @@ static inline void added(const float *restrict s, const float *restrict a, float
         }
 }
 
+#define BY_SIZE(dim)               /* loops of a known length keep their sums in registers */ \
+    switch (dim) {                 \
+        case 32: OF(32); break;    \
+        case 64: OF(64); break;    \
+        case 128: OF(128); break;  \
+        default: OF(dim);          \
+    }
+
 static int64_t longest(const int64_t *starts, int64_t sequences)
 {
     int64_t found = 1;
@@ -239,16 +249,18 @@ static int64_t longest(const int64_t *starts, int64_t sequences)
 }
 
 /* A head's rows of x [., width] as [length, dim] and [dim, length], up to `padded` with zeros; either may be NULL. */
-static void gathered(const float *x, const int64_t *rows, int64_t length, int64_t padded, int64_t width, int64_t dim, float *straight, float *turned)
+INLINE void gathered(const float *x, const int64_t *rows, int64_t length, int64_t padded, int64_t width, int64_t dim, float *straight, float *turned)
 {
-    for (int64_t t = 0; t < padded; t++)
-        for (int64_t d = 0; d < dim; d++) {
-            float value = t < length ? x[rows[t] * width + d] : 0.0f;
-            if (straight)
-                straight[t * dim + d] = value;
-            if (turned)
-                turned[d * padded + t] = value;
-        }
+    float some[KEYS * dim];
+    for (int64_t t = 0; t < padded; t += KEYS) {
+        float *to = straight ? straight + t * dim : some;
+        for (int64_t i = 0; i < KEYS; i++)
+            for (int64_t d = 0; d < dim; d += KEYS)
+                *(lanes *)(to + i * dim + d) = t + i < length ? *(const lanes *)(x + rows[t + i] * width + d) : (lanes){0};
+        for (int64_t i = 0; turned && i < KEYS; i += LANES)
+            for (int64_t d = 0; d < dim; d += LANES)
+                turn(to + i * dim + d, dim, turned + d * padded + t + i, padded);
+    }
 }
 
 /* The next queries of a sequence from token `*from` on: their places; how many there are. */
@@ -261,7 +273,7 @@ static int64_t next_queries(const int64_t *to, int64_t length, int64_t *from, in
     return found;
 }
 
-void attend(const float *q, const float *k, const float *v, const int64_t *rows, const int64_t *to, const int64_t *starts, float *out, float *lse, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, float scale)
+INLINE void attend_of(const float *q, const float *k, const float *v, const int64_t *rows, const int64_t *to, const int64_t *starts, float *out, float *lse, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, float scale)
 {
     int64_t most = longest(starts, sequences), places[QUERIES], share = heads / kv_heads;
     float *keys = malloc(sizeof(float) * (size_t)(2 * most * dim + QUERIES * (most + 2 * dim)));
@@ -286,8 +298,8 @@ void attend(const float *q, const float *k, const float *v, const int64_t *rows,
                         float top = -INFINITY, sum = 0.0f, *w = s + r * most;
                         int64_t own = places[r] + 1;
 #pragma omp simd reduction(max : top)
-                        for (int64_t j = 0; j < own; j++)
-                            top = w[j] > top ? w[j] : top;
+                        for (int64_t j = 0; j < seen; j++)
+                            top = j < own && w[j] > top ? w[j] : top;
 #pragma omp simd reduction(+ : sum)
                         for (int64_t j = 0; j < seen; j++) {
                             w[j] = j < own ? exp_(w[j] - top) : 0.0f;
@@ -309,7 +321,7 @@ void attend(const float *q, const float *k, const float *v, const int64_t *rows,
 }
 
 /* Adds to grad_q, grad_k and grad_v, which begin as zeros. */
-void attend_backward(const float *q, const float *k, const float *v, const int64_t *rows, const int64_t *to, const int64_t *starts, const float *out, const float *lse, const float *grad, float *grad_q, float *grad_k, float *grad_v, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, float scale)
+INLINE void attend_backward_of(const float *q, const float *k, const float *v, const int64_t *rows, const int64_t *to, const int64_t *starts, const float *out, const float *lse, const float *grad, float *grad_q, float *grad_k, float *grad_v, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, float scale)
 {
     int64_t most = longest(starts, sequences), places[QUERIES], share = heads / kv_heads;
     float *keys = malloc(sizeof(float) * (size_t)(5 * most * dim + QUERIES * (2 * most + 3 * dim)));
@@ -367,4 +379,18 @@ void attend_backward(const float *q, const float *k, const float *v, const int64
         }
     }
     free(keys);
+}
+
+void attend(const float *q, const float *k, const float *v, const int64_t *rows, const int64_t *to, const int64_t *starts, float *out, float *lse, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, float scale)
+{
+#define OF(size) attend_of(q, k, v, rows, to, starts, out, lse, sequences, heads, kv_heads, size, scale)
+    BY_SIZE(dim)
+#undef OF
+}
+
+void attend_backward(const float *q, const float *k, const float *v, const int64_t *rows, const int64_t *to, const int64_t *starts, const float *out, const float *lse, const float *grad, float *grad_q, float *grad_k, float *grad_v, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, float scale)
+{
+#define OF(size) attend_backward_of(q, k, v, rows, to, starts, out, lse, grad, grad_q, grad_k, grad_v, sequences, heads, kv_heads, size, scale)
+    BY_SIZE(dim)
+#undef OF
 }

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from slime_core.models.config import ModelConfig
 from slime_core.models.feed_forward import FeedForward, MixtureOfExperts
 from slime_core.models.hf_io import check_shapes
-from slime_core.models.lean_autograd import attend, rms_norm, rotate
+from slime_core.models.lean_autograd import Linear, attend, rms_norm, rotate
 from slime_core.models.packed import PackedLayout
 from slime_core.models.rope import rope_cos_sin
 
@@ -50,10 +50,10 @@ class Attention(nn.Module):
         super().__init__()
         hidden, dim = config.hidden_size, config.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, dim
-        self.q_proj = nn.Linear(hidden, config.num_heads * dim, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.num_heads * dim, hidden, bias=config.o_bias)
+        self.q_proj = Linear(hidden, config.num_heads * dim, bias=config.qkv_bias)
+        self.k_proj = Linear(hidden, config.num_kv_heads * dim, bias=config.qkv_bias)
+        self.v_proj = Linear(hidden, config.num_kv_heads * dim, bias=config.qkv_bias)
+        self.o_proj = Linear(config.num_heads * dim, hidden, bias=config.o_bias)
         self.q_norm = Norm(dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = Norm(dim, config.rms_norm_eps) if config.qk_norm else None
 

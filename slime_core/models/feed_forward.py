@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from slime_core.models.config import MoEConfig
-from slime_core.models.lean_autograd import swiglu
+from slime_core.models.lean_autograd import Linear, swiglu
 from slime_core.models.packed import RowMap
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden: int, inner: int, bias: bool = False) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
-        self.up_proj = nn.Linear(hidden, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.gate_proj = Linear(hidden, inner, bias=bias)
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""

@@ -1,4 +1,4 @@
-"""RMSNorm, rotary rotation and SwiGLU with hand-written gradients, for the training-side decoder.
+"""Projections, RMSNorm, rotary rotation and SwiGLU with hand-written gradients, for the training-side decoder.
 
 Each computes in its forward what the plain torch expression computes, and saves only its inputs: the plain
 expressions keep two to four intermediate copies of the activations alive and spend most of a tiny model's
@@ -12,11 +12,23 @@ from ctypes import CDLL
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from slime_core.kernels import pointers, training
 from slime_core.models.packed import PackedLayout
 from slime_core.models.rope import apply_rope
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` whose products are in C, where many rows make up for packing the matrix first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out]."""
+        library = training(x, self.weight, self.bias, multiplied=True)
+        if library is None or torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
+        return cast(torch.Tensor, _Product.apply(x, self.weight, self.bias, library))  # type: ignore[no-untyped-call]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -61,6 +73,25 @@ def attend(
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up` (Shazeer, 2020), elementwise."""
     return cast(torch.Tensor, _SwiGLU.apply(gate, up))  # type: ignore[no-untyped-call]
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> torch.Tensor:
+        *tensors, ctx.library = given
+        x, weight, _ = tensors
+        ctx.save_for_backward(x, weight)
+        out: torch.Tensor = x.new_empty(len(x), len(weight))
+        ctx.library.project(*x.shape, len(weight), *pointers(*tensors, out))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (x, weight), needed, grad = ctx.saved_tensors, ctx.needs_input_grad, grad.contiguous()
+        grad_x = torch.empty_like(x) if needed[0] else None
+        grad_weight = torch.zeros_like(weight) if needed[1] else None
+        ctx.library.project_backward(*x.shape, len(weight), *pointers(x, weight, grad, grad_x, grad_weight))
+        return grad_x, grad_weight, grad.sum(0) if needed[2] else None, None
 
 
 class _Norm(torch.autograd.Function):

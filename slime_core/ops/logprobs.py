@@ -143,7 +143,15 @@ def _slices(total: int, rows: int) -> Iterator[slice]:
 
 def _chunk_logits(source: torch.Tensor, weight: torch.Tensor | None, part: slice, dtype: torch.dtype) -> torch.Tensor:
     """[c, V] new logits: of hidden states and the output matrix, or, without one, copied."""
-    return source[part].to(dtype, copy=True) if weight is None else (source[part] @ weight.T).to(dtype)
+    rows = source[part]
+    if weight is None:
+        return rows.to(dtype, copy=True)
+    library = training(rows, weight, multiplied=True)
+    if library is None:
+        return (rows @ weight.T).to(dtype)
+    logits = rows.new_empty(len(rows), len(weight))
+    library.project(*rows.shape, len(weight), *pointers(rows, weight, None, logits))
+    return logits
 
 
 def _norm_and_entropy(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -243,13 +251,17 @@ class _LogProbs(torch.autograd.Function):
                 else:
                     grad, columns = logits, (targets[part], norms[part], entropy, *grads)
                     library.log_probs_backward(*pointers(grad, *columns), *grad.shape, how.temperature)
-                narrow = grad.to(source.dtype)
+                narrow, rows = grad.to(source.dtype), source[part]
+                if weight is not None and (library := training(rows, weight, multiplied=True)):
+                    into = (None if grad_source is None else grad_source[part], grad_weight)
+                    library.project_backward(*rows.shape, len(weight), *pointers(rows, weight, narrow, *into))
+                    continue
                 if grad_source is not None:
                     grad_source[part] = narrow if weight is None else narrow @ weight
                 if grad_weight is not None and grad_weight.dtype == narrow.dtype:
-                    grad_weight.addmm_(narrow.T, source[part])
+                    grad_weight.addmm_(narrow.T, rows)
                 elif grad_weight is not None:
-                    grad_weight.add_(narrow.T @ source[part])
+                    grad_weight.add_(narrow.T @ rows)
         return grad_source, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 

@@ -200,17 +200,11 @@ def _spread(values: Sequence[float], weights: Sequence[float], name: str) -> dic
     }
 
 
-def _number(args: Args, sample: Sample) -> float | None:
-    """The sample's scalar reward; None when it has none (a mapping that `--custom-reward-post-process-path` reads)."""
-    if sample.reward is None:
-        return None
-    value: Any = sample.get_reward_value(args)
-    return value if type(value) is float else None if isinstance(value, Mapping) else float(value)
-
-
 def _rewards(args: Args, samples: Sequence[Sample]) -> list[float]:
-    """One per execution that has any."""
-    return execution_rewards(args, [s for s in samples if _number(args, s) is not None])
+    """One per execution that has any; what only `--custom-reward-post-process-path` can read is none."""
+    scored = [s for s in samples if s.reward is not None]
+    numbers = [s for s in scored if type(s.reward) is float or not isinstance(s.get_reward_value(args), Mapping)]
+    return execution_rewards(args, numbers)
 
 
 def _constant_groups(args: Args, groups: Sequence[Group]) -> Counter[float]:

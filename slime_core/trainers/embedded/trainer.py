@@ -120,13 +120,8 @@ class EmbeddedTrainer:
         self.config = critic_config(self.config)
         directory = self.settings.hf_checkpoint
         weights = (pair for pair in read_weights(directory, self.device) if pair[0] != "lm_head.weight")
-        return Critic.from_weights(
-            self.config,
-            with_head(weights, self.config, self.device),
-            self.device,
-            recompute=self.settings.recompute,
-            origin=directory,
-        )
+        whole, again = with_head(weights, self.config, self.device), self.settings.recompute
+        return Critic.from_weights(self.config, whole, self.device, recompute=again, origin=directory)
 
     # -- forward -------------------------------------------------------------------------------------
 

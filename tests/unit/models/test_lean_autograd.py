@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch.func import functional_call
 from torch.nn import functional
 
 from slime_core import kernels
-from slime_core.models.lean_autograd import rms_norm, rotate, swiglu
+from slime_core.models.lean_autograd import Linear, attend, rms_norm, rotate, swiglu
+from slime_core.models.packed import PackedLayout
 from slime_core.models.rope import apply_rope
 
 
@@ -74,3 +76,47 @@ def test_rotation() -> None:
 def test_swiglu() -> None:
     torch.manual_seed(0)
     compare(swiglu, lambda g, u: functional.silu(g) * u, [6 * torch.randn(6, 10), torch.randn(6, 10)])
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+    module = Linear(*weight.T.shape, bias=bool(bias))
+    return functional_call(module, dict(zip(("weight", "bias"), (weight, *bias))), (x,))
+
+
+@pytest.mark.parametrize(("out", "with_bias"), [(83, False), (83, True), (80, True), (74, False)])
+def test_products_of_many_rows(out: int, with_bias: bool) -> None:
+    torch.manual_seed(0)
+    bias = [torch.randn(out)] if with_bias else []  # no multiple of what is computed at once, and neither are the rows
+    compare(linear, functional.linear, [torch.randn(301, 80), torch.randn(out, 80), *bias], rtol=1e-4)
+
+
+def test_a_product_gives_a_frozen_weight_no_gradient() -> None:
+    x, weight = torch.randn(300, 16, requires_grad=True), torch.randn(16, 16)
+    linear(x, weight).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(300, 16))
+
+
+def test_products_have_the_dtype_of_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(torch.randn(300, 16), torch.randn(16, 16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dim", [32, 48])
+def test_attention_within_each_sequence(dim: int) -> None:
+    torch.manual_seed(0)
+    lengths = [35, 5, 49, 16]
+    layout, sizes = PackedLayout.build(lengths), (4 * dim, 2 * dim, 2 * dim)
+
+    def ours(*inputs: torch.Tensor) -> torch.Tensor:
+        q, k, v = inputs
+        found = attend(q.view(-1, 4, dim), k.view(-1, 2, dim), v, layout, False)
+        return plain(*inputs) if found is None else found  # without a compiler torch attends
+
+    def plain(*inputs: torch.Tensor) -> torch.Tensor:
+        parts = zip(*(torch.split(x, lengths) for x in inputs))
+        each = ([x.view(len(x), -1, dim).transpose(0, 1) for x in part] for part in parts)
+        found = [functional.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True) for x in each]
+        return torch.cat([x.transpose(0, 1).flatten(1) for x in found])
+
+    compare(ours, plain, [torch.randn(sum(lengths), size) for size in sizes])

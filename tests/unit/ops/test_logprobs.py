@@ -100,6 +100,19 @@ def test_bfloat16_inputs_keep_float32_sums() -> None:
         assert (a.double() - b).norm() < 0.02 * b.norm()
 
 
+@pytest.mark.parametrize("chunk_size", [None, 300])
+def test_many_rows_in_float32(chunk_size: int | None) -> None:
+    torch.set_num_threads(1)
+    h, w, targets = problem(601, 48, 83, torch.float32)
+    exact = [x.detach().double().requires_grad_() for x in (h, w)]
+    expected, _ = naive(exact[0] @ exact[1].T, targets, 1.0)
+    found = token_log_probs(h, w, targets, chunk_size=chunk_size)[0]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    wanted = torch.autograd.grad(expected.sum(), exact)
+    for a, b in zip(torch.autograd.grad(found.sum(), (h, w)), wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+
+
 def test_a_float32_master_weight_gets_a_float32_gradient() -> None:
     h, w, targets = problem(6, 4, 7, torch.float32)
     half = h.detach().bfloat16().requires_grad_()

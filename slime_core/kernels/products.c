@@ -1,0 +1,179 @@
+/* Products of float32 matrices, which both sources beside this one use: it is compiled in front of either.
+
+   Every number of a result is summed in one order, whatever rows are beside its own. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define VECTORS 4
+#define EACH(f, w, add) {f(0, w, add), f(1, w, add), f(2, w, add), f(3, w, add), f(4, w, add), f(5, w, add), \
+    f(6, w, add), f(7, w, add), f(8, w, add), f(9, w, add), f(10, w, add), f(11, w, add), f(12, w, add), \
+    f(13, w, add), f(14, w, add), f(15, w, add)}
+#else
+#define LANES 8
+#define VECTORS 2
+#define EACH(f, w, add) {f(0, w, add), f(1, w, add), f(2, w, add), f(3, w, add), f(4, w, add), f(5, w, add), \
+    f(6, w, add), f(7, w, add)}
+#endif
+
+#define TILE 64   /* columns of a piece of a packed matrix, [out / TILE, in, TILE] */
+#define ROWS 6    /* rows of a product that share what is read of the matrix */
+#define SPAN (1 << 16) /* numbers of a product's rows that stay in the cache while the matrix goes by */
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vec load(const float *at) { return *(const vec *)at; }
+INLINE void store(float *at, vec x) { *(vec *)at = x; }
+INLINE vec all(float x) { return x - (vec){0}; }
+INLINE vec choose(ints where, vec x, vec y) { return (vec)((where & (ints)x) | (~where & (ints)y)); }
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* y [rows, out], of it the first VECTORS * LANES columns, = bias (NULL: 0; `add`: y itself) + sum over `size` numbers of
+   x [rows, size] times tile [size, ..]. A row of x is `across` after the one before, its numbers `along` apart; rows of
+   the tile are `width` apart, those of y `step`. All of the tile's columns are read, those of y beyond `out` not written. */
+INLINE void block(int rows, int vectors, int64_t size, int64_t out, const float *x, int64_t across, int64_t along,
+                  const float *tile, int64_t width, const float *bias, int add, float *y, int64_t step) {
+    vec total[ROWS][VECTORS] = {0};
+    for (int64_t k = 0; k < size; k++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) {
+            vec w = load(tile + k * width + j * LANES);
+#pragma GCC unroll 6
+            for (int r = 0; r < rows; r++) total[r][j] += x[r * across + k * along] * w;
+        }
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < vectors; j++) {
+            int64_t first = j * LANES, left = out - first;
+            float *to = y + r * step + first;
+            if (left >= LANES) {
+                vec v = total[r][j];
+                if (bias) v += load(bias + first);
+                if (add) v += load(to);
+                store(to, v);
+            } else
+                for (int64_t i = 0; i < left; i++) {
+                    float v = bias ? total[r][j][i] + bias[first + i] : total[r][j][i];
+                    to[i] = add ? to[i] + v : v;
+                }
+        }
+}
+
+/* BLOCK(rows), which takes them from row r on, for all of `n` rows */
+#define ALL_ROWS(n)                          \
+    int64_t r = 0;                           \
+    for (; r + ROWS <= (n); r += ROWS) BLOCK(ROWS); \
+    switch ((n) - r) {                       \
+        case 1: BLOCK(1); break;             \
+        case 2: BLOCK(2); break;             \
+        case 3: BLOCK(3); break;             \
+        case 4: BLOCK(4); break;             \
+        case 5: BLOCK(5); break;             \
+    }
+
+/* y [n, out] = x [n, size] @ tiles [out / TILE, size, TILE], the last one padded, + bias [out] or NULL; `add`: += */
+void linear(int64_t n, int64_t size, int64_t out, const float *x, const float *tiles, const float *bias, int64_t add,
+            float *y) {
+    int64_t span = SPAN / size / ROWS * ROWS;
+    span = span > ROWS ? span : ROWS;
+    for (int64_t first = 0; first < n; first += span, x += span * size, y += span * out) {
+        int64_t rows = least(span, n - first);
+        for (int64_t c = 0; c < out; c += VECTORS * LANES) {
+            const float *tile = tiles + c / TILE * TILE * size + c % TILE, *b = bias ? bias + c : 0;
+#define OF(m, vectors) block(m, vectors, size, out - c, x + r * size, size, 1, tile, TILE, b, add, y + r * out + c, out)
+#define BLOCK(m) OF(m, VECTORS)
+            if (out - c > LANES) { ALL_ROWS(rows) }
+#undef BLOCK
+#define BLOCK(m) OF(m, 1)
+            if (out - c <= LANES) { ALL_ROWS(rows) }
+#undef BLOCK
+#undef OF
+        }
+    }
+}
+
+/* total [out, size] += grad [n, out]^T @ x [n, size], `span` rows after the other; size is a multiple of LANES */
+INLINE void add_outer(int64_t n, int64_t size, int64_t out, const float *x, const float *grad, float *total) {
+    int64_t span = 128;
+    for (int64_t first = 0; first < n; first += span, x += span * size, grad += span * out) {
+        int64_t rows = least(span, n - first), c = 0;
+#define BLOCK(m) block(m, VECTORS, rows, size, grad + r, 1, out, x + c, size, 0, 1, total + r * size + c, size)
+        for (; c + VECTORS * LANES <= size; c += VECTORS * LANES) { ALL_ROWS(out) }
+#undef BLOCK
+#define BLOCK(m) block(m, 1, rows, size, grad + r, 1, out, x + c, size, 0, 1, total + r * size + c, size)
+        for (; c < size; c += LANES) { ALL_ROWS(out) }
+#undef BLOCK
+    }
+}
+
+/* Lane o of x[i] -> lane i of x[o]: every exchange swaps one bit of the two. */
+#define STAYS(o, w, add) ((o) & (w) ? LANES + (o) - (w) : (o))
+#define MOVES(o, w, add) ((o) & (w) ? LANES + (o) : (o) + (w))
+#define EXCHANGE(w)                                                          \
+    for (int i = 0; i < LANES; i++)                                          \
+        if (!(i & w)) {                                                      \
+            vec low = x[i], high = x[i + w];                                 \
+            x[i] = __builtin_shuffle(low, high, (ints)EACH(STAYS, w, 0));    \
+            x[i + w] = __builtin_shuffle(low, high, (ints)EACH(MOVES, w, 0)); \
+        }
+INLINE void transpose(vec *x) {
+    EXCHANGE(1) EXCHANGE(2) EXCHANGE(4)
+#if LANES == 16
+    EXCHANGE(8)
+#endif
+}
+
+/* to [LANES, LANES] = the transpose of from; their rows are `step` and `across` apart */
+INLINE void turn(const float *from, int64_t across, float *to, int64_t step) {
+    vec x[LANES];
+    for (int i = 0; i < LANES; i++) x[i] = load(from + i * across);
+    transpose(x);
+    for (int i = 0; i < LANES; i++) store(to + i * step, x[i]);
+}
+
+/* weight [out, size] -> tiles [out / TILE, size, TILE]; what the last one has too many is left as it is */
+void pack(int64_t out, int64_t size, const float *weight, float *tiles) {
+    for (int64_t c = 0; c < out; c += TILE)
+        for (int64_t r = c; r < c + TILE && r < out; r += LANES)
+            for (int64_t k = 0; k < size; k += LANES) {
+                float *to = tiles + c * size + k * TILE + r - c;
+                if (r + LANES <= out && k + LANES <= size)
+                    turn(weight + r * size + k, size, to, TILE);
+                else
+                    for (int64_t i = 0; i < LANES && k + i < size; i++)
+                        for (int64_t j = 0; j < LANES && r + j < out; j++) to[i * TILE + j] = weight[(r + j) * size + k + i];
+            }
+}
+
+static float *tiles_for(int64_t out, int64_t size) {
+    return aligned_alloc(64, sizeof(float) * (size_t)((out + TILE - 1) / TILE * TILE * size));
+}
+
+/* y [n, out] = x [n, size] @ weight [out, size]^T + bias [out] or NULL */
+void project(int64_t n, int64_t size, int64_t out, const float *x, const float *weight, const float *bias, float *y) {
+    float *tiles = tiles_for(out, size);
+    pack(out, size, weight, tiles);
+    linear(n, size, out, x, tiles, bias, 0, y);
+    free(tiles);
+}
+
+/* grad_x [n, size] = grad [n, out] @ weight [out, size] and grad_weight [out, size] += grad^T @ x [n, size], either NULL
+   where it is not wanted; size is a multiple of LANES. */
+void project_backward(int64_t n, int64_t size, int64_t out, const float *x, const float *weight, const float *grad,
+                      float *grad_x, float *grad_weight) {
+    if (grad_x) {
+        float *tiles = tiles_for(size, out);
+        for (int64_t c = 0; c < size; c += TILE)
+            for (int64_t k = 0; k < out; k++)
+                memcpy(tiles + c * out + k * TILE, weight + k * size + c, sizeof(float) * (size_t)least(TILE, size - c));
+        linear(n, out, size, grad, tiles, 0, 0, grad_x);
+        free(tiles);
+    }
+    if (grad_weight) add_outer(n, size, out, x, grad, grad_weight);
+}
