@@ -68,10 +68,10 @@ def write_reward(directory: Path, kind: str, misbehaves: bool) -> Path:
 
 
 def fates(num_samples: int) -> tuple[int, int]:
-    """How many samples hang and how many are slow."""
+    """How many samples of the second rollout, which is measured, hang and how many are slow."""
     namespace: dict[str, Any] = {}
     exec(REWARD.format(keyword="def", sleep="time.sleep", misbehaves=True, slow=SLOW, declaration=""), namespace)
-    shares = [namespace["share"](Sample(index=i)) for i in range(num_samples)]
+    shares = [namespace["share"](Sample(index=i)) for i in range(num_samples, 2 * num_samples)]
     return sum(s < 1 for s in shares), sum(1 <= s < 6 for s in shares)
 
 

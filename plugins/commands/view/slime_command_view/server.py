@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -36,7 +36,7 @@ from slime_command_view import run_pages, sample_page, samples_page
 from slime_command_view.access import RENDERED_POLICY
 from slime_command_view.actions import Actions, Number, Place, ResampleBody, ScoreBody
 from slime_command_view.renderers import RendererError, render
-from slime_command_view.watched import WatchedRun, readable
+from slime_command_view.watched import UnreadableError, WatchedRun, readable
 
 HERE = Path(__file__).parent
 _LOOK_AGAIN = 2.0
@@ -56,7 +56,10 @@ class Runs:
         self._top = top
         self._known: dict[str, WatchedRun] = {}
         self._looked = float("-inf")
-        self.all()
+        if len(runs := self.all()) == 1:
+            # The first page of a long run waits for this; of one that cannot be read it says so.
+            with suppress(UnreadableError), readable(*runs.values()):
+                next(iter(runs.values())).index()
 
     def all(self) -> Mapping[str, WatchedRun]:
         """By name, newest last. Raises RunError where there are none any more."""
