@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -35,8 +35,10 @@ from slime_runs.files import (
     trained_name,
 )
 from slime_runs.history import History, read_history
-from slime_runs.index import Entry, Filter, Index, Key, Order
 from slime_runs.trace import TraceIndex, starts
+
+if TYPE_CHECKING:  # it imports numpy, which `slime why` can do without
+    from slime_runs.index import Entry, Filter, Index, Key, Order
 
 PROFILE = "profile/trace.json"
 """In the run directory: what `slime train --profile` writes for Perfetto."""
@@ -184,6 +186,8 @@ class Run:
 
     def index(self) -> Index:
         """The index of its samples, as it is now."""
+        from slime_runs.index import Index
+
         return Index(self.path / FOLDER)
 
     def samples(
@@ -195,6 +199,8 @@ class Run:
         text: str | None = None,
     ) -> Iterator[StoredSample]:
         """Stored samples, newest rollout first; with `text` those whose prompt or response has it, in any case."""
+        from slime_runs.index import Filter
+
         entries = self.index().find(wanted or Filter(), order=order, limit=-1 if limit is None or text else limit)
         count = 0
         for found in self.stored(entries):
