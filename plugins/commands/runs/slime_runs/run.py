@@ -234,7 +234,8 @@ class Run:
 
     def _beside(self, name: str, starts: tuple[bytes, ...] | None = None) -> dict[Key, Row]:
         """Rows that stand in the order of the samples; those of one index are its parts."""
-        path, found, seen = self.path / FOLDER / name, dict[Key, Row](), Counter[int]()
+        path, seen = self.path / FOLDER / name, Counter[int]()
+        found: dict[Key, Row] = {}
         if path.is_file():
             for row in (row for _, frame in read_frames(path, starts) for row in frame):
                 found[row["index"], seen[row["index"]]] = row
