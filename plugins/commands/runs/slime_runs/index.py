@@ -137,7 +137,7 @@ class Filter:
     """Of the response."""
     max_tokens: int | None = None
 
-    def passes(self, rows: Array, codes: Mapping[str | None, int]) -> Iterator[Array]:
+    def passes(self, rows: Mapping[str, Array], codes: Mapping[str | None, int]) -> Iterator[Array]:
         """Which of the samples pass each term, but for `rollout` and `file`."""
         for name in ("group_index", "sample_index", "part", "data_row"):
             if (number := getattr(self, name)) is not None:
@@ -278,6 +278,8 @@ class Index:
         ends = [0, *itertools.accumulate(len(parts[name]) for name in names)]
         self._rows = np.frombuffer(b"".join(parts[name].data for name in names), _SAMPLE)
         self._places, self._stamps = dict(zip(names, itertools.pairwise(ends))), now
+        self._columns = {n: self._rows[n] for n in _SAMPLE.names or ()}
+        self._columns |= {n: self._columns[n].copy() for n in ("score", *_TEXTS[:3])}  # read fast, as often asked for
         self._rollouts = [_parsed(name)[0] for name in names]
 
     def _in_own_codes(self, texts: Sequence[str], samples: Array) -> Array:
@@ -305,7 +307,7 @@ class Index:
             rows = self._rows[at]
             at = at[np.lexsort((rows["place"], rows["offset"], -self._files_of(at)))]
         elif order != "rollout":
-            scores = self._rows["score"][at] * (-1.0 if order == "best" else 1.0)  # what has none is sorted last
+            scores = self._columns["score"][at] * (-1.0 if order == "best" else 1.0)  # what has none is sorted last
             if 0 < limit < len(at):
                 last = np.partition(scores, limit - 1)[limit - 1]
                 first = np.isnan(last) | (scores <= last)
@@ -322,8 +324,8 @@ class Index:
             names = (file_name(wanted.rollout), file_name(wanted.rollout, evaluation=True))
             places = [self._places[name] for name in names if name in self._places]
         start, end = (places[0][0], places[-1][1]) if places else (0, 0)
-        rows = self._rows[start:end]
-        passing = np.ones(len(rows), bool)
+        rows = {name: column[start:end] for name, column in self._columns.items()}
+        passing = np.ones(end - start, bool)
         for term in wanted.passes(rows, self._codes):
             passing &= term
         return np.flatnonzero(passing) + start
