@@ -86,10 +86,11 @@ def _curves(found: Sequence[WatchedRun]) -> dict[str, str]:
 
 def run_page(run: WatchedRun) -> dict[str, Any]:
     """One run: what it is, what it waits for, what was noticed, its rollouts and evaluations."""
+    run.read_ahead()
     index, metrics = run.index(), run.metrics()
     best = _ends(index, "best")
     names = sorted({name for line in metrics for name in line if name != "step"})
-    page = {
+    return {
         **_facts(run),
         "curves": {title: name for title, name in _curves([run]).items() if name in names},
         "metrics": names,
@@ -108,8 +109,6 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
         "best": columns(best),
         "worst": columns([entry for entry in _ends(index, "worst") if entry not in best]),
     }
-    run.read_ahead()  # at last: its thread would slow the first page down
-    return page
 
 
 def _ends(index: Index, order: Order) -> list[Entry]:

@@ -26,6 +26,9 @@ from slime_core.observability.timeline import FILE as TIMELINE
 
 logger = logging.getLogger(__name__)
 
+_AHEAD_S = 1.0
+"""Until a first page has been shown."""
+
 
 class UnreadableError(RunError):
     """What a run has written is not what is known of runs."""
@@ -42,7 +45,7 @@ class WatchedRun(Run):
         self._index: Index | None = None
         self._indexed: Any = None
         self._shadows: dict[int, tuple[Any, dict[Key, Row]]] = {}
-        self._ahead = False
+        self._ahead: threading.Timer | None = None
         self._steps: list[dict[str, Any]] = []
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -91,10 +94,11 @@ class WatchedRun(Run):
         return LedgerIndex(self)
 
     def read_ahead(self) -> None:
-        """Begin to read the trace, which a page is likely to be asked for next."""
+        """Begin to read the trace, which a page is likely to be asked for next, when this one has been shown."""
         if not self._ahead:
-            self._ahead = True
-            threading.Thread(target=self.timeline.update, name="slime-view-trace", daemon=True).start()
+            self._ahead = threading.Timer(_AHEAD_S, self.timeline.update)
+            self._ahead.daemon = True
+            self._ahead.start()
 
     def stamp(self) -> str:
         """Differs when there is something new to see."""
