@@ -39,10 +39,20 @@ def write_adapter(
     adapted = {name.rpartition(".")[0] for name in tensors}
     words = {name.rpartition(".")[2] for name in adapted}
     unique = all(name in adapted for name in modules if name.rpartition(".")[2] in words)
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.rank}
-    config |= {"lora_alpha": lora.alpha, "lora_dropout": 0.0, "target_modules": sorted(words if unique else adapted)}
-    config |= {"bias": "none", "fan_in_fan_out": False, "use_rslora": False, "modules_to_save": None}
-    config["inference_mode"] = True
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(words if unique else adapted),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
     (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     stored = {f"{_PREFIX}{name}.weight": tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     save_file(stored, directory / WEIGHTS, metadata={"format": "pt"})

@@ -262,9 +262,10 @@ def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
                 if isinstance(value, int | float) and math.isfinite(value):
                     sums[tool][name] = sums[tool].get(name, 0.0) + weight * value
     metrics: dict[str, float] = {}
+    executed = sum(shares(samples)) if sums else 0.0
     for tool, found in sorted(sums.items()):
         calls = found.pop("calls")
         if calls > 0:
-            metrics[f"tools/{tool}/calls"] = calls / sum(shares(samples))
+            metrics[f"tools/{tool}/calls"] = calls / executed
             metrics |= {f"tools/{tool}/{_NAMES.get(name, name)}": value / calls for name, value in found.items()}
     return metrics

@@ -295,15 +295,24 @@ class EmbeddedEngine:
 
     async def info(self) -> dict[str, Any]:
         """What is served, and how busy the engine is."""
-        core, args = self._running_core(), self._args
-        cache, runner = core.scheduler.cache, core.runner
-        model = {"model_path": str(args.hf_checkpoint), "model_type": core.config.model_type}
-        numbers = {"num_running": core.num_running, "num_waiting": core.num_waiting, "paused": core.paused}
-        room = {"max_context_length": core.max_context, "max_total_num_tokens": cache.max_tokens}
-        room |= {"num_used_tokens": cache.used_tokens, "num_generated_tokens": core.num_generated}
-        memory = {"memory_bytes": core.memory.nbytes(), "released": sorted(core.memory.released)}
-        where = {"dtype": str(runner.dtype).removeprefix("torch."), "device": str(runner.device)}
-        return {**model, "weight_version": core.version_label, **room, **numbers, **memory, **where}
+        core = self._running_core()
+        cache = core.scheduler.cache
+        return {
+            "model_path": str(self._args.hf_checkpoint),
+            "model_type": core.config.model_type,
+            "weight_version": core.version_label,
+            "max_context_length": core.max_context,
+            "max_total_num_tokens": cache.max_tokens,
+            "num_used_tokens": cache.used_tokens,
+            "num_running": core.num_running,
+            "num_waiting": core.num_waiting,
+            "num_generated_tokens": core.num_generated,
+            "paused": core.paused,
+            "memory_bytes": core.memory.nbytes(),
+            "released": sorted(core.memory.released),
+            "dtype": str(core.runner.dtype).removeprefix("torch."),
+            "device": str(core.runner.device),
+        }
 
     @property
     def args(self) -> Args:

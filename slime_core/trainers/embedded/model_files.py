@@ -27,9 +27,15 @@ def published_weights(model: Decoder, settings: TrainerSettings) -> Iterator[tup
 
 def save(directory: Path, model: Decoder, config: ModelConfig, settings: TrainerSettings) -> None:
     """Write the HF-layout model, and the adapters where there are any; `config` is what its config.json says."""
-    weights, how = dict(published_weights(model, settings)), (settings.hf_checkpoint, settings.save_dtype)
-    exact, size = settings.lora is None, settings.save_shard_bytes
-    state.save_model(directory, weights, config, *how, exact=exact, shard_bytes=size)
+    state.save_model(
+        directory,
+        dict(published_weights(model, settings)),
+        config,
+        settings.hf_checkpoint,
+        settings.save_dtype,
+        exact=settings.lora is None,
+        shard_bytes=settings.save_shard_bytes,
+    )
     if settings.lora is not None:
         from slime_core.trainers.embedded.lora import save_adapter
 

@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.optim.adamw import adamw
@@ -192,9 +191,22 @@ class FlatAdamW:
             values.mul_(1.0 - lr * weight_decay)
             values.addcdiv_(grads, grads.abs().add_(s.eps), value=-lr)
             return
-        tensors, beta1, beta2 = ([values], [grads], [exp_avg], [exp_avg_sq]), s.beta1, s.beta2
-        how: dict[str, Any] = {"fused": True, "amsgrad": False, "maximize": False}
-        adamw(*tensors, [], [step], **how, beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=s.eps)
+        adamw(
+            [values],
+            [grads],
+            [exp_avg],
+            [exp_avg_sq],
+            [],
+            [step],
+            fused=True,
+            amsgrad=False,
+            beta1=s.beta1,
+            beta2=s.beta2,
+            lr=lr,
+            weight_decay=weight_decay,
+            eps=s.eps,
+            maximize=False,
+        )
 
     def reset_moments(self) -> None:
         """Forget both moments and their bias-correction count; the schedule goes on."""

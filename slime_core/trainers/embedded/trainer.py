@@ -120,8 +120,13 @@ class EmbeddedTrainer:
         self.config = critic_config(self.config)
         directory = self.settings.hf_checkpoint
         weights = (pair for pair in read_weights(directory, self.device) if pair[0] != "lm_head.weight")
-        whole, again = with_head(weights, self.config, self.device), self.settings.recompute
-        return Critic.from_weights(self.config, whole, self.device, recompute=again, origin=directory)
+        return Critic.from_weights(
+            self.config,
+            with_head(weights, self.config, self.device),
+            self.device,
+            recompute=self.settings.recompute,
+            origin=directory,
+        )
 
     # -- forward -------------------------------------------------------------------------------------
 
