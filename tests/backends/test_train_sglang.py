@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from slime_runs.files import read_lines
 
-from tests.backends.whole_runs import ROLLOUTS, Learned, demo, metrics, running, samples
+from tests.backends.whole_runs import ROLLOUTS, Learned, demo, running, samples
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import metrics
 from tests.until import wait_until
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]
