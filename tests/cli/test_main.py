@@ -44,11 +44,9 @@ def test_settings_load_no_torch(argv: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("argv", "most"),
-    [
-        pytest.param(["--help"], 2, id="help"),
-        pytest.param(["config", "show"], 6, id="config show", marks=pytest.mark.slow),
-    ],
+    [pytest.param(["--help"], 2, id="help"), pytest.param(["config", "show"], 6, id="config show")],
 )
+@pytest.mark.slow
 def test_answers_at_once(argv: list[str], most: float, tmp_path: Path) -> None:
     assert cost(["-m", "slime_core", *argv], tmp_path) < most
 
