@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.trees import CORE, LOCKSTEP, called, files, nodes
+from tests.sweeps import sweep
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(p.parent for p in (ROOT / "plugins").glob("*/*/pyproject.toml"))
@@ -61,7 +62,7 @@ def _exported(module: str) -> set[str]:
 SINGLE = [p for p in PLUGINS if not {*p.iterdir()} & {*LOCKSTEP}]
 
 
-@pytest.mark.parametrize("plugin", SINGLE, ids=lambda p: f"{p.parent.name}/{p.name}")
+@sweep("plugin", SINGLE)
 def test_what_strangers_copy_uses_public_names(plugin: Path) -> None:
     package = next(p for p in plugin.iterdir() if p.name in PACKAGES)
     for file in package.rglob("*.py"):
