@@ -42,6 +42,7 @@ class WatchedRun(Run):
         self.lock = threading.RLock()
         self._metrics = _Tail(self.path / "metrics.jsonl")
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
+        self._parts: tuple[Any, list[tuple[float, int]]] = (None, [])
         self._index: Index | None = None
         self._indexed: Any = None
         self._shadows: dict[int, tuple[Any, dict[Key, Row]]] = {}
@@ -60,6 +61,13 @@ class WatchedRun(Run):
         if self._settings[0] != now:
             self._settings = (now, super().settings())
         return self._settings[1]
+
+    def parts(self) -> list[tuple[float, int]]:
+        """As `Run.parts`."""
+        now = stamp(self.path / TIMELINE)
+        if self._parts[0] != now:
+            self._parts = (now, super().parts())
+        return self._parts[1]
 
     def index(self, wanted: Filter | None = None) -> Index:
         """As `Run.index`; it is the same one of all files, brought up to date."""
