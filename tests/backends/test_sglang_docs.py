@@ -31,7 +31,7 @@ INSTALL = "Install"
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that looks like this checkout, but for its outputs; sections find there what earlier ones made."""
     directory = tmp_path_factory.mktemp("checkout")
-    for name in ("configs", "slime_core"):
+    for name in ("configs", "plugins"):
         (directory / name).symlink_to(ROOT / name)
     subprocess.run([Path(sys.executable).with_name("slime"), "init", "demo", directory / "demo.yaml"], check=True)
     return directory

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -67,10 +68,22 @@ class TraceIndex:
     def update(self) -> None:
         """Read what was appended; of a long trace that nobody has asked of yet it takes a few seconds."""
         with self._lock:
-            if self.path.is_file():
-                self._read_on()
+            while self._read_on():
+                pass
 
-    def _read_on(self) -> None:
+    def update_beside(self) -> None:
+        """The same on a thread beside others that answer: it pauses three times as long as it reads."""
+        more = True
+        while more:
+            began = time.monotonic()
+            with self._lock:
+                more = self._read_on()
+            time.sleep(3 * (time.monotonic() - began))
+
+    def _read_on(self) -> bool:
+        """The next piece; False where there is none."""
+        if not self.path.is_file():
+            return False
         state = self.path.stat()
         read = self._pieces[-1].start + self._pieces[-1].size if self._pieces else 0
         if state.st_ino != self._inode or state.st_size < read:
@@ -78,11 +91,11 @@ class TraceIndex:
             self.stages, self.generating, self.scoring, self.sampled = [], [], [], -1
         with self.path.open("rb") as file:
             file.seek(read)
-            while lines := _whole_lines(file.read(_PIECE)):
-                self._pieces.append(_Piece(read, len(lines), frozenset(map(int, set(_ROLLOUT.findall(lines))))))
-                self._add_up(lines)
-                read += len(lines)
-                file.seek(read)
+            lines = _whole_lines(file.read(_PIECE))
+        if lines:
+            self._pieces.append(_Piece(read, len(lines), frozenset(map(int, set(_ROLLOUT.findall(lines))))))
+            self._add_up(lines)
+        return bool(lines)
 
     def _add_up(self, lines: bytes) -> None:
         generating, scoring = self.generating, self.scoring

@@ -104,7 +104,7 @@ class WatchedRun(Run):
     def read_ahead(self) -> None:
         """Begin to read the trace, which a page is likely to be asked for next, when this one has been shown."""
         if not self._ahead:
-            self._ahead = threading.Timer(_AHEAD_S, self.timeline.update)
+            self._ahead = threading.Timer(_AHEAD_S, self.timeline.update_beside)
             self._ahead.daemon = True
             self._ahead.start()
 
