@@ -20,6 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slime_core import provenance
@@ -61,9 +62,16 @@ _FINISH_STATUS = {
 }
 
 
-@dataclass
-class Sample:
-    """One prompt with one response. Extend it only through `append_response_tokens`."""
+class _Open:
+    """What has attributes beside its slots, which user code may set."""
+
+
+@dataclass(slots=True)  # of more than 30 fields no two objects share a dictionary's keys: 1.3 KB each
+class Sample(_Open):
+    """One prompt with one response. Extend it only through `append_response_tokens`.
+
+    `vars(sample)` holds only what is no field; `attributes` has all.
+    """
 
     group_index: int | None = None
     """Which prompt group the sample belongs to; unique over the run, the key of group normalisation."""
@@ -136,7 +144,8 @@ class Sample:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sample:
         clone = memo[id(self)] = object.__new__(type(self))
-        clone.__dict__.update((name, copied(value, memo)) for name, value in self.__dict__.items())
+        for name, value in self.attributes().items():
+            setattr(clone, name, copied(value, memo))
         return clone
 
     # -- reading -------------------------------------------------------------------------------------
@@ -399,21 +408,26 @@ class Sample:
 
     # -- storing -------------------------------------------------------------------------------------
 
+    def attributes(self) -> dict[str, Any]:
+        """Fields, and what user code has set beside them, by name."""
+        return {**dict(zip(_NAMES, _values(self))), **self.__dict__}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; `from_dict` restores them, unknown attributes included."""
-        return plain_values(self.__dict__)
+        return plain_values(self.attributes())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
         """Inverse of `to_dict`; keys that are no fields become attributes."""
         data = field_values(data)
         data["status"] = SampleStatus(data.get("status", SampleStatus.PENDING))
-        known = {f.name for f in fields(cls)}
-        sample = cls(**{k: v for k, v in data.items() if k in known})
-        for key in data.keys() - known:
-            setattr(sample, key, data[key])
+        sample = cls()
+        for key, value in data.items():
+            setattr(sample, key, value)
         return sample
 
 
+_NAMES = tuple(f.name for f in fields(Sample))
+_values = attrgetter(*_NAMES)
 Group: TypeAlias = list[Sample]
 """The samples of one prompt."""

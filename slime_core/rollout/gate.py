@@ -18,12 +18,12 @@ begin or get their answers at the same moment share it out (`waits.loop_turn`), 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
@@ -56,12 +56,12 @@ class Hold:
         self.close()
 
     @contextmanager
-    def lent(self, works: Iterable[Work]) -> Iterator[list[Run]]:
+    def lent(self, works: Sequence[Work]) -> Iterator[list[Any]]:
         """While inside, the group is live by its samples: from when all have asked for a place until the last one ends.
 
-        Yields what becomes of `works`, one of each sample.
+        Yields a `Run` of each of `works`, which are its samples'.
         """
-        context, left = contextvars.copy_context(), 0
+        context, left = copy_context(), len(works)
 
         def ended() -> None:
             nonlocal left
@@ -69,10 +69,7 @@ class Hold:
             if left == 0:
                 self._take()
 
-        runs = [Run(self._gate, work, context, ended) for work in works]
-        left = len(runs)
-        for run in runs:
-            self._gate.admit(run)
+        runs = [self._gate.start(Run(self._gate, work, context, ended)) for work in works]
         self._give()
         try:
             yield runs
@@ -110,9 +107,7 @@ class Run(asyncio.Future[Any]):
 
     __slots__ = ("_began", "_context", "_ended", "_gate", "_task", "_work")
 
-    def __init__(
-        self, gate: GatedEngine, work: Work, context: contextvars.Context, ended: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, gate: GatedEngine, work: Work, context: Context, ended: Callable[[], None]) -> None:
         """`context`: what the task gets a copy of. `ended` is called when one that has a place leaves it."""
         super().__init__()
         self._gate, self._work, self._context, self._ended = gate, work, context, ended
@@ -128,13 +123,11 @@ class Run(asyncio.Future[Any]):
         self._task = self.get_loop().create_task(self._run(at_once), context=self._context.copy())
 
     async def _run(self, at_once: bool) -> None:
-        result: Any = None
         try:
             if not at_once:
                 await loop_turn()
-            if not self.done():  # else cancelled meanwhile
-                self._began = True
-                result = await self._work()
+            self._began = True
+            result = None if self.done() else await self._work()  # it may have been cancelled meanwhile
         except asyncio.CancelledError:
             settle: Callable[[], Any] = super().cancel
         except Exception as error:
@@ -181,16 +174,17 @@ class GatedEngine:
         """Make the engine wait until it is closed, or lent to samples; for a group that is about to run."""
         return Hold(self)
 
-    def admit(self, run: Run) -> None:
+    def start(self, run: Run) -> Run:
         """Have it begin when there is a place, live while it has it. Those who wait for one come in order."""
         if self._free:
             self._free -= 1
             self._add_live(1)
             run.begin(at_once=False)
-            return
-        if not self._queue:
-            self._full.__enter__()
-        self._queue.append(run)
+        else:
+            if not self._queue:
+                self._full.__enter__()
+            self._queue.append(run)
+        return run
 
     def _leave(self) -> None:
         """Hand the place, and being live, to the next in the queue."""

@@ -89,14 +89,7 @@ class Timeline(Protocol):
         """Seconds since 1970."""
 
     def sample(
-        self,
-        siblings: list[Sample],
-        times: tuple[float, ...],
-        before: int,
-        outside: float,
-        *,
-        rollout_id: int | None,
-        ev: bool,
+        self, siblings: list[Sample], times: tuple[float, ...], before: int, outside: float, context: GenerateContext
     ) -> None:
         """What one call of a generate function returned."""
 
@@ -152,7 +145,7 @@ class SampleRunner:
         rollout_id: int | None,
         evaluation: bool = False,
         clock: GroupClock | None = None,
-        sample_done: Callable[[list[Sample]], None] | None = None,
+        sample_done: Callable[[list[Sample]], None] = lambda _: None,
         args: Args | None = None,
         hold: Hold | None = None,
     ) -> Group:
@@ -170,15 +163,12 @@ class SampleRunner:
         samples = [(sample, params) for sample in group]
         if extra is not None:
             samples.append((extra, baseline.greedy_params(params)))
-        works = (partial(self._run_sample, s, p, context, clock, args, asked, sample_done) for s, p in samples)
+        works = [partial(self._run_sample, s, p, context, clock, args, asked, sample_done) for s, p in samples]
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
             with hold.lent(works) as runs:
                 if clock is not None and clock.cuts:
-                    results = await asyncio.gather(
-                        *(_cut(r, s, clock, sample_done) for r, (s, _) in zip(runs, samples))
-                    )
-                else:
-                    results = await asyncio.gather(*runs)
+                    runs = [_cut(run, s, clock, sample_done) for run, (s, _) in zip(runs, samples)]
+                results = await asyncio.gather(*runs)
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
                 started = self.timeline.now() if self.timeline else 0.0
@@ -200,7 +190,7 @@ class SampleRunner:
         clock: GroupClock | None,
         args: Args,
         asked: float,
-        done: Callable[[list[Sample]], None] | None,
+        done: Callable[[list[Sample]], None],
     ) -> list[Sample]:
         if clock is not None:
             clock.start()
@@ -217,10 +207,8 @@ class SampleRunner:
             finally:
                 self.last_end = asyncio.get_running_loop().time()
             if timeline:
-                times = asked, started, generated, timeline.now()
-                timeline.sample(siblings, times, before, outside, rollout_id=context.rollout_id, ev=context.evaluation)
-        if done is not None:
-            done(siblings)
+                timeline.sample(siblings, (asked, started, generated, timeline.now()), before, outside, context)
+        done(siblings)
         return siblings
 
     def baseline_lack(self, group: Group) -> str | None:
@@ -367,10 +355,7 @@ def _check_images(sample: Sample, generator: Generator) -> None:
 
 
 async def _cut(
-    run: asyncio.Future[list[Sample]],
-    sample: Sample,
-    clock: GroupClock,
-    done: Callable[[list[Sample]], None] | None,
+    run: asyncio.Future[list[Sample]], sample: Sample, clock: GroupClock, done: Callable[[list[Sample]], None]
 ) -> list[Sample]:
     """What the sample's run returns; FAILED when the group's deadline comes first."""
     try:
@@ -383,8 +368,7 @@ async def _cut(
     if not await ended({run}):
         sample = copy.deepcopy(sample)
     sample.fail(GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)")
-    if done is not None:
-        done([sample])
+    done([sample])
     return [sample]
 
 
