@@ -55,10 +55,11 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     return copy.deepcopy(value, memo)
 
 
-def plain_values(attributes: Mapping[str, Any], *, shared: bool = False) -> dict[str, Any]:
+def plain_values(attributes: dict[str, Any], *, shared: bool = False) -> dict[str, Any]:
     """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none.
 
-    `shared`: without copies, for who writes them at once.
+    `shared`: in that dict itself, without copies, for who writes them at once.
     """
     own = attributes if shared else {n: v if n in _WRITERS else copied(v) for n, v in attributes.items()}
-    return {**own, **{n: write(own[n]) for n, write in _WRITERS.items() if type(own.get(n)) not in _PLAIN}}
+    own.update({n: write(own[n]) for n, write in _WRITERS.items() if type(own.get(n)) not in _PLAIN})
+    return own

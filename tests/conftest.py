@@ -36,6 +36,12 @@ def reward(args, sample, **kwargs):
     text = sample.response
     return sum(c.isdigit() for c in text) / max(len(text), 1)
 '''
+INLINE = """
+from slime_core import RewardTraits, declares
+
+declares(RewardTraits(execution="inline"))(reward)
+"""
+"""Without it a run starts a worker for the reward, which takes as long as the run."""
 
 
 SHARED = ("cluster", "started_pair", "sglang_server")
@@ -95,6 +101,7 @@ class TinyRun:
 
     def argv(self, save: Path | None = None, **changes: Any) -> list[str]:
         """Flags of `slime train`; a change to None leaves the flag out, True gives it without a value."""
+        reward = "rm_in_workers.py" if "rm_workers" in changes else "rm.py"
         flags: dict[str, Any] = {
             "hf_checkpoint": self.root / "model",
             "prompt_data": self.root / "train.jsonl",
@@ -105,7 +112,7 @@ class TinyRun:
             "label_key": "label",
             "apply_chat_template": True,
             "rollout_shuffle": True,
-            "custom_rm_path": self.root / "rm.py",
+            "custom_rm_path": self.root / reward,
             "rollout_batch_size": 4,
             "n_samples_per_prompt": 4,
             "num_steps_per_rollout": 2,
@@ -142,7 +149,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     for name, problems in (("train", train[:200]), ("eval", held_out[:8])):
         rows = task.rl_rows(problems, "input", "label")
         (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (root / "rm.py").write_text(REWARD)
+    (root / "rm.py").write_text(REWARD + INLINE)
+    (root / "rm_in_workers.py").write_text(REWARD)
     return TinyRun(root)
 
 

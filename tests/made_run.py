@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from slime_runs.files import FOLDER, file_name, shadow_name, trained_name, write_file
+from slime_runs.files import FOLDER, file_name, json_lines, shadow_name, trained_name, write_file
 from slime_runs.index import Facts
 
 from slime_core.data.ledger_files import SegmentRef, write_segment
@@ -112,20 +112,16 @@ class MadeRun:
 
     def _keep(self, name: str, rows: list[dict[str, Any]]) -> None:
         frames = [rows[i : i + _PER_FRAME] for i in range(0, len(rows), _PER_FRAME)]
-        Facts(frames).write(self.path / FOLDER / name, [[orjson.dumps(row) for row in frame] for frame in frames])
+        Facts(frames).write(self.path / FOLDER / name, map(json_lines, frames))
 
     def _trained(self, number: int, rows: list[dict[str, Any]]) -> None:
-        lines = [
-            orjson.dumps(
-                {"index": row["index"], "advantages": row["reward"] - 0.5, "log_probs": row["rollout_log_probs"]}
-            )
+        found = [
+            {"index": row["index"], "advantages": row["reward"] - 0.5, "log_probs": row["rollout_log_probs"]}
             for row in rows
             if row["kept"]["fate"] == "trained"
         ]
-        write_file(
-            self.path / FOLDER / trained_name(number),
-            [lines[i : i + _PER_FRAME] for i in range(0, len(lines), _PER_FRAME)],
-        )
+        frames = [json_lines(found[i : i + _PER_FRAME]) for i in range(0, len(found), _PER_FRAME)]
+        write_file(self.path / FOLDER / trained_name(number), frames)
 
     def _shadow(self, number: int, rows: list[dict[str, Any]]) -> None:
         verdicts = [
@@ -138,7 +134,7 @@ class MadeRun:
         ]  # fmt: skip
         frames = [verdicts[i : i + self.per_group] for i in range(0, len(verdicts), self.per_group)]
         path = self.path / FOLDER / shadow_name(number)
-        write_file(path, [[orjson.dumps(verdict) for verdict in frame] for frame in frames])
+        write_file(path, map(json_lines, frames))
 
     def _times(self, number: int, rows: list[dict[str, Any]]) -> bytes:
         start = _BEGAN + 10.0 * number

@@ -137,12 +137,11 @@ class TrainedRollout:
         table = _gathered(whole, self.indices, lengths, self.trainer)
         if self.trainer.rank:
             return []
-        of_batch = self.batch.to_rollout_data().items()
-        kept = {name: v for name, v in of_batch if not names or name in (*names, "sample_indices")}
+        kept = {n: v for n, v in self.batch.to_rollout_data().items() if not names or n in (*names, "sample_indices")}
         order = sorted(range(len(self.batch)), key=lambda i: self.batch.sample_indices[i])
         table |= {n: values for n, values in kept.items() if isinstance(values, list) and len(values) == len(order)}
         table = {"rollout_id": [self.batch.rollout_id] * len(self.batch), **table}
-        return [{name: values[i] for name, values in table.items()} for i in order]
+        return [dict(zip(table, row)) for row in zip(*([values[i] for i in order] for values in table.values()))]
 
 
 def save_trained(path: str, trained: TrainedRollout) -> None:

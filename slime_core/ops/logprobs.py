@@ -82,6 +82,9 @@ def token_log_probs(
 
     Returns:
         log_probs [T] and entropy [T] or None, in float32 (float64 for float64 inputs).
+
+    Raises:
+        IndexError: A target is not in [0, V) (RuntimeError where torch computes).
     """
     rows = _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device)
     how = _How.of(temperature, rows, with_entropy, mask)
@@ -123,7 +126,11 @@ class _How(NamedTuple):
 
     def compiled(self, logits: torch.Tensor, targets: torch.Tensor) -> CDLL | None:
         """The functions in C, where they take this."""
-        return training(logits) if self.mask is None and targets.is_contiguous() else None
+        fits = self.mask is None and targets.is_contiguous() and targets.dtype == torch.int64
+        library = training(logits) if fits else None
+        if library is not None and not 0 <= targets.min() <= targets.max() < logits.shape[1]:  # C would not look
+            raise IndexError(f"targets from {targets.min()} to {targets.max()}; allowed: 0 to {logits.shape[1] - 1}")
+        return library
 
     def z(self, logits: torch.Tensor, targets: torch.Tensor, part: slice) -> torch.Tensor:
         """[c, V] logits of the rows `part`, which are overwritten -> those of the distribution."""
@@ -132,9 +139,8 @@ class _How(NamedTuple):
 
 
 def _chunk_rows(vocab_size: int, chunk_size: int | None, device: torch.device) -> int:
-    if chunk_size is not None and chunk_size > 0:
-        return chunk_size
-    return max(1, CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"]) // max(vocab_size, 1))
+    elements = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"])
+    return chunk_size if chunk_size and chunk_size > 0 else max(1, elements // max(vocab_size, 1))
 
 
 def _slices(total: int, rows: int) -> Iterator[slice]:
@@ -157,11 +163,10 @@ def _chunk_logits(source: torch.Tensor, weight: torch.Tensor | None, part: slice
 def _norm_and_entropy(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[c, V] (overwritten) -> logsumexp(z) and H = log S - sum(e * (z - max)) / S, e = exp(z - max), S = sum(e)."""
     top = z.amax(dim=-1, keepdim=True)
-    shifted = z.sub_(top)
-    weights = shifted.exp()
+    weights = z.sub_(top).exp()
     total = weights.sum(dim=-1)
     # A logit of -inf has weight 0 and must add 0, not 0 * -inf.
-    mean = weights.mul_(shifted.clamp_(min=torch.finfo(z.dtype).min)).sum(dim=-1) / total
+    mean = weights.mul_(z.clamp_(min=torch.finfo(z.dtype).min)).sum(dim=-1) / total
     log_total = total.log()
     return top.squeeze(-1) + log_total, log_total - mean
 
@@ -233,8 +238,6 @@ class _LogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         source, weight, targets, norms, entropies = ctx.saved_tensors
         how: _How = ctx.how
-        if not how.with_entropy:
-            grad_entropy = None
         if grad_log_probs is None and grad_entropy is None:
             return None, None, None, None
         grad_source = torch.empty_like(source) if ctx.needs_input_grad[0] else None

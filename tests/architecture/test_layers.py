@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.trees import CORE, LOCKSTEP, files, tree
+from tests.architecture.trees import CORE, LOCKSTEP, called, files, nodes
+from tests.sweeps import sweep
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(p.parent for p in (ROOT / "plugins").glob("*/*/pyproject.toml"))
@@ -39,11 +40,11 @@ def test_light_import(statement: str) -> None:
 def _imports(path: Path) -> dict[str, set[str]]:
     """Module -> names taken from it."""
     found: dict[str, set[str]] = {}
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                found.setdefault(alias.name, set())
-        elif isinstance(node, ast.ImportFrom) and node.module:
+    for plain in nodes(path, ast.Import):
+        for alias in plain.names:
+            found.setdefault(alias.name, set())
+    for node in nodes(path, ast.ImportFrom):
+        if node.module:
             found.setdefault(node.module, set()).update(alias.name for alias in node.names)
     return found
 
@@ -52,8 +53,8 @@ def _exported(module: str) -> set[str]:
     """`__all__` of a plugin's package; empty for a module that is none."""
     package, *inner = module.split(".")
     path = PACKAGES[package].joinpath(*inner, "__init__.py")
-    for node in ast.walk(tree(path)) if path.is_file() else ():
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+    for node in nodes(path, ast.Assign) if path.is_file() else ():
+        if [ast.unparse(target) for target in node.targets] == ["__all__"]:
             return set(ast.literal_eval(node.value))
     return set()
 
@@ -61,7 +62,7 @@ def _exported(module: str) -> set[str]:
 SINGLE = [p for p in PLUGINS if not {*p.iterdir()} & {*LOCKSTEP}]
 
 
-@pytest.mark.parametrize("plugin", SINGLE, ids=lambda p: f"{p.parent.name}/{p.name}")
+@sweep("plugin", SINGLE)
 def test_what_strangers_copy_uses_public_names(plugin: Path) -> None:
     package = next(p for p in plugin.iterdir() if p.name in PACKAGES)
     for file in package.rglob("*.py"):
@@ -94,9 +95,7 @@ def test_core_never_branches_on_a_component_name() -> None:
     assert {"grpo", "reinforce_plus_plus", "fifo", "qwen3", "policy_loss", "embedded"} <= names
     found = []
     for file in CORE.rglob("*.py"):
-        for node in ast.walk(tree(file)):
-            if not isinstance(node, (ast.Compare, ast.Match)):
-                continue
+        for node in (*nodes(file, ast.Compare), *nodes(file, ast.Match)):
             for constant in ast.walk(node if isinstance(node, ast.Compare) else node.subject):
                 if isinstance(constant, ast.Constant) and constant.value in names:
                     found.append(f"{file.relative_to(ROOT)}:{constant.lineno} {constant.value!r}")
@@ -131,10 +130,9 @@ def test_there_is_one_http_front() -> None:
     applications, paths = set(), set()
     theirs = re.compile(r"/v1/(chat|completions|responses|messages)")
     for file, name in files():
-        for node in ast.walk(tree(file)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("FastAPI", "APIRouter", "uvicorn.Config"):
-                applications.add(name)
-            if isinstance(node, ast.Constant) and theirs.match(str(node.value)):
-                paths.add(name)
+        if any(called(call) in ("FastAPI", "APIRouter", "Config") for call in nodes(file, ast.Call)):
+            applications.add(name)
+        if any(theirs.match(str(constant.value)) for constant in nodes(file, ast.Constant)):
+            paths.add(name)
     assert applications == {"slime_command_serve/http/application.py"}
     assert paths == {"slime_command_serve/front/app.py"}

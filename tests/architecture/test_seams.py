@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.spec import flag_specs
-from tests.architecture.trees import ROOT, files, tree
+from tests.architecture.trees import ROOT, called, files, nodes
 
 SETTINGS_ASKED_FOR = 0
 OTHERS_ASKED_FOR = 95
@@ -97,11 +97,8 @@ def _asked_for() -> list[tuple[str, str, bool]]:
     return [
         (f"{name}:{node.lineno}", str(node.args[1].value), len(node.args) > 2)
         for file, name in files()
-        for node in ast.walk(tree(file))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "getattr"
-        and isinstance(node.args[1], ast.Constant)
+        for node in nodes(file, ast.Call)
+        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and isinstance(node.args[1], ast.Constant)
     ]
 
 
@@ -110,8 +107,7 @@ def test_settings_are_not_any() -> None:
         f"{name}:{argument.lineno}"
         for file, name in files()
         if "server_side" not in name  # SGLang's
-        for node in ast.walk(tree(file))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in (*nodes(file, ast.FunctionDef), *nodes(file, ast.AsyncFunctionDef))
         for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if argument.arg == "args" and isinstance(argument.annotation, ast.Name) and argument.annotation.id == "Any"
     ]
@@ -127,12 +123,7 @@ def test_little_is_asked_for_by_its_name() -> None:
 
 def _callers(name: str) -> set[str]:
     """Files of the core and of the plugins that call a function or method of that name."""
-    return {
-        file
-        for path, file in files()
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Call) and name in (getattr(node.func, "attr", None), getattr(node.func, "id", None))
-    }
+    return {file for path, file in files() if name in map(called, nodes(path, ast.Call))}
 
 
 def test_there_is_one_pool() -> None:
@@ -145,8 +136,8 @@ def test_there_is_one_loop_and_one_follower() -> None:
     over_rollouts = {
         file
         for path, file in files()
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.For) and ast.unparse(node.iter) == "range(start, args.num_rollout)"
+        for node in nodes(path, ast.For)
+        if ast.unparse(node.iter) == "range(start, args.num_rollout)"
     }
     assert over_rollouts == {"loop.py"}
     assert _callers("is_due") == {"loop.py", "launch/rollout_only.py"}  # which trains nothing

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "slime_core"
@@ -34,3 +38,21 @@ def files() -> list[tuple[Path, str]]:
 def tree(file: Path) -> ast.Module:
     """Of one file; do not change it."""
     return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def _by_type(file: Path) -> dict[type, list[ast.AST]]:
+    found = defaultdict(list)
+    for node in ast.walk(tree(file)):
+        found[type(node)].append(node)
+    return found
+
+
+def nodes(file: Path, kind: type[Node]) -> list[Node]:
+    """All of one kind in one file."""
+    return _by_type(file).get(kind, [])  # type: ignore[return-value]
+
+
+def called(call: ast.Call) -> str:
+    """The last word of the name of a function that is called; empty where it has none."""
+    return getattr(call.func, "attr", "") or getattr(call.func, "id", "")

@@ -25,7 +25,13 @@ SCRIPTS = launch_scripts()
 TRAINS_ALONE = "--debug-train-only"
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+QUICK = {*EXCEPTIONS, *list(SCRIPTS)[::6]}
+"""Those that are not simply accepted, and some that are."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
+)
 def test_a_script_gets_the_backends_it_names_or_a_reason(name: str, tmp_path: Path) -> None:
     verdict, argv = verdicts()[name], SCRIPTS[name]
     named = re.findall(r"`(--[a-z-]+)`", verdict.why)

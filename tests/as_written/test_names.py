@@ -19,6 +19,7 @@ import torch
 from slime_core import Sample
 from slime_core.errors import PluginError, RolloutError
 from tests.as_written.names import NAMES
+from tests.sweeps import sweep
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(slime.__file__).parent
@@ -50,7 +51,7 @@ def test_every_name_has_its_line_and_every_line_its_name() -> None:
     assert all(verdict.why for verdict in NAMES.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@sweep("name", NAMES)
 def test_a_name_is_there_or_says_what_to_use(name: str) -> None:
     if NAMES[name].kind != "refused":
         assert resolved(name) is not None

@@ -90,7 +90,7 @@ def test_two_clicks_to_this_token_this_log_prob_this_reward(browser: Any, url: s
         assert re.search(r"[0-9a-f]{12}", facts["paid by"])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
 def test_every_page_in_light_and_dark(browser: Any, url: str, run_dir: Path, tmp_path: Path, scheme: str) -> None:
     run = Run(run_dir)
     entry = next(run.samples(Filter(data_set=""), order="worst", limit=1)).entry

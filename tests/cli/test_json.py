@@ -37,7 +37,7 @@ READERS = (
 )  # fmt: skip
 OTHERS = (
     ("models", "list"), ("models", "show", "qwen3-4B"), ("plugins", "list"), ("plugins", "doctor"), ("doctor",),
-    ("plugins", "show", "rewards/math"), ("plugins", "show", "rewards/llm_judge"), ("plugins", "check", "rewards/f1"),
+    ("plugins", "show", "rewards/math"), ("plugins", "show", "rewards/llm_judge"), 
     ("rewards", "attack", "exact"),
     ("rewards", "score", "--with", "NAN", "--response", "4", "--label", "4"),
     ("tokens", "check", "MODEL"), ("config", "show", "--rollout-batch-size", "4"),

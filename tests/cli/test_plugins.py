@@ -275,6 +275,7 @@ def test_wrong_options_stop_a_run_before_it_starts(tiny: TinyRun, tmp_path: Path
     assert "reward 3.000" in done.stdout
 
 
+@pytest.mark.slow
 def test_list_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom slime_core.cli.main import main\nassert main(['plugins', 'list']) == 0\n"

@@ -14,6 +14,7 @@ from slime_core.config.foreign import find_owners
 from slime_core.config.spec import flag_specs
 from slime_core.plugins.manager import current_registry
 from tests.as_written.flags import NEWER
+from tests.sweeps import sweep
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -28,7 +29,7 @@ PAGES = sorted(
     ]
 )
 NAMES = {name.replace("_", "-") for name in current_registry().names("commands")}
-page = pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+page = sweep("path", PAGES)
 
 OWN_FLAGS = {
     "doctor": {"--json"},

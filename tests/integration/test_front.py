@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from slime_command_serve.http import threads
+from slime_command_serve.http import application, threads
 from slime_command_serve.http.application import bind
 from slime_command_serve.http.guard import Access
 from slime_command_serve.native import serve_socket
@@ -240,6 +240,27 @@ async def test_the_engine_http_sends_the_key(directory: Path, monkeypatch: pytes
             await engine.flush_cache()
         finally:
             await engine.stop()
+
+
+async def test_connections_are_bounded_and_none_is_kept_for_ever(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "_CONNECTIONS", 16)
+    monkeypatch.setattr(application, "_KEEP_ALIVE_S", 0.2)
+    async with served(directory) as client:
+        url = client.base_url
+        open_ones = [await asyncio.open_connection(url.host, url.port) for _ in range(20)]
+        assert (await client.get("/health")).status_code == 503
+        for _, writer in open_ones:
+            writer.close()
+        async with asyncio.timeout(30):
+            while (await client.get("/health")).status_code == 503:
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert b"200" in await reader.readline()
+            await reader.read()  # until the server closes what nobody uses
+            writer.close()
 
 
 def test_a_host_that_others_reach_wants_a_key(capsys: pytest.CaptureFixture[str]) -> None:

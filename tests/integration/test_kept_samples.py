@@ -108,7 +108,7 @@ def test_a_damaged_run_is_read_as_far_as_it_goes_and_not_written_to(run_dir: Pat
     elif damage == "torn file":
         newest.write_bytes(newest.read_bytes()[:-3000])
     elif damage == "no JSON":
-        write_file(newest, [[b"no JSON", b"5"], [b"{"]])
+        write_file(newest, [b"no JSON\n5\n", b"{\n"])
     else:
         newest.unlink()
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
@@ -177,7 +177,7 @@ def test_the_budget_costs_the_same_after_many_files(tmp_path: Path, monkeypatch:
     costs = []
     for rollout in range(60):
         before = len(asked)
-        writer.write(file_name(rollout), Facts([[row]]), [[b"{}"]])
+        writer.write(file_name(rollout), Facts([[row]]), [b"{}\n"])
         costs.append(len(asked) - before)
     assert costs[-1] == costs[30] < 30
 

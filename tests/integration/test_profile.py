@@ -52,8 +52,11 @@ def overlapping(spans: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in list(MODES)[1:])])
-def test_a_run_says_where_its_time_went(mode: str, tiny: TinyRun, slime_ranks: Any, tmp_path: Path) -> None:
-    done = slime_ranks("train", *tiny.argv(tmp_path, run_dir=tmp_path, num_rollout=2, profile=True, **MODES[mode]))
+def test_a_run_says_where_its_time_went(
+    mode: str, tiny: TinyRun, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    slime = request.getfixturevalue("slime_ranks" if mode == "ranks" else "slime")
+    done = slime("train", *tiny.argv(tmp_path, run_dir=tmp_path, num_rollout=2, profile=True, **MODES[mode]))
     said = done.stdout[done.stdout.index("where the time went") :]
     for row in ("rollouts", "training", "actor_train", "weights", "evaluation", "checkpoints"):
         assert row in said

@@ -113,7 +113,9 @@ SPEAKS = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", SPEAKS)
-@pytest.mark.parametrize("ended", [True, False], ids=["by its token", "by the stop string"])
+@pytest.mark.parametrize(
+    "ended", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["by its token", "by the stop string"]
+)
 def test_what_code_and_queries_bring_is_put_behind_what_was_sent(
     name: str, family: str, ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,7 +187,7 @@ async def generate(args, sample, sampling_params):
 """
 
 
-@pytest.mark.parametrize("where", ["in the loop", "in a worker"])
+@pytest.mark.parametrize("where", [pytest.param("in the loop", marks=pytest.mark.slow), "in a worker"])
 def test_functions_written_for_thudm_slime(where: str, tiny: TinyRun, tmp_path: Path, slime) -> None:
     """A generate function that posts to the router's address, and a reward that knows it, too."""
     (tmp_path / "my_gen.py").write_text(GENERATE)
@@ -206,12 +206,10 @@ def test_functions_written_for_thudm_slime(where: str, tiny: TinyRun, tmp_path: 
     assert last["train/train_rollout_logprob_abs_diff_max"] < 1e-4
 
 
-def test_train_py_takes_the_flags_of_thudm_slime(tiny: TinyRun, tmp_path: Path) -> None:
+def test_train_py_takes_the_flags_of_thudm_slime(tiny: TinyRun, tmp_path: Path, program) -> None:
     flags = {"sglang_mem_fraction_static": 0.7, "tensor_model_parallel_size": 1}
     argv = tiny.argv(tmp_path / "run", num_rollout=1, train_backend="embedded", rollout_engine="embedded", **flags)
-    done = subprocess.run(
-        [sys.executable, ROOT / "train.py", *argv], capture_output=True, text=True, timeout=120, cwd=ROOT
-    )
+    done = program(ROOT / "train.py", *argv, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "--sglang-mem-fraction-static 0.7 (flag)" in done.stderr
     assert "without effect" in done.stderr

@@ -373,7 +373,7 @@ def test_records_without_config_and_commits_elsewhere_are_a_run(tmp_path: Path) 
 def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path) -> None:
     for name in ("odd", "sound"):
         MadeRun(tmp_path / name, rollouts=1).write()
-    write_file(tmp_path / "odd" / "samples" / file_name(0), [[b'{"kept": 5}']])
+    write_file(tmp_path / "odd" / "samples" / file_name(0), [b'{"kept": 5}\n'])
     view = inside(tmp_path)
     assert view.ask("rollout", run="odd", rollout=0)["count"] == 0
     (tmp_path / "odd" / "incidents.jsonl").write_text('{"rollout_id": {}, "check": 5}\n')

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from tests.planted_graders import broken, held_broken, held_sound, sound
 from tests.planted_graders.rows import ROWS
 
 HERE = Path(__file__).parent
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def graders(module: ModuleType) -> dict[str, Callable[..., float]]:
@@ -119,11 +121,11 @@ def stuck(args, sample):
     ("name", "more", "status", "passes", "errors"),
     [
         ("loose", (), 1, True, False),
-        ("strict", (), 0, False, False),
-        ("Texts", (), 1, False, False),
+        slow("strict", (), 0, False, False),
+        slow("Texts", (), 1, False, False),
         ("best", (), 0, False, False),
-        ("scores", ("--reward-key", "score"), 0, False, False),
-        ("scores", (), 1, False, True),
+        slow("scores", ("--reward-key", "score"), 0, False, False),
+        slow("scores", (), 1, False, True),
         ("stuck", ("--rm-timeout", "0.2"), 1, False, True),
     ],
 )

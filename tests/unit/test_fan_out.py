@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -190,14 +190,23 @@ def check_same(
         assert found[metric] == pytest.approx(value, rel=1e-4, abs=1e-6), metric
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("name", OF_ROLLOUTS)
+def crossed(names: Sequence[str], objectives: Iterable[str]) -> list[Any]:
+    """Each name with the first objective, and each objective with grpo; the rest is slow."""
+    first, *others = objectives
+    quick = {(name, first) for name in names} | {("grpo", objective) for objective in others}
+    return [
+        pytest.param(name, objective, marks=[] if (name, objective) in quick else [pytest.mark.slow])
+        for name in names
+        for objective in (first, *others)
+    ]
+
+
+@pytest.mark.parametrize(("name", "objective"), crossed(OF_ROLLOUTS, OBJECTIVES))
 def test_training_is_as_without_fan_out(name: str, objective: str) -> None:
     check_same(name, make_groups(1), COUNTS, **OBJECTIVES[objective])
 
 
-@pytest.mark.parametrize("objective", OVER_TOKENS)
-@pytest.mark.parametrize("name", OF_TOKENS)
+@pytest.mark.parametrize(("name", "objective"), crossed(OF_TOKENS, OVER_TOKENS))
 def test_a_response_dealt_out_over_siblings_trains_as_in_one(name: str, objective: str) -> None:
     check_same(name, make_groups(1), COUNTS, split=deal, **OVER_TOKENS[objective])
     check_same(name, make_groups(2, masked=True), COUNTS, 2, split=deal, **OVER_TOKENS[objective])

@@ -13,6 +13,7 @@ from slime_core.config.flags import SettingsParser
 from slime_core.config.layers import collect, validate
 from slime_core.config.spec import flag_specs, switched_off
 from slime_core.config.support import REFUSED_VALUES, UNSUPPORTED
+from tests.sweeps import sweep
 
 ROWS = [
     line.split("\t")
@@ -40,7 +41,7 @@ def _argv(flag: str, value: str) -> list[str]:
     return [flag, *(value.split() if spec.is_list else [value])]
 
 
-@pytest.mark.parametrize(("flag", "value", "attribute", "default"), ROWS, ids=[r[0] for r in ROWS])
+@sweep("flag, value, attribute, default", ROWS)
 def test_thudm_flag_is_accepted_with_its_default(
     flag: str, value: str, attribute: str, default: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from slime_command_models.contradictions import FLAGS, contradictions
 from slime_command_models.megatron_flags import megatron_flags
 from slime_command_models.presets import find_preset, model_presets
 from transformers import AutoConfig
 
+from tests.sweeps import sweep
+
 PRESETS = model_presets()
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+@sweep("name", list(PRESETS))
 def test_its_own_config_has_none(name: str) -> None:
     assert contradictions(PRESETS[name], PRESETS[name].config) == []
 
 
-@pytest.mark.parametrize("name", [n for n, p in PRESETS.items() if p.model_type not in ("kimi_k2", "mimo")])
+@sweep("name", [n for n, p in PRESETS.items() if p.model_type not in ("kimi_k2", "mimo")])
 def test_nor_has_the_file_that_transformers_writes(name: str) -> None:
     config = dict(PRESETS[name].config)
     written = AutoConfig.for_model(config.pop("model_type"), **config).to_dict()

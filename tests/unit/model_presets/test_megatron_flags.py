@@ -15,6 +15,7 @@ from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
+from tests.sweeps import sweep
 
 ROOT = Path(__file__).parents[3]
 PRESETS = model_presets()
@@ -54,7 +55,7 @@ def test_an_array_quotes_what_a_shell_would_read() -> None:
     assert bash_array({"a": True, "b": "[0]*3+[1]*2"}) == "MODEL_ARGS=(\n   --a\n   --b '[0]*3+[1]*2'\n)\n"
 
 
-@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.model_type in FAMILIES])
+@sweep("name", [name for name, preset in PRESETS.items() if preset.model_type in FAMILIES])
 def test_the_familys_own_map_agrees(name: str) -> None:
     config = PRESETS[name].config
     found = resolve("megatron_models", PRESETS[name].model_type).obj(config)

@@ -15,9 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from slime_core.errors import ConfigError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import write_config
+from tests.sweeps import sweep
 
 PRESETS = model_presets()
-every = pytest.mark.parametrize("name", list(PRESETS))
+every = sweep("name", PRESETS)
 
 SCRIPTS = """
 qwen2.5-0.5B             24  896  4864  14 2 -   151936 1e6

@@ -180,3 +180,12 @@ def peak_kib(kind: str) -> int:
 @pytest.mark.slow
 def test_peak_memory_is_at_most_a_quarter_of_the_naive_one_at_a_large_vocabulary() -> None:
     assert peak_kib("chunked") <= peak_kib("naive") / 4
+
+
+@pytest.mark.parametrize(("target", "dtype"), [(-100, torch.int64), (7, torch.int64), (-1, torch.int32)])
+def test_a_target_outside_the_vocabulary_is_refused(target: int, dtype: torch.dtype) -> None:
+    torch.set_num_threads(1)  # with which C computes
+    h, w, targets = problem(3, 16, 7, torch.float32)
+    targets[-1] = target
+    with pytest.raises((IndexError, RuntimeError), match=r"7|allowed: 0 to 6|int64"):
+        log_probs_from_logits((h @ w.T).detach(), targets.to(dtype))

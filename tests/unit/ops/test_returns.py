@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 from slime_core.ops.returns import discounted_returns, gae, masked_gae, pad_right, reverse_scan, token_rewards, unpad
+from tests.sweeps import sweep
 
 
 def serial(values: torch.Tensor, decay: float) -> torch.Tensor:
@@ -14,9 +17,7 @@ def serial(values: torch.Tensor, decay: float) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])
-@pytest.mark.parametrize("length", [1, 127, 128, 129, 1000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@sweep("gamma, length, dtype", product([0.0, 0.5, 0.99, 1.0], [1, 127, 128, 129, 1000], [torch.float32, torch.float64]))
 def test_chunked_equals_serial(gamma: float, length: int, dtype: torch.dtype) -> None:
     rewards = torch.randn(3, length, dtype=dtype, generator=torch.Generator().manual_seed(length))
     tolerance = 1e-10 if dtype == torch.float64 else 1e-4

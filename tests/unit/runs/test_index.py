@@ -6,11 +6,10 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import zstandard
 from slime_runs import files
-from slime_runs.files import damage, file_name, read_frame, read_frames, write_file
+from slime_runs.files import damage, file_name, json_lines, read_frame, read_frames, write_file
 from slime_runs.index import Facts, Filter, Index
 from slime_runs.store import _frames
 
@@ -28,7 +27,7 @@ def _row(index: int, score: float | None, *, fate: str = "trained", data_set: st
 
 
 def _write(path: Path, rows: list[Any]) -> None:
-    Facts([rows]).write(path, [[orjson.dumps(row) for row in rows]])
+    Facts([rows]).write(path, [json_lines(rows)])
 
 
 @pytest.fixture
@@ -81,9 +80,8 @@ def test_a_frame_that_becomes_too_much_is_left_out_and_said(
     """Of what lies before and after it nothing is lost, and no more is unpacked than the limit and one step."""
     monkeypatch.setattr(files, "MOST_BYTES", 1 << 20)
     path = tmp_path / file_name(0)
-    lines = [[orjson.dumps(_row(i, 0.5))] for i in range(3)]
     bomb = zstandard.ZstdCompressor().compress(b"0" * (64 << 20))
-    write_file(path, lines)
+    write_file(path, [json_lines([_row(i, 0.5)]) for i in range(3)])
     frames = [frame for frame, _ in read_frames(path)]
     content = path.read_bytes()
     path.write_bytes(content[: frames[1].offset] + bomb + content[frames[1].offset :])
@@ -108,7 +106,7 @@ def test_samples_of_one_execution_are_numbered_where_the_writer_did_not(tmp_path
     """Runs from before there were numbers; two data sets of one frame may have the same groups."""
     path = tmp_path / file_name(0, evaluation=True)
     rows = [_row(i, 0.5, data_set=name) for name in "ab" for i in (0, 0, 1)]
-    write_file(path, [[orjson.dumps(row) for row in rows]])
+    write_file(path, [json_lines(rows)])
     entries = Index(tmp_path).find(Filter(), order="file")
     assert [(e.data_set, *e.key) for e in entries] == [
         (name, index, part) for name in "ab" for index, part in ((0, 0), (0, 1), (1, 0))
@@ -130,7 +128,7 @@ def test_a_file_whose_footer_is_not_known_is_read_whole(index: Index, tmp_path: 
         else:
             footer = files.read_footer(path)
             changed = footer.replace(b'"form":1', b'"form":2') if damage == "other form" else footer[:-1] + b"\x7f"
-            lines = [[orjson.dumps(row) for row in rows] for _, rows in read_frames(path) if rows]
+            lines = [json_lines(rows) for _, rows in read_frames(path) if rows]
             write_file(path, lines, lambda _, changed=changed: changed)
     assert Index(tmp_path).find(Filter()) == before
 

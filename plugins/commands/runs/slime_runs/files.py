@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import orjson
 import zstandard
 
+from slime_core.data.dumps import to_json
 from slime_core.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -77,15 +78,18 @@ def sample_files(folder: Path) -> list[Path]:
     return [path for found, path in sorted((found, path) for found, path in named if found is not None)]
 
 
-def write_file(
-    path: Path, groups: Iterable[Sequence[bytes]], footer: Callable[[Sequence[Frame]], bytes] | None = None
-) -> None:
-    """Write each group's lines as a frame, and what `footer` makes of their places.
+def json_lines(rows: Iterable[Row]) -> bytes:
+    """A frame's content. Raises RolloutError for what JSON has no form for."""
+    return b"\n".join((*(to_json(row, f"sample {row.get('index')}") for row in rows), b""))
+
+
+def write_file(path: Path, frames: Iterable[bytes], footer: Callable[[Sequence[Frame]], bytes] | None = None) -> None:
+    """Write the frames, each of JSON lines, and what `footer` makes of their places.
 
     Raises OSError; then the file is as it was.
     """
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-    packed = [compressor.compress(b"\n".join((*lines, b""))) for lines in groups]
+    packed = [compressor.compress(frame) for frame in frames]
     if footer is not None:
         starts = itertools.accumulate(map(len, packed), initial=0)
         content = compressor.compress(footer([Frame(start, len(one)) for start, one in zip(starts, packed)]))

@@ -40,9 +40,7 @@ _CODES: dict[str | None, int] = {None: -1} | {
 _NUMBERS = ("group_index", "sample_index", "oldest_version", "newest_version", "data_row")
 """Columns where `_NONE` is none."""
 _NONE = int(np.iinfo(np.int64).min)
-_COUNTED = (
-    ("fate", "trained"), ("fate", "evaluated"), ("fate", "dropped"), ("status", "failed"), ("status", "truncated"),
-)  # fmt: skip
+_COUNTED = {"trained": "fate", "evaluated": "fate", "dropped": "fate", "failed": "status", "truncated": "status"}
 _COUNTS = ("place", "prompt_tokens", "response_tokens", "trained_tokens", "part")
 _SAMPLE = np.dtype(
     [
@@ -156,12 +154,13 @@ class Filter:
 class Facts:
     """What is known of the samples of a file's frames, wherever those will lie."""
 
-    def __init__(self, frames: Sequence[Sequence[Row]]) -> None:
-        """Raises one of `UNLIKE`."""
-        rows = [row for frame in frames for row in frame]
-        codes, samples = _CODES.copy(), np.zeros(len(rows), _SAMPLE)
-        samples["place"] = [place for frame in frames for place in range(len(frame))]
-        for name, values in _columns(rows).items():
+    def __init__(self, frames: Iterable[Sequence[Row]]) -> None:
+        """Takes one frame after another. Raises one of `UNLIKE`."""
+        parts = [_columns(frame) for frame in frames]
+        lengths = [len(part["place"]) for part in parts]
+        codes, samples = _CODES.copy(), np.zeros(sum(lengths), _SAMPLE)
+        for name in parts[0] if parts else ():
+            values = list(itertools.chain.from_iterable(part[name] for part in parts))
             if name in _TEXTS:
                 values = [codes.setdefault(text, len(codes) - 1) for text in values]
             elif name in _NUMBERS:
@@ -171,31 +170,32 @@ class Facts:
         order = np.lexsort((samples["sample_index"], samples["group_index"], samples["data_set"]))
         self.samples = samples[order]
         """In the order of data set, group and sample."""
-        self._frames = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])[order]
+        self._frames = np.repeat(np.arange(len(parts)), lengths)[order]
 
     def lie_in(self, frames: Sequence[Frame]) -> None:
         """Where the frames are."""
         places = np.array(frames, np.int64).reshape(-1, 2)[self._frames]
         self.samples["offset"], self.samples["size"] = places.T
 
-    def write(self, path: Path, lines: Iterable[Sequence[bytes]], *, thinned: bool = False) -> None:
-        """Write the file, of each frame's lines. Raises OSError; then the file is as it was."""
+    def write(self, path: Path, content: Iterable[bytes], *, thinned: bool = False) -> None:
+        """Write the file, of each frame's JSON lines. Raises OSError; then the file is as it was."""
 
         def footer(frames: Sequence[Frame]) -> bytes:
             self.lie_in(frames)
             head = {"form": _FORM, "thinned": thinned, "texts": self.texts}
             return orjson.dumps(head) + b"\n" + self.samples.tobytes()
 
-        write_file(path, lines, footer)
+        write_file(path, content, footer)
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
     kept = [row.get("kept") or {} for row in rows]
     lengths = [row.get("response_length") or 0 for row in rows]
     masks = [row.get("loss_mask") for row in rows]
     versions = [set(row.get("token_weight_versions") or ()) - _NO_VERSION for row in rows]
     failures = [(row.get("metadata") or {}).get("failure") for row in rows]
     return {
+        "place": range(len(rows)),
         "group_index": [row.get("group_index") for row in rows],
         "sample_index": [row.get("index") for row in rows],
         "data_row": [row.get("row") for row in rows],
@@ -369,7 +369,7 @@ class Index:
         if not len(rows):
             return []
         starts = _starts(rows["data_set"])
-        is_of = {text: rows[column] == _CODES[text] for column, text in _COUNTED}
+        is_of = {text: rows[column] == _CODES[text] for text, column in _COUNTED.items()}
         paid = ~np.isnan(rows["score"]) & (is_of["trained"] | is_of["evaluated"])
         counted = (paid, is_of["dropped"], is_of["failed"], is_of["truncated"], rows["response_tokens"])
         scored, *counts = (np.add.reduceat(column, starts, dtype=np.int64).tolist() for column in counted)

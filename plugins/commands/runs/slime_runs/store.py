@@ -10,13 +10,12 @@ import functools
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from slime_core import hookimpl
-from slime_core.data.dumps import to_json
 from slime_core.errors import SlimeError
 from slime_core.protocols import Args
 from slime_core.stored_sample import plain_values
@@ -26,6 +25,7 @@ from slime_runs.files import (
     Row,
     damage,
     file_name,
+    json_lines,
     numbered,
     parse_name,
     read_frames,
@@ -121,48 +121,62 @@ class SampleStore:
         self._seen_rollout = True
         groups, self._all_groups = self._all_groups or _by_group(samples), None
         trained = {id(sample) for sample in samples}
-        kept = [numbered([_row(args, sample, _fate(sample, trained), None) for sample in group]) for group in groups]
-        for row in (row for group in kept for row in group if row["kept"]["fate"] != "trained"):
-            row["kept"]["reason"] = self._reasons.get(row.get("group_index", -1))
-        self._store(args, file_name(rollout_id), kept, rollout_id)
+
+        def row(sample: Sample) -> Row:
+            if id(sample) in trained:
+                return _row(args, sample, "trained")
+            fate = "failed" if sample.status == SampleStatus.FAILED else "dropped"
+            reason = None if sample.group_index is None else self._reasons.get(sample.group_index)
+            return _row(args, sample, fate, reason=reason)
+
+        self._store(args, file_name(rollout_id), (list(map(row, group)) for group in groups), rollout_id)
 
     @hookimpl
     def slime_log_eval(self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]]) -> None:
         """An evaluation is done."""
         groups = [(name, group) for name, found in data.items() for group in _by_group(found.get("samples") or [])]
-        kept = [numbered([_row(args, sample, "evaluated", name) for sample in group]) for name, group in groups]
+        rows = ([_row(args, sample, "evaluated", data_set=name) for sample in group] for name, group in groups)
         # The evaluation before the first rollout has the number of the one after it.
         first = rollout_id == 0 and not self._seen_rollout
-        self._store(args, file_name(0 if first else rollout_id + 1, evaluation=True), kept, rollout_id)
+        self._store(args, file_name(0 if first else rollout_id + 1, evaluation=True), rows, rollout_id)
 
     @hookimpl
     def slime_rollout_trained(self, args: Args, trained: Any) -> None:
         """The trainer's side of a rollout: gathered by all processes, kept by that of rank 0."""
         if args.log_samples == "none":
             return
-        rollout_id, rows = trained.batch.rollout_id, trained.rows(*_TRAINER_COLUMNS)
+        rows = trained.rows(*_TRAINER_COLUMNS)
         if not rows or self._stopped or not args.run_dir:
             return
-        lines = [to_json(_trained_row(row), f"sample {row['sample_indices']}") for row in rows]
-        path = Path(args.run_dir) / FOLDER / trained_name(rollout_id)
-        self._later(lambda: write_file(path, [lines[i : i + _PER_FRAME] for i in range(0, len(lines), _PER_FRAME)]))
+        starts = range(0, len(rows), _PER_FRAME)
+        frames = [json_lines(_trained_row(row) for row in rows[i : i + _PER_FRAME]) for i in starts]
+        path = Path(args.run_dir) / FOLDER / trained_name(trained.batch.rollout_id)
+        self._later(lambda: write_file(path, frames))
 
-    def _store(self, args: Args, name: str, groups: list[list[Row]], seed: int) -> None:
-        if not groups or args.log_samples == "none" or self._stopped or not args.run_dir:
+    def _store(self, args: Args, name: str, groups: Iterable[list[Row]], seed: int) -> None:
+        """Frame after frame: memory that is given back to the system costs more to get again than a row to make."""
+        if args.log_samples == "none" or self._stopped or not args.run_dir:
             return
-        if self._writer is None:
-            self._writer = _Writer(Path(args.run_dir) / FOLDER, args.log_samples_budget)
-        if args.log_samples != "all":
-            groups = thinned(groups, int(args.log_samples), seed=seed)
-        frames = _frames(groups)
+        groups = map(numbered, groups)
+        frames: list[bytes] = []
+
+        def told(frame: list[Row]) -> list[Row]:
+            frames.append(json_lines(frame))
+            return frame
+
         try:
-            lines = [[to_json(row, f"sample {row.get('index')}") for row in frame] for frame in frames]
-            facts = Facts(frames)
+            if args.log_samples != "all":
+                groups = thinned(list(groups), int(args.log_samples), seed=seed)
+            facts = Facts(map(told, _frames(groups)))
         except (SlimeError, *UNLIKE) as error:  # what a user's function put into a sample
             self._stop(error)
             return
+        if not frames:
+            return
+        if self._writer is None:
+            self._writer = _Writer(Path(args.run_dir) / FOLDER, args.log_samples_budget)
         writer = self._writer
-        self._later(lambda: writer.write(name, facts, lines))
+        self._later(lambda: writer.write(name, facts, frames))
 
     def _later(self, write: Callable[[], Any]) -> None:
         if self._thread is None:
@@ -207,10 +221,10 @@ class _Writer:
         self._untrained: deque[int] = deque(maxlen=_MOST_AHEAD)
         """Rollouts whose trainer's side, perhaps of another process, is not there yet."""
 
-    def write(self, name: str, facts: Facts, lines: list[list[bytes]]) -> None:
+    def write(self, name: str, facts: Facts, frames: list[bytes]) -> None:
         """One file. Raises OSError."""
         path = self._folder / name
-        facts.write(path, lines)
+        facts.write(path, frames)
         self._thinned[name] = False
         self._measure(path)
         for rollout in list(self._untrained):
@@ -236,7 +250,7 @@ class _Writer:
         whole = next((path for path in old if not self._is_thinned(path)), None)
         if whole is not None:
             groups = thinned([numbered(rows) for _, rows in read_frames(whole)], _KEPT_OF_OLD, seed=0)
-            Facts(groups).write(whole, [[to_json(row, whole.name) for row in group] for group in groups], thinned=True)
+            Facts(groups).write(whole, map(json_lines, groups), thinned=True)
             self._thinned[whole.name] = True
             self._measure(whole)
             self._thin_beside(whole, {row["index"] for group in groups for row in group})
@@ -260,7 +274,7 @@ class _Writer:
                 continue
             rows = [row for _, frame in read_frames(beside) for row in frame if row["index"] in kept]
             if rows:
-                write_file(beside, [[to_json(row, name) for row in rows]])
+                write_file(beside, [json_lines(rows)])
             else:
                 beside.unlink()
             self._measure(beside)
@@ -290,17 +304,17 @@ def _score(row: Row) -> float | None:
     return score
 
 
-_OFTEN_ONE = ("advantages", "returns")
+_OFTEN_ONE = {"advantages", "returns"}
 _TRAINER_COLUMNS = ("advantages", "log_probs", "entropy", "ref_log_probs", "teacher_log_probs", "values", "returns")
 
 
 def _trained_row(row: Mapping[str, Any]) -> Row:
     """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
-    found = {name: row[name] for name in _TRAINER_COLUMNS if row.get(name) is not None}
-    for name in _OFTEN_ONE:
-        if name in found and _is_one_number(found[name]):
-            found[name] = found[name][0]
-    return {"index": row["sample_indices"], **found}
+    found = {"index": row["sample_indices"]}
+    for name in _TRAINER_COLUMNS:
+        if (column := row.get(name)) is not None:
+            found[name] = column[0] if name in _OFTEN_ONE and _is_one_number(column) else column
+    return found
 
 
 def _is_one_number(column: Any) -> bool:
@@ -312,33 +326,29 @@ def _is_one_number(column: Any) -> bool:
     return bool(column.tobytes() == column[:1].tobytes() * len(column))
 
 
-def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:
+def _frames(groups: Iterable[list[Row]]) -> Iterator[list[Row]]:
     """Groups put together until they are worth compressing; of one that is too large, the samples."""
-    frames, room = list[list[Row]](), 0
+    frame, room = list[Row](), _PER_FRAME
     for group in groups:
         sizes = [1 + len(row.get("tokens") or ()) // 4096 for row in group]
         whole = sum(sizes) <= _PER_FRAME
         for size, part in [(sum(sizes), group)] if whole else [(size, [row]) for size, row in zip(sizes, group)]:
-            if size <= room:
-                frames[-1] += part
-            else:
-                frames.append(list(part))
-                room = _PER_FRAME
+            if frame and size > room:
+                yield frame
+                frame, room = [], _PER_FRAME
+            frame += part
             room -= size
-    return frames
+    if frame:
+        yield frame
 
 
-def _row(args: Args, sample: Sample, fate: str, data_set: str | None) -> Row:
+def _row(args: Args, sample: Sample, fate: str, *, data_set: str | None = None, reason: str | None = None) -> Row:
     """Shares its lists with the sample, so it is to be written before anything else runs."""
     row = plain_values({name: value for name, value in sample.attributes().items() if value is not None}, shared=True)
     row["kept"] = {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}
+    if fate in ("failed", "dropped"):
+        row["kept"]["reason"] = reason
     return row
-
-
-def _fate(sample: Sample, trained: set[int]) -> str:
-    if id(sample) in trained:
-        return "trained"
-    return "failed" if sample.status == SampleStatus.FAILED else "dropped"
 
 
 def _by_group(samples: Iterable[Sample]) -> list[Group]:

@@ -13,8 +13,8 @@ CLOSED: list[str] = []
 LIVE: set[int] = set()
 MOST = [0]
 """How many `Guess` there were at once."""
-HANG = threading.Event()
-"""Set by a test when hanging steps may return."""
+HANG, HANGS = threading.Event(), threading.Event()
+"""Set by a test when hanging steps may return; set by the step that hangs."""
 
 
 class Guess:
@@ -76,6 +76,7 @@ class Hanging(Guess):
 
     def step(self, action: str) -> Step:
         if self.guesses:
+            HANGS.set()
             HANG.wait(60)
         return super().step(action)
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slime_runs.files import FOLDER, Row, shadow_name, write_file
+from slime_runs.files import FOLDER, Row, json_lines, shadow_name, write_file
 
-from slime_core.data.dumps import to_json
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.pool import WorkerPool
@@ -57,8 +56,7 @@ class Judge:
         """Judge one rollout and write its file. What goes wrong is a warning."""
         try:
             rows = self._loop.run_until_complete(self._judge(groups))
-            lines = [[to_json(row, "a shadow's verdict") for row in group] for group in rows]
-            write_file(run_dir / FOLDER / shadow_name(rollout_id), lines)
+            write_file(run_dir / FOLDER / shadow_name(rollout_id), map(json_lines, rows))
         except Exception as error:  # the run goes on without
             self._tell("shadow components", error)
 

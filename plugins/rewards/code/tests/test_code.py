@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from functools import partial
 from typing import Any
 
 import psutil
@@ -31,6 +32,8 @@ def score(program: str, label: Any, options: dict[str, Any] | None = None, **met
     return reward(args, Sample(response=f"```python\n{program}\n```", label=label, metadata=metadata))
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
 # -- forms of tests ----------------------------------------------------------------------------------------------------
 
 
@@ -39,22 +42,23 @@ def score(program: str, label: Any, options: dict[str, Any] | None = None, **met
     [
         (ADD, "assert add(1, 2) == 3\nassert add(0, 0) == 0", {}, 1.0),
         (ADD, "def check(f):\n    assert f(1, 2) == 3", {"entry_point": "add"}, 1.0),
-        (ADD, "def check(f):\n    assert f(1, 2) == 4", {"entry_point": "add"}, 0.0),
+        slow(ADD, "def check(f):\n    assert f(1, 2) == 4", {"entry_point": "add"}, 0.0),
         (ADD, ["assert add(ONE, 2) == 3"], {"setup": "ONE = 1"}, 1.0),
-        (ADD, '["assert add(1, 2) == 3"]', {}, 1.0),
-        (ADD, None, {"tests": ["assert add(1, 2) == 3"]}, 1.0),
+        slow(ADD, '["assert add(1, 2) == 3"]', {}, 1.0),
+        slow(ADD, None, {"tests": ["assert add(1, 2) == 3"]}, 1.0),
         (SUM, {"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7"]}, {}, 1.0),
-        (SUM, '{"inputs": ["1 2"], "outputs": ["4"]}', {}, 0.0),
-        (SUM, [{"input": "1 2", "output": "3", "testtype": "stdin"}], {}, 1.0),
+        slow(SUM, '{"inputs": ["1 2"], "outputs": ["4"]}', {}, 0.0),
+        slow(SUM, [{"input": "1 2", "output": "3", "testtype": "stdin"}], {}, 1.0),
         (ADD, {"inputs": [[1, 2], [3, 4]], "outputs": [3, [7]], "fn_name": "add"}, {}, 1.0),
-        (ADD, {"inputs": [[1, 2]], "outputs": [4], "fn_name": "add"}, {}, 0.0),
+        slow(ADD, {"inputs": [[1, 2]], "outputs": [4], "fn_name": "add"}, {}, 0.0),
         (ADD, [{"input": "1\n2", "output": "3", "testtype": "functional"}], {"func_name": "add"}, 1.0),
         ("class Solution:\n    def f(self, x):\n        return (x, x)", {"inputs": [[1]], "outputs": [[1, 1]]},
          {"func_name": "f"}, 1.0),
         ("import sys\nif __name__ == '__main__':\n    print(sys.stdin.read().upper())",
          {"inputs": ["ab\u00e9"], "outputs": ["AB\u00c9"]}, {}, 1.0),
-        ("import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int", "assert P(1) == P(1) != P(2)", {}, 1.0),
-        ("raise SystemExit", {"inputs": [""], "outputs": [""]}, {}, 1.0),
+        slow("import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int", "assert P(1) == P(1) != P(2)", {},
+             1.0),
+        slow("raise SystemExit", {"inputs": [""], "outputs": [""]}, {}, 1.0),
         ("print(3)\nraise SystemExit(1)", {"inputs": [""], "outputs": ["3"]}, {}, 0.0),
     ],
 )  # fmt: skip
@@ -180,7 +184,13 @@ CHEATS = {
 }
 
 
-@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
+QUICK = ("os exit 0", "equal inside a list", "patched abs", "its frame", "writes to all pipes", "ends all", "deep")
+"""An end, a value, a module, the harness, the pipes, a signal and the stack: a way in each."""
+
+
+@pytest.mark.parametrize(
+    "cheat", [pytest.param(c, id=n, marks=[] if n in QUICK else pytest.mark.slow) for n, c in CHEATS.items()]
+)
 def test_a_cheat_does_not_pass(cheat: str) -> None:
     tests = [
         "assert f(1) == [1]",

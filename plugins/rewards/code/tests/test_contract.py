@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from slime_testing_contracts import RewardContract
 
 RIGHT = "Here:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
@@ -16,6 +17,7 @@ class TestCode(RewardContract):
     ]
 
 
+@pytest.mark.slow  # the same paths; test_judge.py asks for fractions
 class TestFraction(RewardContract):
     component = "code"
     args = {"plugins": {"code": {"score": "fraction"}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -135,8 +136,16 @@ assert f(Node(0, n)) == 1 and f(n) is n and n.val == 5
 }
 
 
-@pytest.mark.parametrize(("program", "test"), HONEST.values(), ids=HONEST)
-def test_what_a_test_may_do_with_a_program(program: str, test: str) -> None:
+def quick(cases: Mapping[str, Any], *names: str) -> list[Any]:
+    """Each case starts a sandbox: these ways in are the quick ones, which no other shares."""
+    return [
+        pytest.param(case, id=name, marks=[] if name in names else pytest.mark.slow) for name, case in cases.items()
+    ]
+
+
+@pytest.mark.parametrize("case", quick(HONEST, "unittest", "objects", "values", "functions of the tests"))
+def test_what_a_test_may_do_with_a_program(case: tuple[str, str]) -> None:
+    program, test = case
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(program, names)
     exec(test, names)  # it is right in one process, too
@@ -267,7 +276,10 @@ TESTS = [
 ]
 
 
-@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
+QUICK_CHEATS = ("frames", "counts as anything", "more names than were asked for", "says passed", "deep message")
+
+
+@pytest.mark.parametrize("cheat", quick(CHEATS, *QUICK_CHEATS))
 def test_a_cheat_does_not_pass(cheat: str) -> None:
     assert share(WRITES + cheat, TESTS) == 0.0
 

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slime_reward_dapo import TAIL, find_answer, normalized, reward, score
 
 from slime_core import Sample
 from slime_core.config import Args
+from tests.sweeps import sweep
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@sweep(
+    "text, expected",
     [
         ("1,234,567", "1234567"),
         ("100 dollars", "100"),
@@ -41,8 +41,8 @@ def test_normalised(text: str, expected: str) -> None:
     assert normalized(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("response", "label", "correct", "pred"),
+@sweep(
+    "response, label, correct, pred",
     [
         ("Answer: 1 ... Answer: 2", "2", True, "2"),
         ("Answer: 2\nAnswer: 1", "2", False, "1"),

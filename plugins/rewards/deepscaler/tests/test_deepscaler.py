@@ -11,6 +11,7 @@ from slime_reward_deepscaler import equal, reward
 from slime_reward_deepscaler.spelling import normalized
 
 from slime_core import Sample
+from tests.sweeps import sweep
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,8 @@ def test_spelling(text: str, expected: str) -> None:
     assert normalized(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("answer", "label", "expected"),
+@sweep(
+    "answer, label, expected",
     [
         ("x+1", "1+x", True),
         (r"\frac{2}{4}", r"\frac{1}{2}", False),

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from slime_reward_gpqa import chosen_letter, reward
 
 from slime_core import Sample
+from tests.sweeps import sweep
 
 
-@pytest.mark.parametrize(
-    ("response", "expected"),
+@sweep(
+    "response, expected",
     [
         ("The answer is B", "B"),
         ("the answer is: (C)", "C"),
@@ -108,8 +109,8 @@ def test_long_runs_are_read_at_once(text: str) -> None:
 CHOICES = ["an electron", "a muon", "the tau", "a quark"]
 
 
-@pytest.mark.parametrize(
-    ("response", "label", "metadata", "expected"),
+@sweep(
+    "response, label, metadata, expected",
     [
         ("<think>The answer is A</think> B", "B", {}, 1.0),
         ("Answer: B", "A", {"correct_letter": "B"}, 1.0),

@@ -12,6 +12,7 @@ from slime_reward_ifbench.text import paragraphs, sentences, words
 
 from slime_core import Sample
 from slime_core.config import Args
+from tests.sweeps import sweep
 
 SIX_EIGHTS = "word " * 8
 CSV = "ID,Country,City,Year,Count\n" + "1,France,Paris,2020,3\n" * 7
@@ -120,7 +121,7 @@ def sample(response: str, ids: list[str], kwargs: Any, **more: Any) -> Sample:
     return Sample(response=response, metadata={"instruction_id_list": ids, "kwargs": kwargs}, **more)
 
 
-@pytest.mark.parametrize(("ident", "kwargs", "follows", "does_not"), CASES)
+@sweep("ident, kwargs, follows, does_not", CASES)
 def test_instruction(ident: str, kwargs: dict[str, Any], follows: str, does_not: str) -> None:
     others = {"some_other_instructions": None}
     assert reward(None, sample(follows, [ident], [{**kwargs, **others}])) == 1.0
@@ -218,11 +219,11 @@ def test_words_and_paragraphs() -> None:
 TEXT = st.text(max_size=60) | st.text(alphabet="aB1 .,!?*-()[]{}\"'\n#<>/|", max_size=60)
 
 
-@pytest.mark.parametrize(("ident", "kwargs"), {case[0]: (case[0], case[1]) for case in CASES}.values())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40)
 @given(text=TEXT)
-def test_odd_text_never_raises(ident: str, kwargs: dict[str, Any], text: str) -> None:
-    assert reward(None, sample(text, [ident], [kwargs])) in (0.0, 1.0)
+def test_odd_text_never_raises(text: str) -> None:
+    for ident, kwargs, _, _ in CASES:
+        assert reward(None, sample(text, [ident], [kwargs])) in (0.0, 1.0), ident
 
 
 @pytest.mark.parametrize("text", ["(" * 50_000, "a " * 50_000, "*" * 50_000, "\n" * 50_000, "." * 50_000, '"' * 50_001])

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from slime_reward_math import explodes, final_answer, reward
 
 from slime_core import Sample
+from tests.sweeps import sweep
 
 
 def score(response: str, label: object) -> float:
     return reward(None, Sample(response=response, label=label))
 
 
-@pytest.mark.parametrize(
-    ("response", "label", "expected"),
+@sweep(
+    "response, label, expected",
     [
         (r"\boxed{\frac{1}{2}}", "1/2", 1.0),
         (r"\boxed{50\%}", "0.5", 1.0),

@@ -60,7 +60,7 @@ def assert_parity(model: Any, sequences: list[Sequence], temperature: float = 1.
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("choice", ["auto", "torch"])
+@pytest.mark.parametrize("choice", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_log_probs_and_greedy_tokens_are_those_of_transformers(
     make_model: MakeModel, variant: str, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

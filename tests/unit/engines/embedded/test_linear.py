@@ -1,17 +1,17 @@
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from slime_core.engines.embedded.linear import Linear, packed_kernel_works
 from slime_core.kernels import load
+from tests.sweeps import sweep
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 64, 200])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("out", [96, 512, 520])
-@pytest.mark.parametrize("source", ["decode", None])
+@sweep("rows, bias, out, source", product([1, 2, 7, 8, 9, 64, 200], [False, True], [96, 512, 520], ["decode", None]))
 def test_every_kernel_gives_the_product_of_the_present_weight(
     rows: int, bias: bool, out: int, source: str | None
 ) -> None:

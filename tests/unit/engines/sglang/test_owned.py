@@ -6,6 +6,7 @@ from slime_engine_sglang.owned import ROUTER_OWNED, SERVER_OWNED, refuse_owned
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
+from tests.sweeps import sweep
 
 THUDM = """
     model_path config random_seed enable_memory_saver tp_size port nnodes node_rank dist_init_addr
@@ -36,8 +37,8 @@ def test_everything_thudm_leaves_out_is_owned() -> None:
     assert set(THUDM.split()) <= set(SERVER_OWNED)
 
 
-@pytest.mark.parametrize(
-    ("prefix", "field", "text"),
+@sweep(
+    "prefix, field, text",
     [(SERVER, f, t) for f, t in SERVER_OWNED.items() if f not in ("config", "tp_size")]
     + [(ROUTER, f, t) for f, t in ROUTER_OWNED.items()],
 )

@@ -206,38 +206,47 @@ async def test_scores_in_one_process_and_brings_changes_back(pool: WorkerPool, f
     assert samples[0].teacher_log_probs == [-1.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        ("raise it", WorkerError, "^'it'$"),
-        ("exit 3", WorkerDied, "ended with exit status 3"),
-        pytest.param("exit 0", WorkerDied, "ended with exit status 0", marks=pytest.mark.slow),
-        ("lambda", PluginError, r"wrote to its sample cannot be sent back.*execution='thread'"),
-        ("sysexit 3", PluginError, r"raised SystemExit\(3\)"),
-        pytest.param("signal 11", WorkerDied, "signal SIGSEGV", marks=pytest.mark.slow),
-        ("signal 9", WorkerDied, r"signal SIGKILL \(out of memory\?\)"),
-        pytest.param("fork_and_exit", WorkerDied, "exit status 5", marks=pytest.mark.slow),
-        ("close", WorkerDied, "closed its connection"),
-        ("text", PluginError, "returned str for sample 0"),
-        ("nan", PluginError, "returned nan for sample 0"),
-        ("none", PluginError, "returned NoneType for sample 0"),
-        ("unpicklable", Exception, "pickle"),
-        ("unknown", WorkerError, "do_unknown"),
-    ],
-)
+WRONG: list[tuple[str, type[BaseException], str]] = [
+    ("raise it", WorkerError, "^'it'$"),
+    ("lambda", PluginError, r"wrote to its sample cannot be sent back.*execution='thread'"),
+    ("sysexit 3", PluginError, r"raised SystemExit\(3\)"),
+    ("text", PluginError, "returned str for sample 0"),
+    ("nan", PluginError, "returned nan for sample 0"),
+    ("none", PluginError, "returned NoneType for sample 0"),
+    ("unknown", WorkerError, "do_unknown"),
+    ("exit 3", WorkerDied, "ended with exit status 3"),
+    ("signal 9", WorkerDied, r"signal SIGKILL \(out of memory\?\)"),
+    ("close", WorkerDied, "closed its connection"),
+]
+"""A word to the reward, and what its call raises."""
+ALSO_DIES: list[tuple[str, type[BaseException], str]] = [
+    ("exit 0", WorkerDied, "ended with exit status 0"),
+    ("signal 11", WorkerDied, "signal SIGSEGV"),
+    ("fork_and_exit", WorkerDied, "exit status 5"),
+]
+
+
+@pytest.mark.parametrize("wrong", [WRONG, pytest.param(ALSO_DIES, marks=pytest.mark.slow)], ids=["each", "dies"])
 async def test_what_goes_wrong_is_the_calls_alone(
-    pool: WorkerPool, file: Path, text: str, error: type, message: str
+    pool: WorkerPool, file: Path, wrong: list[tuple[str, type[BaseException], str]]
 ) -> None:
-    keys = {"custom_reward_post_process_path": "shape.py"} if text == "unpicklable" else {}
-    pool._args = ARGS.model_copy(update=keys)
-    call = caller(pool, file)
-    with pytest.raises(error, match=message) as caught:
-        await call.score([say(text)])
-    assert await call.score([say("add 1")]) == [1.5]
-    if text == "raise it":
-        assert type(caught.value).__name__ == "KeyError"
-        assert f'File "{file}"' in caught.value.worker_traceback
-        assert "workers/main" not in caught.value.worker_traceback
+    for text, error, message in wrong:
+        call = caller(pool, file)
+        with pytest.raises(error, match=message) as caught:
+            await call.score([say(text)])
+        assert await call.score([say("add 1")]) == [1.5], text
+        if text == "raise it":
+            assert type(caught.value).__name__ == "KeyError"
+            assert f'File "{file}"' in caught.value.worker_traceback
+            assert "workers/main" not in caught.value.worker_traceback
+
+
+async def test_a_reward_that_cannot_be_sent_back(pool: WorkerPool, file: Path) -> None:
+    """What shapes rewards may take anything, so that nothing but the way back refuses it."""
+    pool._args = ARGS.model_copy(update={"custom_reward_post_process_path": "shape.py"})
+    with pytest.raises(Exception, match="pickle"):
+        await caller(pool, file).score([say("unpicklable")])
+    assert await caller(pool, file).score([say("add 1")]) == [1.5]
 
 
 async def test_a_call_that_overruns_is_killed_with_its_children(
@@ -438,7 +447,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("end", ["hang", "exit"])
+@pytest.mark.parametrize("end", ["hang", pytest.param("exit", marks=pytest.mark.slow)])
 def test_no_worker_outlives_its_run(file: Path, end: str) -> None:
     """SIGKILL while a worker computes, and an exit that forgets to close."""
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(file), end], stdout=subprocess.PIPE, text=True)

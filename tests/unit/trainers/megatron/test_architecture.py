@@ -17,6 +17,7 @@ from slime_core.config.origins import FLAG, Entry
 from slime_core.errors import ConfigError
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve as resolve_plugin
+from tests.sweeps import sweep
 
 OWNERS = find_owners(["--no-plugins"], {})[0]
 WITH_FAMILY = [p for p in model_presets().values() if p.model_type in current_registry().names("megatron_models")]
@@ -42,7 +43,7 @@ def check(preset: str, **flags: Any) -> None:
     check_architecture(Args(**flags), hf, architecture_of(hf))
 
 
-@pytest.mark.parametrize("preset", WITH_FAMILY, ids=lambda p: p.name)
+@sweep("preset", WITH_FAMILY)
 def test_the_flags_of_every_preset_agree_with_its_family(preset: ModelPreset) -> None:
     flags = flags_of(preset)
     assert len(flags) >= 15
@@ -106,9 +107,7 @@ MISMATCHES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("preset", "flags", "message"), MISMATCHES, ids=[f"{p}-{next(iter(f))}" for p, f, _ in MISMATCHES]
-)
+@sweep("preset, flags, message", MISMATCHES)
 def test_every_kind_of_mismatch_is_seen(preset: str, flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(preset, **flags)

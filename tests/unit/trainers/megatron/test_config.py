@@ -26,6 +26,7 @@ from slime_core.config import Args
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from slime_core.plugins.resolve import resolve
+from tests.sweeps import sweep
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HF = {
@@ -130,7 +131,7 @@ def _of(owner: str) -> list[ConfigField]:
     return [f for f in known_fields().fields.values() if owner in f.owners and f.name not in skipped | layout]
 
 
-@pytest.mark.parametrize("field", _of("transformer"), ids=lambda f: f.name)
+@sweep("field", _of("transformer"))
 def test_every_field_given_by_a_flag_arrives_in_the_transformer_config(field: ConfigField) -> None:
     value = _another(field)
     flags = {**NEEDS.get(field.name, {}), field.name: value}

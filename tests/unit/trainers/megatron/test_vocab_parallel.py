@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 from slime_trainer_megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
 
 from slime_core.ops import SamplingMask
+from tests.sweeps import sweep
 
 ROWS, TOKENS, WIDTH = 9, 11, 13
 PART = VocabularyPart.of_rank(0, WIDTH, TOKENS)
@@ -30,9 +31,10 @@ def closed_form(logits: torch.Tensor, targets: torch.Tensor, temperature: float)
     return log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
 
 
-@pytest.mark.parametrize("chunk_size", [-1, 1, 4, 100])
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@sweep(
+    "chunk_size, overwrite, dtype",
+    product([-1, 1, 4, 100], [False, True], [torch.float64, torch.float32, torch.bfloat16]),
+)
 def test_values_and_gradients_are_the_closed_form(chunk_size: int, overwrite: bool, dtype: torch.dtype) -> None:
     logits, targets = inputs(dtype)
     weights = torch.linspace(-1, 2, ROWS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from slime_trainer_megatron.families import (
 )
 
 from slime_core.errors import ConfigError
+from tests.sweeps import sweep
 
 HF = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -93,9 +95,7 @@ CASES: list[tuple[Merge, list[tuple[int, ...]]]] = [
 ]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("case", range(len(CASES)))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@sweep("size, case, dtype", product([1, 2, 4], range(len(CASES)), [torch.float32, torch.bfloat16]))
 def test_the_way_back_loses_no_bit_and_slices_are_the_same(case: int, size: int, dtype: torch.dtype) -> None:
     merge, shapes = CASES[case]
     whole = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(dtype) for i, shape in enumerate(shapes)]
