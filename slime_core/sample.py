@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slime_core import provenance
@@ -31,7 +30,7 @@ from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
 from slime_core.routed_experts import routed_experts_after_call
 from slime_core.sampled_among import kept_after_call
 from slime_core.secrets import hidden
-from slime_core.stored_sample import copied, field_values, plain_values
+from slime_core.stored_sample import Attributes, field_values, plain_values
 
 if TYPE_CHECKING:
     from slime_core.protocols import Args
@@ -62,12 +61,8 @@ _FINISH_STATUS = {
 }
 
 
-class _Open:
-    """What has attributes beside its slots, which user code may set."""
-
-
 @dataclass(slots=True)  # of more than 30 fields no two objects share a dictionary's keys: 1.3 KB each
-class Sample(_Open):
+class Sample(Attributes):
     """One prompt with one response. Extend it only through `append_response_tokens`.
 
     `vars(sample)` holds only what is no field; `attributes` has all.
@@ -141,12 +136,6 @@ class Sample(_Open):
     Status = SampleStatus
     SpecInfo = SpecInfo
     PrefixCacheInfo = PrefixCacheInfo
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Sample:
-        clone = memo[id(self)] = object.__new__(type(self))
-        for name, value in self.attributes().items():
-            setattr(clone, name, copied(value, memo))
-        return clone
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -408,10 +397,6 @@ class Sample(_Open):
 
     # -- storing -------------------------------------------------------------------------------------
 
-    def attributes(self) -> dict[str, Any]:
-        """Fields, and what user code has set beside them, by name."""
-        return {**dict(zip(_NAMES, _values(self))), **self.__dict__}
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; `from_dict` restores them, unknown attributes included."""
         return plain_values(self.attributes())
@@ -427,7 +412,5 @@ class Sample(_Open):
         return sample
 
 
-_NAMES = tuple(f.name for f in fields(Sample))
-_values = attrgetter(*_NAMES)
 Group: TypeAlias = list[Sample]
 """The samples of one prompt."""

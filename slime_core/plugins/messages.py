@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -96,11 +97,12 @@ _EMPTY = {
     "spec_info": vars(SpecInfo()),
     "prefix_cache_info": vars(PrefixCacheInfo()),
 }
+_values = attrgetter(*_EMPTY)
 
 
 def sample_state(sample: Sample) -> dict[str, Any]:
     """The attributes that an empty sample has otherwise, as `restore` takes them; a shallow `to_dict`."""
-    state = {name: value for name, value in sample.attributes().items() if value is not _EMPTY.get(name, _EMPTY)}
+    state = {n: v for (n, empty), v in zip(_EMPTY.items(), _values(sample)) if v is not empty} | vars(sample)
     state["status"] = sample.status.value
     state["spec_info"], state["prefix_cache_info"] = vars(sample.spec_info), vars(sample.prefix_cache_info)
     if sample.spans and all(type(span) is Span and type(span.source) is Source for span in sample.spans):

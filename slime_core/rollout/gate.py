@@ -1,7 +1,7 @@
 """Makes an in-process engine step only when every live sample waits for it.
 
 Without this, how many requests share an engine step depends on how fast reward threads answer, and with it the last
-bits of every log-prob. `rollout.generate` has each sample be a `Run`, which begins when one of the places is free; the
+bits of every log-prob. `rollout.generate` begins each sample when one of the places is free; the
 engine asks `may_step`::
 
     live samples    = running user code (generate function, tool, reward) or waiting for the engine
@@ -32,7 +32,7 @@ from slime_core.types import GenerationOutput
 from slime_core.waits import loop_turn, waiting
 
 logger = logging.getLogger(__name__)
-Work = Callable[[], Coroutine[Any, Any, Any]]
+_Work = Callable[[], Coroutine[Any, Any, Any]]
 """Of one sample, when it has its place."""
 
 
@@ -56,10 +56,10 @@ class Hold:
         self.close()
 
     @contextmanager
-    def lent(self, works: Sequence[Work]) -> Iterator[list[Any]]:
+    def lent(self, works: Sequence[_Work]) -> Iterator[list[Any]]:
         """While inside, the group is live by its samples: from when all have asked for a place until the last one ends.
 
-        Yields a `Run` of each of `works`, which are its samples'.
+        Yields what becomes of each of `works`, which are its samples'.
         """
         context, left = copy_context(), len(works)
 
@@ -69,7 +69,7 @@ class Hold:
             if left == 0:
                 self._take()
 
-        runs = [self._gate.start(Run(self._gate, work, context, ended)) for work in works]
+        runs = [self._gate.start(_Run(self._gate, work, context, ended)) for work in works]
         self._give()
         try:
             yield runs
@@ -102,12 +102,12 @@ class Hold:
             self._gate._add_live(-1)
 
 
-class Run(asyncio.Future[Any]):
+class _Run(asyncio.Future[Any]):
     """What a coroutine returns that begins once it has a place, as a task of its own; to be cancelled like one."""
 
     __slots__ = ("_began", "_context", "_ended", "_gate", "_task", "_work")
 
-    def __init__(self, gate: GatedEngine, work: Work, context: Context, ended: Callable[[], None]) -> None:
+    def __init__(self, gate: GatedEngine, work: _Work, context: Context, ended: Callable[[], None]) -> None:
         """`context`: what the task gets a copy of. `ended` is called when one that has a place leaves it."""
         super().__init__()
         self._gate, self._work, self._context, self._ended = gate, work, context, ended
@@ -149,7 +149,7 @@ class GatedEngine:
         """`places`: how many samples may run at once."""
         self._engine = engine
         self._free = places
-        self._queue: deque[Run] = deque()
+        self._queue: deque[_Run] = deque()
         self._full = waiting("a free place for samples", deadline=None, then="deadlines of those inside free one")
         self._live = 0
         self._complete = 0
@@ -174,7 +174,7 @@ class GatedEngine:
         """Make the engine wait until it is closed, or lent to samples; for a group that is about to run."""
         return Hold(self)
 
-    def start(self, run: Run) -> Run:
+    def start(self, run: _Run) -> _Run:
         """Have it begin when there is a place, live while it has it. Those who wait for one come in order."""
         if self._free:
             self._free -= 1
