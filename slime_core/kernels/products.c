@@ -137,18 +137,25 @@ INLINE void turn(const float *from, int64_t across, float *to, int64_t step) {
     for (int i = 0; i < LANES; i++) store(to + i * step, x[i]);
 }
 
-/* weight [out, size] -> tiles [out / TILE, size, TILE]; what the last one has too many is left as it is */
-void pack(int64_t out, int64_t size, const float *weight, float *tiles) {
-    for (int64_t c = 0; c < out; c += TILE)
-        for (int64_t r = c; r < c + TILE && r < out; r += LANES)
-            for (int64_t k = 0; k < size; k += LANES) {
-                float *to = tiles + c * size + k * TILE + r - c;
-                if (r + LANES <= out && k + LANES <= size)
-                    turn(weight + r * size + k, size, to, TILE);
-                else
-                    for (int64_t i = 0; i < LANES && k + i < size; i++)
-                        for (int64_t j = 0; j < LANES && r + j < out; j++) to[i * TILE + j] = weight[(r + j) * size + k + i];
-            }
+/* weight [out, size] -> the rows from `first`, a multiple of LANES, of tiles [.. / TILE, size, TILE]; what the last one has
+   too many is left as it is. `dim`: rows i and i + dim / 2 of every dim come side by side; 0: all stay where they are. */
+void pack(int64_t out, int64_t size, const float *weight, float *tiles, int64_t first, int64_t dim) {
+    for (int64_t r = 0; r < out; r += LANES) {
+        int64_t rows = least(LANES, out - r);
+        float *to = tiles + (first + r) / TILE * TILE * size + (first + r) % TILE;
+        const float *from[LANES];
+        for (int64_t i = r; i < r + rows; i++)
+            from[i - r] = weight + (dim ? i / dim * dim + i % dim / 2 + i % 2 * (dim / 2) : i) * size;
+        for (int64_t k = 0; k < size; k += LANES)
+            if (rows == LANES && k + LANES <= size) {
+                vec x[LANES];
+                for (int i = 0; i < LANES; i++) x[i] = load(from[i] + k);
+                transpose(x);
+                for (int i = 0; i < LANES; i++) store(to + (k + i) * TILE, x[i]);
+            } else
+                for (int64_t i = k; i < least(size, k + LANES); i++)
+                    for (int64_t j = 0; j < rows; j++) to[i * TILE + j] = from[j][i];
+    }
 }
 
 static float *tiles_for(int64_t out, int64_t size) {
@@ -158,7 +165,7 @@ static float *tiles_for(int64_t out, int64_t size) {
 /* y [n, out] = x [n, size] @ weight [out, size]^T + bias [out] or NULL */
 void project(int64_t n, int64_t size, int64_t out, const float *x, const float *weight, const float *bias, float *y) {
     float *tiles = tiles_for(out, size);
-    pack(out, size, weight, tiles);
+    pack(out, size, weight, tiles, 0, 0);
     linear(n, size, out, x, tiles, bias, 0, y);
     free(tiles);
 }

@@ -26,7 +26,8 @@ from slime_engine_sglang.service import Place
 
 from slime_core.config import Args, load_settings
 from slime_core.errors import ConfigError
-from tests.backends.whole_runs import Learned, demo, metrics
+from tests.backends.whole_runs import Learned, demo
+from tests.run_files import metrics
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tests.conftest import SLIME, Slime, TinyRun
 from tests.integration.test_drain import FLAGS, SIGNALS
+from tests.run_files import timeless
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(300)]
 Argv = Callable[..., list[str]]
@@ -35,11 +35,6 @@ def slime_async(slime_ranks: Slime) -> Slime:
     return run
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
-
-
 def weights(run_dir: Path) -> bytes:
     return (run_dir / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}" / "model.safetensors").read_bytes()
 
@@ -60,7 +55,7 @@ def test_sigterm_commits_and_the_rest_skips_no_prompt(
     again = ["--load", str(tmp_path / "run")] if "committed" in first.stdout else ["--overwrite"]
     rest = slime_async([*argv, *again])
     assert rest.returncode == 0, rest.stderr
-    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    assert [line["step"] for line in timeless(tmp_path / "run")] == [1, 2, 3, 4]
     verified = subprocess.run(
         [SLIME, "ledger", "verify", str(tmp_path / "run")], capture_output=True, text=True, timeout=180
     )
@@ -97,11 +92,11 @@ def test_two_processes_train_and_resume_as_one_run(two: Argv, tmp_path: Path, sl
     whole = slime_async(two("whole"))
     assert whole.returncode == 0, whole.stderr[-3000:]
     assert whole.stderr == ""
-    assert [line["rollout/staleness/max"] for line in metrics(tmp_path / "whole")] == [0.0, 1.0, 1.0, 1.0]
+    assert [line["rollout/staleness/max"] for line in timeless(tmp_path / "whole")] == [0.0, 1.0, 1.0, 1.0]
     rest = slime_async(two("rest", load=tmp_path / "whole" / "checkpoints" / "rollout_0000001"))
     assert rest.returncode == 0, rest.stderr[-3000:]
     assert weights(tmp_path / "rest") == weights(tmp_path / "whole")
-    assert metrics(tmp_path / "rest") == metrics(tmp_path / "whole")[2:]
+    assert timeless(tmp_path / "rest") == timeless(tmp_path / "whole")[2:]
 
 
 def test_two_processes_end_together_on_sigterm(two: Argv, functions: Path, slime: Slime) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from slime_testing_contracts.tiny_vision import tiny_qwen2_vl, write_image
 
-from tests.backends.whole_runs import metrics, samples
+from tests.backends.whole_runs import samples
 from tests.conftest import Slime, TinyRun
+from tests.run_files import metrics
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 

@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.backends.whole_runs import Learned, Run, command_line, demo, metrics, samples
+from tests.backends.whole_runs import Learned, Run, command_line, demo, samples
 from tests.conftest import TinyRun
+from tests.run_files import metrics
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200), pytest.mark.xdist_group("cluster")]
 Slime = Callable[..., subprocess.CompletedProcess[str]]

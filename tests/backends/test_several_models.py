@@ -13,8 +13,9 @@ import pytest
 import torch
 from slime_command_init.tiny_model import write_random_model
 
-from tests.backends.whole_runs import Run, hold, metrics, release, running, samples
+from tests.backends.whole_runs import Run, hold, release, running, samples
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import metrics
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from slime_runs.files import read_lines
 
-from tests.backends.whole_runs import ROLLOUTS, Learned, demo, metrics, running, samples
+from tests.backends.whole_runs import ROLLOUTS, Learned, demo, running, samples
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import metrics
+from tests.until import wait_until
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]
 
@@ -102,7 +102,7 @@ def test_a_killed_run_leaves_no_server_and_goes_on_also_without_one(
     )  # fmt: skip
     with running([SLIME, "train", *argv], tmp_path, tmp_path / "killed.log") as run:
         run.until(f"rollout {KILLED_AFTER}/")
-        _wait((tmp_path / "waiting").exists, "samples of the next rollout", 120)
+        wait_until((tmp_path / "waiting").exists, "samples of the next rollout", 120)
         servers = run.servers()
         run.kill()
     assert len(servers) == 2
@@ -113,9 +113,9 @@ def test_a_killed_run_leaves_no_server_and_goes_on_also_without_one(
     (tmp_path / "waiting").unlink()
     with running([SLIME, "train", *argv], tmp_path, tmp_path / "resumed.log") as run:
         run.until(f"rollout {KILLED_AFTER}/")
-        _wait((tmp_path / "waiting").exists, "samples of the next rollout", 120)
+        wait_until((tmp_path / "waiting").exists, "samples of the next rollout", 120)
         os.kill(run.servers()[0].pid, signal.SIGKILL)
-        _wait(lambda: "restarted" in _events(save), "the restart", 600)
+        wait_until(lambda: "restarted" in _events(save), "the restart", 600)
         run.note()
         (tmp_path / "go").touch()
         printed = run.finish()
@@ -141,10 +141,3 @@ def test_a_killed_run_leaves_no_server_and_goes_on_also_without_one(
 
 def _events(run_dir: Path) -> list[str]:
     return [line["event"] for line in read_lines(run_dir / "events.jsonl")]
-
-
-def _wait(condition: Callable[[], bool], what: str, seconds: float) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.05)

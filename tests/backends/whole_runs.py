@@ -25,6 +25,7 @@ GONE_S = 60.0
 _HOLD = """
 import time
 from pathlib import Path
+from tests.run_files import metrics
 
 
 def log(rollout_id, args, samples, extra, seconds):
@@ -171,10 +172,6 @@ def hold(directory: Path, rollout: int) -> Path:
 
 def release(directory: Path) -> None:
     (directory / "go").touch()
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def samples(template: Path, rollout: int) -> list[dict[str, Any]]:

@@ -9,8 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from slime_core.cli.termination import Termination
 from slime_core.protocols import Command
 from slime_core.waits.processes import runs
 from tests.conftest import SLIME, TinyRun, without_start
+from tests.until import wait_until
 
 HOOK = """
 [project]
@@ -54,13 +53,6 @@ def reward(args, sample):
 """
 
 
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit, what
-        time.sleep(0.05)
-
-
 def _is_line(file: Path) -> bool:
     return file.exists() and file.read_text().endswith("\n")
 
@@ -87,7 +79,7 @@ def test_sigterm_ends_a_run_cleanly(ignores_ctrl_c: bool, tiny: TinyRun, tmp_pat
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        _wait(lambda: _is_line(started) or process.poll() is not None, "the reward is not called")
+        wait_until(lambda: _is_line(started) or process.poll() is not None, "the reward is not called")
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)  # `timeout` signals the process and then its group
         _, said = process.communicate(timeout=60)
@@ -100,7 +92,7 @@ def test_sigterm_ends_a_run_cleanly(ignores_ctrl_c: bool, tiny: TinyRun, tmp_pat
     assert (tmp_path / "ended").read_text() == "NoneType"
     children = [int(pid) for pid in started.read_text().split()]
     assert children
-    _wait(lambda: not any(map(runs, children)), "what the reward started is still there")
+    wait_until(lambda: not any(map(runs, children)), "what the reward started is still there")
 
 
 def test_the_signal_is_a_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

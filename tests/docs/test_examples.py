@@ -18,13 +18,10 @@ from slime_core import RewardCaller, resolve
 from slime_core.config import Args
 from slime_core.plugins.workers.pool import WorkerPool
 from tests.conftest import TinyRun
+from tests.run_files import metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Slime = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def samples(run_dir: Path) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from slime_testing_contracts import LoopRun
 
 from slime_core.types import Sample
 from tests.conftest import TinyRun
+from tests.run_files import json_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOOKS = EXAMPLES / "hooks"
@@ -21,16 +22,12 @@ Slime = Callable[..., subprocess.CompletedProcess[str]]
 RunLoop = Callable[..., LoopRun]
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
 def train(slime: Slime, tiny: TinyRun, run_dir: Path, **flags: Any) -> list[dict[str, Any]]:
     """Metrics of a run of one rollout, whose samples are in `samples/0.jsonl` of its directory."""
     base = {"num_rollout": 1, "num_steps_per_rollout": 1, "save_interval": None, "eval_interval": None}
     dump = {"save_debug_rollout_data": run_dir / "samples" / "{rollout_id}.jsonl"}
     slime("train", *tiny.argv(run_dir, **{**base, **dump, **flags}))
-    return lines(run_dir / "metrics.jsonl")
+    return json_lines(run_dir / "metrics.jsonl")
 
 
 def test_every_hook_example_is_tested_here() -> None:
@@ -52,16 +49,16 @@ def test_hooks_of_samples_and_of_the_rollouts_end(tiny: TinyRun, slime: Slime, t
     (tmp_path / "between.yaml").write_text("custom: {keep_between: [0.02, 1.0]}\n")
     argv += ["--rollout-sample-hook-path", files[1], "--config", str(tmp_path / "between.yaml")]
     slime("train", *argv)
-    samples = lines(tmp_path / "details/rollout_data/0.jsonl")
+    samples = json_lines(tmp_path / "details/rollout_data/0.jsonl")
     assert {s["metadata"]["origin"] for s in samples} == {"rollout 0"}
-    evaluated = lines(tmp_path / "details/rollout_data/eval_0.jsonl")
+    evaluated = json_lines(tmp_path / "details/rollout_data/eval_0.jsonl")
     assert {s["metadata"]["origin"] for s in evaluated} == {"evaluation 0"}
     cut = [s for s in samples if s["status"] == "truncated"]
     assert cut
     assert all(s["loss_mask"][-1] == 0 for s in cut)
     # Two of four samples of each group are trained on, and the others are outside its statistics.
     assert sum(s["remove_sample"] for s in samples) == 8
-    trained = lines(tmp_path / "details/train_data/0.jsonl")
+    trained = json_lines(tmp_path / "details/train_data/0.jsonl")
     assert sum(any(row["loss_masks"]) for row in trained) == 8
     removed = {s["index"] for s in samples if s["remove_sample"]}
     for row in trained:
@@ -70,12 +67,12 @@ def test_hooks_of_samples_and_of_the_rollouts_end(tiny: TinyRun, slime: Slime, t
     for group in {row["group_indices"] for row in trained}:
         kept = [r for r in trained if r["group_indices"] == group and any(r["loss_masks"])]
         assert sum(r["rewards"] for r in kept) == pytest.approx(0, abs=1e-6)
-    first, last = lines(run_dir / "metrics.jsonl")
+    first, last = json_lines(run_dir / "metrics.jsonl")
     assert last["rollout/masked_samples"] == 8
     assert last["rollout/longest_text"] == max(len(s["response"]) for s in samples)
     assert last["rollout/raw_reward"] >= 0  # the built-in metrics are there as well
     assert {"eval/held/above_half", "eval/held"} <= first.keys()
-    (seen,) = lines(run_dir / "prompts.jsonl")
+    (seen,) = json_lines(run_dir / "prompts.jsonl")
     assert seen["source"] == "DatasetSource"
     drops = sum(v for k, v in last.items() if "dynamic_filter/drop_" in k)
     assert drops > 0
@@ -112,12 +109,12 @@ def test_rollout_evaluation_and_data_source_of_ones_own(tiny: TinyRun, slime: Sl
     assert metrics[1]["rollout/spread_kept"] > metrics[1]["rollout/spread_left_out"]
     assert metrics[0]["eval/probes_asked"] == 3
     assert "eval/probes" in metrics[0]
-    samples = [Sample.from_dict(row) for row in lines(tmp_path / "run/samples/0.jsonl")]
+    samples = [Sample.from_dict(row) for row in json_lines(tmp_path / "run/samples/0.jsonl")]
     assert len({s.group_index for s in samples}) == 4
     assert all(s.metadata["source_name"] == "sums" and s.metadata["origin"] == "rollout 0" for s in samples)
     # Eight groups were drawn; a resumed run goes on with the ninth.
     train(slime, tiny, tmp_path / "run", **own, load=tmp_path / "run", num_rollout=2)
-    assert {row["group_index"] for row in lines(tmp_path / "run/samples/1.jsonl")} <= set(range(8, 16))
+    assert {row["group_index"] for row in json_lines(tmp_path / "run/samples/1.jsonl")} <= set(range(8, 16))
 
 
 def test_rewards_advantages_and_train_data(run_loop: RunLoop, tmp_path: Path) -> None:
@@ -129,7 +126,7 @@ def test_rewards_advantages_and_train_data(run_loop: RunLoop, tmp_path: Path) ->
     for name in ("custom_reward_post_process_path", "custom_convert_samples_to_train_data_path"):
         dump = {"save_debug_train_data": tmp_path / name / "train_{rollout_id}.jsonl"}
         run = run_loop(1, **flags, **dump, **{name: shaping})
-        rows = lines(tmp_path / name / "train_0.jsonl")
+        rows = json_lines(tmp_path / name / "train_0.jsonl")
         assert all(row["rewards"] in (-1.0, -1 / 3, 0.0, 1 / 3, 1.0, -2 / 3, 2 / 3) for row in rows)
         assert {row["raw_reward"] for row in rows} != {row["rewards"] for row in rows}
         for row in rows:
@@ -161,7 +158,7 @@ def test_weights_on_disk(tiny: TinyRun, slime: Slime, tmp_path: Path, mode: str)
     run_dir, hook = tmp_path / "run", HOOKS / "weights_written.py"
     flags = {"update_weight_mode": mode, "update_weight_transport": "disk", "update_weight_disk_keep_files": True}
     train(slime, tiny, run_dir, **flags, custom_update_weight_post_write_path=hook)
-    rows = lines(run_dir / "weights.jsonl")
+    rows = json_lines(run_dir / "weights.jsonl")
     assert [row["version"] for row in rows] == ["weight_v000001", "weight_v000002"]
     assert rows[1]["bytes"] == sum(p.stat().st_size for p in run_dir.glob("weights/weight_v000002/*.safetensors")) > 0
     assert all(row["engines"] == 1 for row in rows)
@@ -178,7 +175,7 @@ def test_hooks_of_megatron(run_loop: RunLoop, tmp_path: Path) -> None:
         "custom_megatron_before_log_prob_hook_path": file, "custom_megatron_before_train_step_hook_path": file,
     }  # fmt: skip
     run, plain = run_loop(1, **flags, **hooks), run_loop(1, **flags)
-    rows = lines(Path(run.run_dir) / "megatron.jsonl")
+    rows = json_lines(Path(run.run_dir) / "megatron.jsonl")
     assert [row["event"] for row in rows[:3]] == ["init", "log_probs", "log_probs"]
     assert [row["store_prefix"] for row in rows if row["event"] == "log_probs"] == ["", "ref_"]
     steps = [row for row in rows if row["event"] == "step"]

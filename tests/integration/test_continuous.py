@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TinyRun
+from tests.run_files import metrics
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 FULL: dict[str, Any] = {"async": True, "async_mode": "full", "max_staleness": 2}
@@ -24,16 +25,12 @@ def postprocess(args, rollout_id, data):
 """
 
 
-def _lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_a_run_learns_on_samples_that_are_not_too_old(tiny: TinyRun, tmp_path: Path, slime: Slime) -> None:
     save = tmp_path / "run"
     flags = {**FULL, "num_rollout": 12, "save_interval": 12, "eval_interval": 12, "use_tis": True}
     slime("train", *tiny.argv(save, **flags))
-    lines = _lines(save)
+    lines = metrics(save)
     assert [line["step"] for line in lines] == list(range(13))
     rewards = [line["rollout/raw_reward"] for line in lines[1:]]
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5
@@ -58,7 +55,7 @@ def test_a_run_goes_on_with_the_groups_of_its_commit_in_the_other_mode(
         done = slime("train", *tiny.argv(save, **flags, **resumed, async_mode=mode, num_rollout=rollouts))
         assert ("generated ahead by a run of another mode" in done.stderr) == (step is not None)
         assert "the ledger holds" in slime("ledger", "verify", save).stdout
-    assert [line["step"] for line in _lines(save)] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in metrics(save)] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
@@ -71,5 +68,5 @@ def test_sigterm_gives_back_what_is_in_flight_and_the_run_goes_on(tiny: TinyRun,
     assert "2 of 4 rollouts done and committed" in first.stdout
     slime("ledger", "verify", save)
     slime("train", *argv, "--load", save)
-    assert [line["step"] for line in _lines(save)] == [1, 2, 3, 4]
+    assert [line["step"] for line in metrics(save)] == [1, 2, 3, 4]
     slime("ledger", "verify", save)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from slime_core.data.dumps import read_samples
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import json_lines
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 WEIGHTS = "checkpoints/rollout_0000001/model.safetensors"
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +46,7 @@ def test_training_on_saved_samples_is_bitwise_the_run_that_saved_them(
     assert "resumed from" in done.stdout
     assert "nothing is generated" in done.stderr
     assert (tmp_path / "again" / WEIGHTS).read_bytes() == (saved / "run" / WEIGHTS).read_bytes()
-    then, now = lines(saved / "run/metrics.jsonl")[1:], lines(tmp_path / "again/metrics.jsonl")
+    then, now = json_lines(saved / "run/metrics.jsonl")[1:], json_lines(tmp_path / "again/metrics.jsonl")
     same = [k for k in now[1] if k.startswith(("train/", "rollout/")) and k in then[1]]
     assert len(same) > 20
     assert "rollout/staleness" in same
@@ -70,7 +65,7 @@ def test_what_a_run_saves(saved: Path) -> None:
     assert {s.metadata["source_name"] for s in evaluated} == {"held"}
     for rollout_id in (0, 1):
         samples = {s.index: s for s in read_samples(details / f"rollout_data/{rollout_id}.jsonl")}
-        rows = lines(details / f"train_data/{rollout_id}.jsonl")
+        rows = json_lines(details / f"train_data/{rollout_id}.jsonl")
         assert [row["sample_indices"] for row in rows] == sorted(samples)
         for row in rows:
             sample = samples[row["sample_indices"]]
@@ -91,7 +86,7 @@ def test_the_second_export_is_the_model_of_the_checkpoint(saved: Path) -> None:
 def test_a_part_of_the_saved_groups_and_files_of_thudm_slime(
     tiny: TinyRun, saved: Path, slime: Slime, tmp_path: Path
 ) -> None:
-    rows = lines(saved / "details/rollout_data/0.jsonl")
+    rows = json_lines(saved / "details/rollout_data/0.jsonl")
     torch.save({"rollout_id": 0, "samples": rows}, tmp_path / "0.pt")
     argv = tiny.argv(
         tmp_path / "run", num_rollout=1, num_steps_per_rollout=None, global_batch_size=8, eval_interval=None,
@@ -100,9 +95,9 @@ def test_a_part_of_the_saved_groups_and_files_of_thudm_slime(
     )  # fmt: skip
     slime("train", *argv)
     groups = list(dict.fromkeys(row["group_index"] for row in rows))
-    trained = {row["group_indices"] for row in lines(tmp_path / "train_0.jsonl")}
+    trained = {row["group_indices"] for row in json_lines(tmp_path / "train_0.jsonl")}
     assert trained == {groups[0], groups[-1]}
-    assert lines(tmp_path / "run/metrics.jsonl")[0]["train/steps"] == 1
+    assert json_lines(tmp_path / "run/metrics.jsonl")[0]["train/steps"] == 1
 
 
 def test_a_missing_file_is_said_before_anything_starts_or_at_its_rollout(
@@ -126,7 +121,7 @@ def test_rollouts_only(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     argv = tiny.argv(tmp_path / "run", **flags)
     done = slime("train", *argv)
     assert "nothing is trained" in done.stderr
-    metrics = lines(tmp_path / "run/metrics.jsonl")
+    metrics = json_lines(tmp_path / "run/metrics.jsonl")
     assert [m["step"] for m in metrics] == [0, 1, 2]
     assert metrics[0]["eval/held"] == metrics[2]["eval/held"]
     assert not any(k.startswith("train/") for k in metrics[2])
@@ -169,16 +164,16 @@ def test_two_processes_share_hooks_and_dumps(tiny: TinyRun, saved: Path, tmp_pat
         [*launcher, *tiny.argv(tmp_path / "two", **flags)], timeout=120, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert lines(tmp_path / "two/metrics.jsonl")[0]["rollout/ranks"] == 1
+    assert json_lines(tmp_path / "two/metrics.jsonl")[0]["rollout/ranks"] == 1
     assert [p.name for p in (tmp_path / "two").glob("logged_*")] == ["logged_0_by_0"]
-    rows = lines(tmp_path / "details/train_data/0.jsonl")
+    rows = json_lines(tmp_path / "details/train_data/0.jsonl")
     assert [row["sample_indices"] for row in rows] == list(range(16))
     assert sum(not any(row["loss_masks"]) for row in rows) == 1
     # One process, training on what two have generated, writes the same rows up to rounding.
     one = {"load_debug_rollout_data": tmp_path / "details/rollout_data/{rollout_id}.jsonl", "eval_interval": None}
     one |= {"num_rollout": 1, "save_interval": None, "save_debug_train_data": tmp_path / "one_{rollout_id}.jsonl"}
     subprocess.run([SLIME, "train", *tiny.argv(tmp_path / "one", **one)], check=True, timeout=120, capture_output=True)
-    for two_rank, one_rank in zip(rows, lines(tmp_path / "one_0.jsonl"), strict=True):
+    for two_rank, one_rank in zip(rows, json_lines(tmp_path / "one_0.jsonl"), strict=True):
         assert two_rank["tokens"] == one_rank["tokens"]
         for name in ("advantages", "returns", "log_probs", "rewards"):
             assert two_rank[name] == pytest.approx(one_rank[name], abs=1e-5)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TinyRun
+from tests.run_files import timeless
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 ROLLOUTS = 4
@@ -73,11 +74,6 @@ def stuck(args, rollout_id, data_source, evaluation=False):
 '''
 
 
-def _metrics(run_dir: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
-
-
 def _files(run_dir: Path) -> dict[str, bytes]:
     root = run_dir / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}"
     skipped = ("state.json", "manifest.json", "ledger.json")
@@ -122,13 +118,13 @@ def test_what_was_trained_is_committed_and_goes_on(
     assert f"ended early: {done} of {ROLLOUTS} rollouts done and committed; the same command" in first.stdout
     assert f"--load {save} goes on from there" in first.stdout
     assert json.loads((save / "summary.json").read_text())["drained"] is True
-    assert [line["step"] for line in _metrics(save)] == list(range(1, done + 1))
+    assert [line["step"] for line in timeless(save)] == list(range(1, done + 1))
     commits = sorted(path.name for path in (save / "checkpoints").glob("rollout_*"))
     assert commits == [f"rollout_{done - 1:07d}" + (".01" if done == 3 else "")]
     second = slime("train", *argv, "--load", save)
     assert f"resumed from {save}/checkpoints/{commits[0]}: {done} of {ROLLOUTS} rollouts done" in second.stdout
     assert json.loads((save / "summary.json").read_text())["drained"] is False
-    assert _metrics(save) == _metrics(whole)
+    assert timeless(save) == timeless(whole)
     assert _files(save) == _files(whole)
 
 
@@ -155,7 +151,7 @@ def test_rank_0_decides_for_all(tiny: TinyRun, functions: Path, tmp_path: Path, 
     assert first.stderr.count("\n") == 1, first.stderr
     second = slime("train", *argv, "--load", save)
     assert f"{found[1]} of 3 rollouts done" in second.stdout
-    assert [line["step"] for line in _metrics(save)] == [1, 2, 3]
+    assert [line["step"] for line in timeless(save)] == [1, 2, 3]
 
 
 @pytest.mark.slow
@@ -185,15 +181,15 @@ def test_an_evaluation_is_interrupted_and_done_by_the_continuation(
     if done == 0:
         assert "nothing to keep yet" in first.stdout
         return
-    assert [line["step"] for line in _metrics(save)] == list(range(1, done + 1))
-    assert not any(key.startswith("eval/") for key in _metrics(save)[-1])
+    assert [line["step"] for line in timeless(save)] == list(range(1, done + 1))
+    assert not any(key.startswith("eval/") for key in timeless(save)[-1])
     (commit,) = [c for c in (save / "checkpoints").glob("rollout_*") if c.name.endswith(str(done - 1))]
     assert json.loads((commit / "state.json").read_text())["unfinished_evaluations"] == [done]
     with (save / "metrics.jsonl").open("a") as file:  # as a continuation leaves it that was killed after the evaluation
         file.write(json.dumps({"step": done, "eval/held": 0.0}) + "\n")
     second = slime("train", *argv, "--load", save)
     assert "ended early" not in second.stdout
-    evaluated = [line["step"] for line in _metrics(save) if "eval/held" in line]
+    evaluated = [line["step"] for line in timeless(save) if "eval/held" in line]
     assert evaluated == [2, 4]
     summary = json.loads((save / "summary.json").read_text())
     assert (summary["drained"], summary["rollouts"]) == (False, ROLLOUTS)

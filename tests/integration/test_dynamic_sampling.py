@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from slime_testing_contracts import LoopRun
 
 from tests.conftest import TinyRun
+from tests.run_files import metrics
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -22,10 +22,6 @@ def dynamic_filter(args, samples):
     return FilterDecision(samples[0].group_index % 4 == 0, "not_a_fourth")
 """
 PLAIN = {"eval_interval": None, "eval_prompt_data": None, "num_rollout": 2}
-
-
-def _metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def _argv(tiny: TinyRun, tmp_path: Path, **changes: Any) -> list[str]:
@@ -57,7 +53,7 @@ def test_or_is_filled_with_dropped_groups(run_loop: Callable[..., LoopRun], tmp_
 def test_or_has_fewer_steps(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     done = slime("train", *_argv(tiny, tmp_path, dynamic_sampling_on_exhausted="shrink"))
     assert "the budget is spent, so it has 2 groups instead of 4" in done.stderr
-    assert [line["train/steps"] for line in _metrics(tmp_path / "run")] == [1, 1]
+    assert [line["train/steps"] for line in metrics(tmp_path / "run")] == [1, 1]
 
 
 @pytest.mark.parametrize("buffer", ["priority", "stratified"])
@@ -77,4 +73,4 @@ def test_replay_without_a_correction_is_refused_before_anything_starts(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     flags = {**PLAIN, "buffer_filter_path": "replay", "use_tis": True}
     slime("train", *tiny.argv(tmp_path / "run", overwrite=True, **flags))
-    assert [line["rollout/replayed_groups"] for line in _metrics(tmp_path / "run")] == [0, 1]
+    assert [line["rollout/replayed_groups"] for line in metrics(tmp_path / "run")] == [0, 1]

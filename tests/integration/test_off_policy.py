@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import SLIME, TinyRun
 from tests.docs.test_snippets import FILES
+from tests.run_files import metrics
 
 STALE = {
     "partial_rollout": True,
@@ -27,13 +26,9 @@ STALE = {
 """Groups that are over when a rollout has enough are trained on one update later."""
 
 
-def _lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_stale_tokens_are_weighed_and_fresh_ones_are_not(tiny: TinyRun, tmp_path: Path, slime) -> None:
     slime("train", *tiny.argv(tmp_path / "run", **STALE))
-    lines = _lines(tmp_path / "run")
+    lines = metrics(tmp_path / "run")
     assert lines[0]["rollout/staleness"] == 0.0
     assert lines[0]["train/tis_abs"] < 1e-4
     stale = [line for line in lines if line["rollout/staleness"] > 0]
@@ -45,7 +40,7 @@ def test_stale_tokens_are_weighed_and_fresh_ones_are_not(tiny: TinyRun, tmp_path
 @pytest.mark.slow
 def test_interpolation_costs_no_pass_and_knows_what_is_fresh(tiny: TinyRun, tmp_path: Path, slime) -> None:
     slime("train", *tiny.argv(tmp_path / "run", **STALE, proximal_policy="interpolate"))
-    lines = _lines(tmp_path / "run")
+    lines = metrics(tmp_path / "run")
     assert not any("perf/log_probs_time" in line for line in lines)
     # Fresh tokens are their own proximal policy: never clipped, ratio 1 in both optimizer steps.
     assert lines[0]["train/ois"] == 1.0
@@ -64,7 +59,7 @@ def test_the_functions_of_the_page(tiny: TinyRun, tmp_path: Path, slime, name: s
     path.write_text(FILES["docs/concepts/off-policy.md", name])
     slime("train", *tiny.argv(tmp_path / "run", **STALE, custom_tis_function_path=path))
     key = {"my_tis": "train/my_weight", "centred_tis": "train/weight"}[name]
-    values = [line[key] for line in _lines(tmp_path / "run")]
+    values = [line[key] for line in metrics(tmp_path / "run")]
     assert values[0] == pytest.approx(1.0, abs=1e-4)
     assert any(value != values[0] for value in values)
 
@@ -75,7 +70,7 @@ def test_a_neutral_correction_trains_the_same_weights(tiny: TinyRun, tmp_path: P
     flags = {"num_rollout": 1, "eval_prompt_data": None, "eval_interval": None}
     slime("train", *tiny.argv(tmp_path / "plain", **flags))
     slime("train", *tiny.argv(tmp_path / "tis", **flags, use_tis=True))
-    plain, tis = (_lines(tmp_path / name)[-1] for name in ("plain", "tis"))
+    plain, tis = (metrics(tmp_path / name)[-1] for name in ("plain", "tis"))
     assert tis["train/pg_loss"] == pytest.approx(plain["train/pg_loss"], rel=1e-4, abs=1e-6)
     assert tis["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-4)
     assert torch.isfinite(torch.tensor(tis["train/ois"]))
@@ -95,7 +90,7 @@ def test_two_ranks_correct_like_one(tiny: TinyRun, tmp_path: Path, slime) -> Non
     done = subprocess.run(two, timeout=120, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     keys = ("pg_loss", "grad_norm", "mis_batch_norm_factor", "mis_rejected_fraction", "opsm_clipfrac")
-    pairs = list(zip(_lines(tmp_path / "one"), _lines(tmp_path / "two"), strict=True))
+    pairs = list(zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True))
     assert any(0 < first["train/mis_rejected_fraction"] < 1 for first, _ in pairs)
     for first, second in pairs:
         for key in keys:

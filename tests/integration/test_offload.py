@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,10 @@ import pytest
 
 from tests.backends.whole_runs import hold, running
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import metrics
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 FLAGS = {"num_rollout": 3, "over_sampling_batch_size": 6, "partial_rollout": True, "save_interval": 1}
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def untimed(run_dir: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.backends.whole_runs import hold, running
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import timeless
 
 ROLLOUTS = 4
 FLAGS = {
@@ -30,11 +30,6 @@ FLAGS = {
     # Adam divides gradients that are rounding noise by themselves; this keeps two processes comparable with one.
     "adam_eps": "1e-3",
 }
-
-
-def _metrics(run_dir: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
 
 
 def _commit(run_dir: Path, rollout: int = ROLLOUTS - 1) -> Path:
@@ -55,7 +50,7 @@ def unkilled(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_critic_learns_first_and_is_in_the_checkpoint(unkilled: Path) -> None:
-    trained = [line for line in _metrics(unkilled) if "train/critic-value_loss" in line]
+    trained = [line for line in timeless(unkilled) if "train/critic-value_loss" in line]
     assert ["train/loss" in line for line in trained] == [False] + [True] * (ROLLOUTS - 1)
     assert any(line["rollout/groups_given_back"] for line in trained)
     for line in trained:
@@ -78,7 +73,7 @@ def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, t
         run.kill()
     done = slime(*argv[1:])
     assert "2 of 4 rollouts done" in done.stdout
-    assert _metrics(save) == _metrics(unkilled)
+    assert timeless(save) == timeless(unkilled)
     assert _files(save) == _files(unkilled)
 
 
@@ -125,5 +120,5 @@ def test_a_critic_goes_on_from_another_runs(tiny: TinyRun, unkilled: Path, tmp_p
     critic = _commit(unkilled) / "critic"
     flags = {**FLAGS, "num_rollout": 1, "critic_load": critic, "eval_interval": None, "eval_prompt_data": None}
     slime("train", *tiny.argv(tmp_path / "run", **flags))
-    (line,) = _metrics(tmp_path / "run")
+    (line,) = timeless(tmp_path / "run")
     assert line["rollout/values"] != 0.0

@@ -15,15 +15,10 @@ import pytest
 
 from tests.backends.whole_runs import hold
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import timeless
 
 ROLLOUTS = 6
 FLAGS = {"num_rollout": ROLLOUTS, "over_sampling_batch_size": 6, "partial_rollout": True, "save_interval": 2}
-
-
-def _metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The metrics without what depends on the clock."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
 
 
 def _files(run_dir: Path) -> dict[str, bytes]:
@@ -66,7 +61,7 @@ def _killed(argv: list[str], lines: int, seconds: float = 0.0, held: Path | None
 def test_same_command_twice_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, tmp_path: Path) -> None:
     """The second time in an interpreter of its own, with other hashes."""
     subprocess.run([SLIME, "train", *tiny.argv(tmp_path / "again", **FLAGS)], check=True, timeout=120)
-    assert _metrics(tmp_path / "again") == _metrics(unkilled)
+    assert timeless(tmp_path / "again") == timeless(unkilled)
     assert _files(tmp_path / "again") == _files(unkilled)
 
 
@@ -84,7 +79,7 @@ def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_
     done = slime(*argv[1:])
     assert kills
     assert "resumed from" in done.stdout or "starting from" in done.stdout
-    assert _metrics(save) == _metrics(unkilled)
+    assert timeless(save) == timeless(unkilled)
     assert _files(save) == _files(unkilled)
 
 
@@ -99,7 +94,7 @@ def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_pat
     }  # fmt: skip
     whole, save = tmp_path / "whole", tmp_path / "run"
     subprocess.run([SLIME, "train", *tiny.argv(whole, **flags)], check=True, timeout=120, capture_output=True)
-    shown = _metrics(whole)
+    shown = timeless(whole)
     assert all(line["rollout/buffer/waiting_groups"] >= 0 for line in shown)
     if buffer == "replay":
         assert [line["rollout/replayed_groups"] for line in shown] == [0] + [1] * (ROLLOUTS - 1)
@@ -108,7 +103,7 @@ def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_pat
     argv = [SLIME, "train", *tiny.argv(save, **flags, load=save)]
     assert _killed(argv, 3, held=tmp_path)
     subprocess.run(argv, check=True, timeout=120, capture_output=True)
-    assert _metrics(save) == shown
+    assert timeless(save) == shown
     assert _files(save) == _files(whole)
 
 
@@ -122,10 +117,10 @@ def test_with_few_places_runs_repeat_and_resume_bitwise_too(tiny: TinyRun, tmp_p
     argv = [SLIME, "train", *tiny.argv(runs[2], **flags, load=runs[2])]
     assert _killed(argv, 3, held=tmp_path)
     subprocess.run(argv, check=True, timeout=120, capture_output=True)
-    shown = _metrics(runs[0])
+    shown = timeless(runs[0])
     assert sum(line["rollout/groups_given_back"] for line in shown) > 0
     for save in runs[1:]:
-        assert _metrics(save) == shown
+        assert timeless(save) == shown
         assert _files(save) == _files(runs[0])
 
 
@@ -137,7 +132,7 @@ def test_resume_from_each_commit(tiny: TinyRun, unkilled: Path, tmp_path: Path, 
     commit = save / "checkpoints" / f"rollout_{stop_after - 1:07d}"
     done = slime("train", *tiny.argv(save, **FLAGS, load=commit))
     assert f"{stop_after} of {ROLLOUTS} rollouts done" in done.stdout
-    assert _metrics(save) == _metrics(unkilled)
+    assert timeless(save) == timeless(unkilled)
     assert _files(save) == _files(unkilled)
 
 

@@ -15,13 +15,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import TinyRun
+from tests.run_files import json_lines
 
 EXAMPLES = Path(__file__).parents[2] / "compat" / "examples"
 Slime = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def train(slime: Slime, tiny: TinyRun, run_dir: Path, **flags: Any) -> list[dict[str, Any]]:
@@ -29,7 +26,7 @@ def train(slime: Slime, tiny: TinyRun, run_dir: Path, **flags: Any) -> list[dict
     base = {"num_rollout": 1, "num_steps_per_rollout": 1, "save_interval": None, "eval_interval": None}
     dump = {"save_debug_rollout_data": run_dir / "samples" / "{rollout_id}.jsonl"}
     slime("train", *tiny.argv(run_dir, **{**base, **dump, **flags}), PYTHONPATH=str(EXAMPLES))
-    return lines(run_dir / "metrics.jsonl")
+    return json_lines(run_dir / "metrics.jsonl")
 
 
 def test_a_generate_function_and_its_reward(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
@@ -37,7 +34,7 @@ def test_a_generate_function_and_its_reward(tiny: TinyRun, slime: Slime, tmp_pat
         slime, tiny, tmp_path, custom_generate_function_path="two_turns.generate",
         custom_rm_path="two_turns.reward_func", num_rollout=2,
     )  # fmt: skip
-    samples = lines(tmp_path / "samples/0.jsonl")
+    samples = json_lines(tmp_path / "samples/0.jsonl")
     assert len(samples) == 16
     for sample in samples:
         assert sample["metadata"]["turns"] == 2
@@ -69,7 +66,7 @@ def test_a_rollout_of_ones_own_with_filter_hook_and_evaluation(tiny: TinyRun, sl
     evaluated = [m for m in metrics if "eval/held" in m]
     assert len(evaluated) == 3
     for rollout_id in range(2):
-        samples = lines(tmp_path / f"run/samples/{rollout_id}.jsonl")
+        samples = json_lines(tmp_path / f"run/samples/{rollout_id}.jsonl")
         assert len(samples) == 16
         assert {s["metadata"]["seen"] for s in samples} == {rollout_id}
         for sample in samples:
@@ -88,7 +85,7 @@ def test_groups_generated_while_the_trainer_trains(tiny: TinyRun, slime: Slime, 
         sglang_server_concurrency=16, num_rollout=3, eval_interval=3, **({"async": True} if mode == "async" else {}),
     )  # fmt: skip
     assert len([m for m in metrics if "train/loss" in m]) == 3
-    seen = [s["group_index"] for r in range(3) for s in lines(tmp_path / f"samples/{r}.jsonl")]
+    seen = [s["group_index"] for r in range(3) for s in json_lines(tmp_path / f"samples/{r}.jsonl")]
     assert len(seen) == 3 * 16
     assert sorted(Counter(seen).values()) == [4] * 12  # whole groups, none twice
     assert any("eval/held" in m for m in metrics)
@@ -100,7 +97,7 @@ def test_a_stream_per_sample(tiny: TinyRun, slime: Slime, tmp_path: Path) -> Non
     metrics = train(slime, tiny, tmp_path, custom_generate_function_path=path)
     last = [m for m in metrics if "train/loss" in m][-1]
     assert last["train/train_rollout_logprob_abs_diff"] < 1e-4
-    samples = lines(tmp_path / "samples/0.jsonl")
+    samples = json_lines(tmp_path / "samples/0.jsonl")
     assert {s["status"] for s in samples} <= {"completed", "truncated"}
     assert all([e["name"] for e in s["trace"]["events"]] == ["sglang_generate_stream"] * 2 for s in samples)
 
@@ -119,7 +116,7 @@ def test_a_data_source_a_buffer_filter_and_the_default_rollout_wrapped(
     rollouts = [m for m in metrics if "rollout/wrapped" in m]
     assert len(rollouts) == 3
     assert any(m.get("eval/wrapped") == 1.0 for m in metrics)
-    later = [s for i in (1, 2) for s in lines(tmp_path / f"samples/{i}.jsonl")]
+    later = [s for i in (1, 2) for s in json_lines(tmp_path / f"samples/{i}.jsonl")]
     back = [s for s in later if s["metadata"]["from_buffer"]]
     assert back, "groups in excess come back"
     assert all(s["metadata"]["taken_newest_first"] for s in back)
@@ -156,7 +153,7 @@ def test_a_run_goes_on_from_its_checkpoint(tiny: TinyRun, slime: Slime, tmp_path
     }  # fmt: skip
     train(slime, tiny, tmp_path, **flags)
     train(slime, tiny, tmp_path, **{**flags, "num_rollout": 2, "load": tmp_path})
-    first, second = (lines(tmp_path / f"samples/{i}.jsonl") for i in range(2))
+    first, second = (json_lines(tmp_path / f"samples/{i}.jsonl") for i in range(2))
     assert {s["row"] for s in first}.isdisjoint(s["row"] for s in second)
     assert max(s["index"] for s in first) + 1 == min(s["index"] for s in second)
 

@@ -13,20 +13,17 @@ import yaml
 
 import slime_core
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import metrics
 from tests.zygote import Zygote
 
 ROOT = Path(__file__).parents[2]
-
-
-def _lines(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_run_learns_and_leaves_everything_behind(tiny: TinyRun, tmp_path: Path, slime) -> None:
     save = tmp_path / "run"
     flags = {"num_rollout": 12, "save_interval": 5, "eval_interval": 5, "check_weight_update_equal": True}
     done = slime("train", *tiny.argv(save, **flags))
-    lines = _lines(save)
+    lines = metrics(save)
     assert [line["step"] for line in lines] == list(range(13))
     rewards = [line["rollout/raw_reward"] for line in lines[1:]]
     assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.2
@@ -87,7 +84,7 @@ def test_estimators_kl_and_filters_run(tiny: TinyRun, tmp_path: Path, slime) -> 
         "max_tokens_per_gpu": 64, "dynamic_sampling_filter_path": "nonzero_std", "over_sampling_batch_size": 6,
     }  # fmt: skip
     slime("train", *tiny.argv(save, **flags))
-    last = _lines(save)[-1]
+    last = metrics(save)[-1]
     assert last["train/kl_loss"] > 0
     assert last["train/entropy_loss"] > 0
     assert last["rollout/groups_drawn"] >= 6
@@ -105,7 +102,7 @@ def test_estimators_kl_and_filters_run(tiny: TinyRun, tmp_path: Path, slime) -> 
 def test_every_estimator_trains(tiny: TinyRun, tmp_path: Path, slime, estimator: str) -> None:
     save = tmp_path / "run"
     slime("train", *tiny.argv(save, num_rollout=1, eval_interval=None, advantage_estimator=estimator))
-    (line,) = _lines(save)
+    (line,) = metrics(save)
     assert line["train/grad_norm"] > 0
     assert f"default of --advantage-estimator {estimator}" in (save / "config.yaml").read_text() or estimator not in (
         "dr_grpo", "dapo", "reinforce_plus_plus_baseline"
@@ -122,7 +119,7 @@ def test_a_greedy_baseline_survives_partial_rollouts_and_resume(tiny: TinyRun, t
     slime("train", *tiny.argv(once, num_rollout=4, **flags))
     slime("train", *tiny.argv(twice, num_rollout=2, **flags))
     slime("train", *tiny.argv(twice, num_rollout=4, load=twice, **flags))
-    straight, resumed = _lines(once), _lines(twice)
+    straight, resumed = metrics(once), metrics(twice)
     assert any(line["rollout/groups_given_back"] for line in straight)
     names = ("rollout/greedy_baseline_reward", "rollout/raw_reward", "rollout/rewards", "train/loss")
     assert [[line[n] for n in names] for line in resumed] == [[line[n] for n in names] for line in straight]
@@ -147,7 +144,7 @@ def test_saved_rollouts_carry_the_greedy_baseline(tiny: TinyRun, tmp_path: Path,
     assert all(len(values) == 1 for values in baselines.values())
     expected = sum(row["reward"] - row["metadata"]["greedy_baseline"] for row in rows) / 8
     slime("train", *tiny.argv(tmp_path / "run", **{**flags, "run_dir": None}, load_debug_rollout_data=saved))
-    assert _lines(tmp_path / "run")[-1]["rollout/rewards"] == pytest.approx(expected, abs=1e-6)
+    assert metrics(tmp_path / "run")[-1]["rollout/rewards"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_custom_advantage_function(tiny: TinyRun, tmp_path: Path, slime) -> None:
@@ -158,7 +155,7 @@ def test_custom_advantage_function(tiny: TinyRun, tmp_path: Path, slime) -> None
     )
     flags = {"num_rollout": 1, "custom_advantage_function_path": tmp_path / "adv.py"}
     slime("train", *tiny.argv(tmp_path / "run", **flags))
-    assert _lines(tmp_path / "run")[-1]["rollout/advantages"] == pytest.approx(0.5)
+    assert metrics(tmp_path / "run")[-1]["rollout/advantages"] == pytest.approx(0.5)
 
 
 GENERATE = """
@@ -201,7 +198,7 @@ def test_functions_written_for_thudm_slime(where: str, tiny: TinyRun, tmp_path: 
         "custom_generate_function_path": f"{tmp_path / 'my_gen.py'}:generate",
     }
     slime("train", *tiny.argv(tmp_path / "run", **flags))
-    last = _lines(tmp_path / "run")[-1]
+    last = metrics(tmp_path / "run")[-1]
     assert last["rollout/failed_ratio"] == 0
     assert last["train/train_rollout_logprob_abs_diff_max"] < 1e-4
 
@@ -286,7 +283,7 @@ def test_sft_lowers_the_loss(tiny: TinyRun, tmp_path: Path, slime) -> None:
         "--rollout-batch-size", 64, "--global-batch-size", 16, "--num-epoch", 2, "--lr", "2e-3", "--save", save,
         "--save-interval", 100, "--num-threads", 1, "--lr-decay-style", "constant",
     )  # fmt: skip
-    losses = [line["train/loss"] for line in _lines(save)]
+    losses = [line["train/loss"] for line in metrics(save)]
     assert len(losses) == 8
     assert losses[-1] < 0.6 * losses[0]
 
@@ -313,7 +310,7 @@ def test_two_data_parallel_processes_train_as_one(
         assert done.returncode == 0, done.stderr[-3000:]
     assert "resumed from" in done.stdout
     keys = ("train/loss", "train/grad_norm", "rollout/raw_reward", "eval/held")
-    for first, second in zip(_lines(tmp_path / "one"), _lines(tmp_path / "two"), strict=True):
+    for first, second in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         for key in first.keys() & set(keys):
             assert first[key] == pytest.approx(second[key], rel=1e-3, abs=1e-5), (key, first["step"])
 
@@ -344,7 +341,7 @@ def test_training_against_a_served_engine(tiny: TinyRun, tmp_path: Path, slime, 
         server.terminate()
         assert server.wait(timeout=60) == 0
     slime("train", *tiny.argv(tmp_path / "inline", num_rollout=2))
-    over_http, inline = _lines(tmp_path / "http"), _lines(tmp_path / "inline")
+    over_http, inline = metrics(tmp_path / "http"), metrics(tmp_path / "inline")
     for first, second in zip(over_http, inline, strict=True):
         of_servers = {name for name in first.keys() - second.keys() if not name.startswith("engine/")}
         assert of_servers <= {"perf/update_weights_pause_time"}

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.conftest import TinyRun
+from tests.run_files import metrics
 
 QUIET = {"eval_interval": None, "eval_prompt_data": None, "num_rollout": 2, "save_interval": 2}
 
@@ -32,10 +33,6 @@ def post(args, rollout_id, rollout_data):
     for part in rollout_data["advantages"]:
         part.mul_(0.0)
 """
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow

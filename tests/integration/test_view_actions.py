@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -18,6 +17,7 @@ from starlette.testclient import TestClient
 
 from tests.conftest import TinyRun
 from tests.integration.test_view import View, viewed
+from tests.until import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -98,20 +98,13 @@ def test_one_at_a_time_and_no_longer_than_its_page_is_open(view: View, place: di
     leaving = HTTPConnection(url.host, url.port or 80)
     cookies = "; ".join(f"{name}={value}" for name, value in view.client.cookies.items())
     leaving.request("POST", "/api/score", json.dumps(wish), {"Content-Type": "application/json", "Cookie": cookies})
-    until(lambda: (tmp_path / "begun").exists())
+    wait_until(lambda: (tmp_path / "begun").exists())
     assert view.ask("pulse")["state"] == "ended"
     busy = view.client.post("api/score", json=quick)
     assert busy.status_code == 409
     assert "endless.py is going on" in busy.json()["error"]["message"]
     leaving.close()
-    until(lambda: view.client.post("api/score", json=quick).status_code != 409)
-
-
-def until(there: Any) -> None:
-    end = time.monotonic() + 60
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: view.client.post("api/score", json=quick).status_code != 409)
 
 
 def test_it_is_only_for_who_has_the_token_and_from_this_page(view: View, place: dict[str, Any]) -> None:

@@ -274,7 +274,7 @@ class EngineCore:
         batch, sampling = self._batch, self._sampling
         assert sampling is not None
         logits = batch.run()
-        note_routed(self.runner.routed, [(s, len(s.tokens) - 1, len(s.tokens)) for s in batch.sequences])
+        note_routed(self.runner.routed, ((s, len(s.tokens) - 1, len(s.tokens)) for s in batch.sequences))
         tokens, log_probs = sampling.sample(logits)
         batch.advance(tokens)
         self._append(batch.sequences, tokens.tolist(), log_probs.tolist())
@@ -285,13 +285,12 @@ class EngineCore:
         for sequence, token, log_prob in zip(sequences, tokens, log_probs):
             sequence.tokens.append(token)
             sequence.log_probs.append(log_prob)
-            complete = sequence.constraint is not None and not sequence.constraint.goes_on(token)
-            ends = complete or token in sequence.stop_ids or len(sequence.log_probs) >= sequence.limit
-            if ends or sequence.text_stream is not None or log_prob != log_prob:
-                self._check_end(sequence, token, complete)
+            ends = token in sequence.stop_ids or len(sequence.log_probs) >= sequence.limit
+            if ends or sequence.constraint is not None or sequence.text_stream is not None or log_prob != log_prob:
+                self._check_end(sequence, token, log_prob)
 
-    def _check_end(self, sequence: Sequence, token: int, complete: bool) -> None:
-        log_prob = sequence.log_probs[-1]
+    def _check_end(self, sequence: Sequence, token: int, log_prob: float) -> None:
+        complete = sequence.constraint is not None and not sequence.constraint.goes_on(token)
         if log_prob != log_prob:
             self._fail(sequence, "the model's logits are not finite; the weights it was given have diverged")
             return

@@ -37,7 +37,7 @@ class Linear:
         """Only the packed copy is kept."""
         self._kernels = kernels
         self.packed: torch.Tensor | None = None
-        """oneDNN's own, or for `kernels` [out / 64, in, 64], the last one padded; `repack` makes one that is gone."""
+        """oneDNN's own, or for `kernels` [out / 64, in, 64], the last one padded; an update makes one that is gone."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, in] -> [rows, out]."""
@@ -57,14 +57,27 @@ class Linear:
             rows = self.packed.to_dense() if self._kernels is None else self.packed.transpose(1, 2).flatten(0, 1)
             self.weight.copy_(rows[: len(self.weight)])
 
+    def pack(self, rows: torch.Tensor, place: torch.Tensor) -> bool:
+        """Write rows [n, in] to the packed copy of `kernels`, where they are what `place` is in `weight`.
+
+        `place`: a view of such rows, or [heads, 2, dim / 2, in], where rows i and i + dim / 2 of a head are side by
+        side. False where there is no such copy: `weight` is to be written, and `repack` follows.
+        """
+        if self._kernels is None:
+            return False
+        count, size = self.weight.shape
+        if self.packed is None:
+            self.packed = self.weight.new_zeros(-(-count // _TILE), size, _TILE)
+        rows = rows.to(self.weight.dtype).contiguous()
+        first = (place.storage_offset() - self.weight.storage_offset()) // size
+        dim = 2 * place.shape[2] if place.dim() == 4 else 0
+        self._kernels.pack(*rows.shape, rows.data_ptr(), self.packed.data_ptr(), first, dim)
+        return True
+
     def repack(self) -> None:
-        """Rebuild the packed copy from `weight`; a no-op where there is none."""
+        """Rebuild oneDNN's packed copy from `weight`; a no-op where there is none."""
         weight = self.weight
-        if self._kernels is not None:
-            if self.packed is None:
-                self.packed = weight.new_zeros(-(-len(weight) // _TILE), weight.shape[1], _TILE)
-            self._kernels.pack(*weight.shape, weight.data_ptr(), self.packed.data_ptr())
-        elif packs(weight.device, weight.dtype, weight.numel()):
+        if self._kernels is None and packs(weight.device, weight.dtype, weight.numel()):
             self.packed = None  # freed first: the new copy then mostly gets its memory, whose pages are there already
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
 

@@ -10,7 +10,7 @@ Legend: T tokens, n rows of an arena, Q query heads, H key/value heads, G = Q / 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 import torch
@@ -97,7 +97,7 @@ def new_routed(config: ModelConfig, total: int, device: torch.device) -> torch.T
     return torch.full(shape, -1, dtype=torch.int32, device=device)
 
 
-def note_routed(routed: torch.Tensor | None, pieces: Seq[tuple[Sequence, int, int]]) -> None:
+def note_routed(routed: torch.Tensor | None, pieces: Iterable[tuple[Sequence, int, int]]) -> None:
     """Hand rows of the last forward pass to their sequences: (sequence, first token, end), laid end to end."""
     if routed is None:
         return
@@ -158,9 +158,7 @@ class ModelRunner:
         rotated = config.num_heads + config.num_kv_heads
         x = F.embedding(tokens, weights.embedding)
         for i, layer in enumerate(weights.layers):
-            qkv = layer.qkv(F.rms_norm(x, (hidden,), layer.input_norm, eps)).view(total, -1, dim)
-            if qkv.dtype != torch.float32:
-                qkv = qkv.float()
+            qkv = layer.qkv(F.rms_norm(x, (hidden,), layer.input_norm, eps)).view(total, -1, dim).float()
             heads = qkv[:, :rotated]
             if layer.qk_norm is not None:
                 torch.mul(F.rms_norm(heads, (dim,), None, eps), layer.qk_norm, out=heads)

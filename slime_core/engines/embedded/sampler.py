@@ -65,9 +65,9 @@ class SamplingBatch:
         self._temperatures = torch.tensor(scales, device=device)[:, None]
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._all_greedy = all(greedy)
-        self._scales = torch.tensor(scales, device=device)[:, None] if any(s != 1.0 for s in scales) else None
+        self._scales = self._temperatures if any(s != 1.0 for s in scales) else None
         self._filtered = [i for i, p in enumerate(params) if p.filtered and not p.greedy]
-        self._filters = self._filter_tensors(params) if self._filtered else None
+        self._filters = self._filter_tensors() if self._filtered else None
         self._penalised = [i for i, p in enumerate(params) if p.penalised]
         self._guarded = [i for i, p in enumerate(params) if p.min_new_tokens > 0]
         self._constrained = [i for i, s in enumerate(self.sequences) if s.constraint is not None]
@@ -75,7 +75,7 @@ class SamplingBatch:
         self._keeps = any(s.kept is not None for s in self.sequences)
         self._top = [i for i, s in enumerate(self.sequences) if s.top_logprobs]
 
-    def _filter_tensors(self, params: Seq[object]) -> tuple[torch.Tensor, ...]:
+    def _filter_tensors(self) -> tuple[torch.Tensor, ...]:
         chosen = [self.sequences[i].params for i in self._filtered]
         rows = torch.tensor(self._filtered, device=self._device)
         top_p = torch.tensor([p.top_p if p.top_p < 1 else 2.0 for p in chosen], device=self._device)[:, None]
@@ -98,12 +98,11 @@ class SamplingBatch:
             chosen = torch.softmax(self._constrain(logits), dim=-1)
         if self._all_greedy:
             tokens = chosen.argmax(dim=-1)
-        elif self._filters is None:
-            tokens = self._draw(chosen)
         else:
-            self._filter(chosen := chosen.clone() if chosen is probs else chosen)
+            if self._filters is not None:
+                self._filter(chosen := chosen.clone() if chosen is probs else chosen)
             tokens = self._draw(chosen)
-            if self._keeps:
+            if self._filters is not None and self._keeps:
                 self._keep(chosen, logits if raw is None else raw)
         self._positions += np.uint64(1)
         if self._score is not None and raw is not None:
@@ -115,15 +114,11 @@ class SamplingBatch:
 
     def _draw(self, probs: torch.Tensor) -> torch.Tensor:
         """Inverse of the cumulative distribution at each row's uniform number."""
-        greedy = probs.argmax(dim=-1) if self._greedy is not None else None
         cdf = torch.cumsum(probs, dim=-1)
         uniform = torch.from_numpy(uniforms(self._seeds, self._positions)).to(self._device)
         targets = uniform[:, None] * cdf[:, -1:]
         tokens = torch.searchsorted(cdf, targets, right=True).squeeze(1).clamp_(max=probs.shape[1] - 1)
-        if greedy is not None:
-            assert self._greedy is not None
-            tokens = torch.where(self._greedy, greedy, tokens)
-        return tokens
+        return tokens if self._greedy is None else torch.where(self._greedy, probs.argmax(dim=-1), tokens)
 
     def _filter(self, probs: torch.Tensor) -> None:
         """Set to zero, in the filtered rows, what top-k, top-p and min-p exclude (each judged on the full row)."""

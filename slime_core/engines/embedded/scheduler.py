@@ -76,7 +76,7 @@ class Scheduler:
             admission.starts.append(start)
             tokens += length - start
         for twin, _ in admission.twins:
-            self._place(twin, min(len(twin.tokens) + 1, self.cache.max_context))
+            self.cache.arena_for(min(len(twin.tokens) + 1, self.cache.max_context)).place(twin)
         return admission
 
     def _leader(self, sequence: Sequence, leaders: dict[tuple[int, ...], Sequence]) -> Sequence | None:
@@ -92,16 +92,12 @@ class Scheduler:
             self.prefixes.shrink(self.cache.max_tokens - needed)
         return self.cache.fits(length, kept)
 
-    def _place(self, sequence: Sequence, room: int) -> None:
-        self.cache.arena_for(room).place(sequence)
-
     def _place_with_prefix(self, sequence: Sequence, room: int) -> int:
         """Place the sequence; the number of leading tokens copied from the prefix cache."""
-        if self.prefixes is None:
-            self._place(sequence, room)
-            return 0
-        owner, matched = self.prefixes.match(sequence.tokens, sequence.reusable)
-        self._place(sequence, room)
+        owner, matched = None, 0
+        if self.prefixes is not None:
+            owner, matched = self.prefixes.match(sequence.tokens, sequence.reusable)
+        self.cache.arena_for(room).place(sequence)
         if owner is None:
             return 0
         assert sequence.arena is not None

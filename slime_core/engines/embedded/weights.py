@@ -38,6 +38,8 @@ class _Place:
     """The target holds the tensor once per head."""
 
     def write(self, tensor: torch.Tensor) -> None:
+        if self.linear is not None and self.linear.pack(tensor, self.target) and self.linear.alone:
+            return
         self.target.copy_(tensor.reshape(self.target.shape[1:] if self.repeated else self.target.shape))
 
     def read(self) -> torch.Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.backends.whole_runs import ROLLOUTS, ROOT, Learned, demo, hold, metrics, release, running
+from tests.backends.whole_runs import ROLLOUTS, ROOT, Learned, demo, hold, release, running
 from tests.conftest import SLIME, Slime, TinyRun, without_start
+from tests.run_files import metrics
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from tests.backends.whole_runs import hold, running
 from tests.conftest import SLIME, Slime, TinyRun
+from tests.run_files import timeless
 
 pytestmark = pytest.mark.backends
 
@@ -23,11 +23,6 @@ FLAGS = {
     "save_interval": 1,
     "data_pad_size_multiplier": 1,
 }
-
-
-def _metrics(run_dir: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
 
 
 def _groups(directory: Path) -> list[int]:
@@ -52,9 +47,9 @@ def test_killed_after_a_commit_and_resumed(tiny: TinyRun, slime_ranks: Slime, tm
     done = slime_ranks(*argv[1:], timeout=240)
     assert f"resumed from {save}" in done.stdout
     assert "weights, optimizer, data cursor, buffer and RNG restored" in done.stdout
-    assert _metrics(save) == _metrics(whole)
+    assert timeless(save) == timeless(whole)
     # The engine serves what the two ranks have trained.
-    assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-5 for line in _metrics(save))
+    assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-5 for line in timeless(save))
     assert _groups(Path(f"{save}-dump")) == _groups(Path(f"{whole}-dump"))
     assert len({group for _, group in _groups(Path(f"{save}-dump"))}) == len(_groups(Path(f"{save}-dump"))) == 16
     last = "checkpoints/rollout_0000003/model.safetensors"
@@ -68,4 +63,4 @@ def test_killed_after_a_commit_and_resumed(tiny: TinyRun, slime_ranks: Slime, tm
     assert f"reference: weights of {save}/checkpoints/rollout_0000001, a slime commit after rollout 1" in done.stdout
     assert f"weights of {whole}/checkpoints/rollout_0000001" in done.stdout
     # Actor and reference begin as the same weights, so the first step's KL is that of equal models.
-    assert _metrics(tmp_path / "next")[-1]["train/kl_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert timeless(tmp_path / "next")[-1]["train/kl_loss"] == pytest.approx(0.0, abs=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 from tests.backends.whole_runs import Run, hold, release, running
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import timeless
 
 _OF_THE_PLACE = ("state.json", "manifest.json", "ledger.json")
 HELD = 3
@@ -75,12 +75,6 @@ def _is_actor(process: Path) -> bool:
         return False
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Without what depends on the clock."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
-
-
 def files(run_dir: Path) -> dict[str, bytes]:
     """The last checkpoint, without what names the run's settings or its ledger's files."""
     root = max((run_dir / "checkpoints").glob("rollout_*"))
@@ -92,5 +86,5 @@ def files(run_dir: Path) -> dict[str, bytes]:
 def verified(run_dir: Path, slime: Any, rollouts: int) -> None:
     """Nothing was skipped or done twice: by the ledger, and by the metrics."""
     assert slime("ledger", "verify", run_dir).returncode == 0
-    steps = [line["step"] for line in metrics(run_dir) if "train/loss" in line]
+    steps = [line["step"] for line in timeless(run_dir) if "train/loss" in line]
     assert steps == list(range(1, rollouts + 1))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.backends.ray.actors import files, metrics
+from tests.backends.ray.actors import files
 from tests.conftest import TinyRun
 from tests.image_runs import PICTURED, SAMPLES, argv, serving, write_inputs
+from tests.run_files import timeless
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -41,8 +42,8 @@ def test_sft_by_epochs(tiny: TinyRun, cluster: str, typed: Any, tmp_path: Path) 
     flags += ["--lr", "2e-3", "--save-interval", 100, "--num-threads", 1, "--no-preflight"]
     typed("sft", *flags, "--save", "here")
     typed("sft", *flags, "--save", "there", "--ray-address", cluster)
-    assert len(metrics(tmp_path / "there")) == 4
-    assert metrics(tmp_path / "there") == metrics(tmp_path / "here")
+    assert len(timeless(tmp_path / "there")) == 4
+    assert timeless(tmp_path / "there") == timeless(tmp_path / "here")
     assert files(tmp_path / "there") == files(tmp_path / "here")
     logs = sorted(path.stem for path in (tmp_path / "there" / "actors").glob("*.log"))
     assert logs == ["rollout", "trainer-rank-0"], "supervised rows need no engine"
@@ -80,7 +81,7 @@ def test_images(cluster: str, typed: Any, tmp_path: Path) -> None:
         typed(*argv(tmp_path, tmp_path / "there", server), "--ray-address", cluster)
         asked = [body.get("image_data") for body in server.asked("/generate")]
     assert sum(images is not None for images in asked) == 4 * PICTURED * SAMPLES, "two rollouts of two runs"
-    assert metrics(tmp_path / "there") == metrics(tmp_path / "here")
+    assert timeless(tmp_path / "there") == timeless(tmp_path / "here")
     assert files(tmp_path / "there") == files(tmp_path / "here")
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from slime_runs.files import read_lines
 
-from tests.backends.ray.actors import begun, files, metrics, struck, verified
+from tests.backends.ray.actors import begun, files, struck, verified
 from tests.backends.ray.conftest import ROLLOUTS
 from tests.conftest import TinyRun
+from tests.run_files import timeless
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -31,5 +32,5 @@ def test_it_is_brought_back(mode: str, tiny: TinyRun, inline: Path, cluster: str
     verified(tmp_path / "run", slime, ROLLOUTS)
     assert list((tmp_path / "run" / "waits").iterdir()) == []
     if mode == "synchronous":
-        assert metrics(tmp_path / "run") == metrics(inline)
+        assert timeless(tmp_path / "run") == timeless(inline)
         assert files(tmp_path / "run") == files(inline)

@@ -19,9 +19,10 @@ import pytest
 from ray._private.utils import write_ray_address
 from ray.cluster_utils import Cluster
 
-from tests.backends.ray.actors import actors, begun, ended, files, metrics
+from tests.backends.ray.actors import actors, begun, ended, files
 from tests.backends.whole_runs import hold, release, running
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import timeless
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
@@ -123,7 +124,7 @@ def test_ranks_on_two_nodes(tiny: TinyRun, nodes: Nodes, reward_file: str, typed
     typed("train", *one, "--save", "here")
     joined = ["--save", "there", "--ray-address", nodes.address]
     done = _slime(["train", *two, *joined], tmp_path, SLIME_TEST_WHERE=str(where))
-    assert metrics(tmp_path / "there") == metrics(tmp_path / "here")
+    assert timeless(tmp_path / "there") == timeless(tmp_path / "here")
     assert files(tmp_path / "there") == files(tmp_path / "here")
 
     command, *actors = [json.loads(line) for line in where.read_text().splitlines()]
@@ -165,7 +166,7 @@ def test_a_job(tiny: TinyRun, nodes: Nodes, reward_file: str, tmp_path: Path) ->
     lines = done.stdout.splitlines()
     assert lines[0].startswith("job raysubmit_"), done
     assert any(line.startswith("rollout 1/1") for line in lines), done
-    assert metrics(tmp_path / "run")[-1]["step"] == 1
+    assert timeless(tmp_path / "run")[-1]["step"] == 1
     assert "lr: 0.003" in (tmp_path / "run" / "config.yaml").read_text(), "flags lie above the environment"
     files = [json.loads(line)["file"] for line in where.read_text().splitlines()]
     assert files[0] == str(tmp_path / "files" / "rm.py"), "checked here"
@@ -191,7 +192,7 @@ def test_a_job_goes_on_without_its_command(tiny: TinyRun, nodes: Nodes, tmp_path
     assert f"slime: job goes-on goes on; {stop}" in command.said()
     assert "Traceback" not in command.said()
     assert follow(JobSubmissionClient(nodes.dashboard), "goes-on") == 0
-    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    assert [line["step"] for line in timeless(tmp_path / "run")] == [1, 2, 3, 4]
 
 
 @pytest.mark.timeout(600)
@@ -241,7 +242,7 @@ def test_a_node_that_goes(of: str, tiny: TinyRun, nodes: Nodes, slime: Any, tmp_
         assert "a node of the run went, and no other took its place within 15 s" in line
     else:
         assert " died in " in line
-    reached = max(line["step"] for line in metrics(tmp_path / "run")) + 1
+    reached = max(line["step"] for line in timeless(tmp_path / "run")) + 1
     flags = tiny.argv(tmp_path / "run", load=tmp_path / "run", num_rollout=reached)
     assert "resumed from" in slime("train", *flags, timeout=300).stdout
     assert slime("ledger", "verify", tmp_path / "run").returncode == 0

@@ -12,9 +12,10 @@ import ray
 from ray.util import placement_group, remove_placement_group
 
 from tests.backends.conftest import CPUS
-from tests.backends.ray.actors import files, metrics
+from tests.backends.ray.actors import files
 from tests.backends.ray.conftest import ROLLOUTS
 from tests.conftest import TinyRun
+from tests.run_files import timeless
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -29,7 +30,7 @@ def test_same_bits_as_inline_and_one_goes_on_where_the_other_ended(
 ) -> None:
     joined, run, other = ["--ray-address", cluster], tmp_path / "run", tmp_path / "other"
     done = typed("train", *tiny.argv(run, num_rollout=ROLLOUTS), *joined)
-    assert metrics(run) == metrics(inline)
+    assert timeless(run) == timeless(inline)
     assert files(run) == files(inline)
     assert kept(run) == kept(inline), "the actors are told of the end: their last files are whole, the index is closed"
     assert "Traceback" not in done.stderr
@@ -40,7 +41,7 @@ def test_same_bits_as_inline_and_one_goes_on_where_the_other_ended(
     done = typed("train", *tiny.argv(other, load=other, num_rollout=ROLLOUTS + 1), *joined)
     assert f"continuing with rollout {ROLLOUTS}" in done.stdout
     typed("train", *tiny.argv(run, load=run, num_rollout=ROLLOUTS + 1))
-    assert metrics(run) == metrics(other)
+    assert timeless(run) == timeless(other)
     assert files(run) == files(other)
 
 

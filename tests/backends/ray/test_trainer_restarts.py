@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from slime_runs.files import read_lines
 
-from tests.backends.ray.actors import actors, begun, ended, files, metrics, struck, verified
+from tests.backends.ray.actors import actors, begun, ended, files, struck, verified
 from tests.backends.ray.conftest import ROLLOUTS
 from tests.conftest import TinyRun
+from tests.run_files import timeless
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -33,7 +34,7 @@ def test_the_run_ends_as_if_nothing_had_been(
     assert "restart 1 of 2 from rollout_" in run.said()
     assert [event["event"] for event in read_lines(tmp_path / "run" / "events.jsonl")] == ["trainer_restart"]
     verified(tmp_path / "run", slime, ROLLOUTS)
-    assert metrics(tmp_path / "run") == metrics(inline)
+    assert timeless(tmp_path / "run") == timeless(inline)
     assert files(tmp_path / "run") == files(inline)
 
 
@@ -82,7 +83,7 @@ def test_a_death_that_nobody_survives_is_named_with_its_log_and_load_goes_on(
     assert "restart 1 of" not in run.said()
     ended(tmp_path / "run")
     assert list((tmp_path / "run" / "waits").iterdir()) == []
-    reached = max(line["step"] for line in metrics(tmp_path / "run")) + 1
+    reached = max(line["step"] for line in timeless(tmp_path / "run")) + 1
     done = slime("train", *tiny.argv(tmp_path / "run", load=tmp_path / "run", num_rollout=reached))
     assert "resumed from" in done.stdout
     assert slime("ledger", "verify", tmp_path / "run").returncode == 0

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slime_testing_contracts import pytest_plugin
@@ -24,13 +25,12 @@ def bad(args, sample):
 
 
 @pytest.fixture
-def contracts(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def contracts(tmp_path: Path, program: Callable[..., Any]) -> Callable[..., subprocess.CompletedProcess[str]]:
     (tmp_path / "my_rm.py").write_text(REWARDS)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["--pyargs", "slime_testing_contracts.components", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        suites = ("--pyargs", "slime_testing_contracts.components")
+        return program("pytest", "-q", "-p", "no:cacheprovider", *suites, *words, cwd=tmp_path)
 
     return run
 

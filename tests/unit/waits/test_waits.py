@@ -33,6 +33,7 @@ from slime_core.waits import (
 )
 from slime_core.waits.board import Board, remove_board, rows
 from slime_core.waits.stacks import stacks
+from tests.until import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +50,6 @@ def board(tmp_path, monkeypatch):
     yield start_board(tmp_path, "rank 0")
     stop_board()
     table.forget_all()
-
-
-def _until(found, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
-    return value
 
 
 def _read(board):
@@ -150,12 +143,12 @@ def test_a_wait_costs_microseconds() -> None:
 def test_the_board_tells_who_waits_for_what(board) -> None:
     progress(rollout_id=3)
     with waiting("weights", deadline=0.0, then="the run stops"):
-        said = _until(lambda: (b := _read(board))["waits"] and b)
+        said = wait_until(lambda: (b := _read(board))["waits"] and b)
     assert (said["role"], said["pid"]) == ("rank 0", os.getpid())
     assert said["progress"]["rollout_id"] == 3
     (row,) = said["waits"]
     assert (row["what"], row["then"], row["overdue"], row["in"]) == ("weights", "the run stops", True, "thread")
-    _until(lambda: not _read(board)["waits"])
+    wait_until(lambda: not _read(board)["waits"])
 
 
 def test_a_board_says_nothing_new_when_nothing_changes(board, monkeypatch) -> None:
@@ -168,7 +161,7 @@ def test_a_board_says_nothing_new_when_nothing_changes(board, monkeypatch) -> No
 def test_heartbeat(board, monkeypatch) -> None:
     monkeypatch.setattr(board_module, "HEARTBEAT", 0.02)
     before = _read(board)["heartbeat"]
-    _until(lambda: _read(board)["heartbeat"] > before)
+    wait_until(lambda: _read(board)["heartbeat"] > before)
 
 
 def test_many_waits_are_cut(board) -> None:
@@ -229,7 +222,7 @@ def test_a_full_disk_is_logged_once_and_ends_nothing(board, monkeypatch, caplog)
     for number in range(3):
         progress(rollout_id=number)
         seen = len(tried)
-        _until(lambda seen=seen: len(tried) > seen)
+        wait_until(lambda seen=seen: len(tried) > seen)
     assert [r.message for r in caplog.records] == ["waits are not published: [Errno 28] No space left on device"]
 
 
@@ -257,7 +250,7 @@ async def test_stacks_go_down_to_the_line_that_waits() -> None:
 def test_a_request_for_stacks_is_answered(board) -> None:
     board_module.replace_text(board.path.with_suffix(".ask"), "question 7")
     answer = board.path.with_suffix(".stacks")
-    _until(answer.exists)
+    wait_until(answer.exists)
     assert answer.read_text().startswith("question 7\nthread ")
     assert not board.path.with_suffix(".ask").exists()
 

@@ -83,6 +83,7 @@ def test_tensorboard_has_numbers_histograms_and_the_texts_that_were_asked_for(
     assert PROMPT.encode() in written(tmp_path)
 
 
+@pytest.mark.slow  # its service takes seconds to start
 def test_wandb_has_them_without_key_and_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_API_KEY", "")

@@ -20,7 +20,7 @@ def test_every_kernel_gives_the_product_of_the_present_weight(
     linear = Linear(weight, offset, kernels=None if source is None else load(source))
     x = torch.randn(rows, 256)
     for _ in range(2):
-        linear.repack()
+        _ = linear.pack(weight, weight) or linear.repack()
         expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
         torch.testing.assert_close(linear(x).double(), expected, atol=1e-4, rtol=1e-5)
         weight.normal_()
@@ -39,9 +39,22 @@ def test_a_packed_copy_alone_serves_and_is_read_back(
     linear = Linear(weight, None, alone=True, kernels=kernels)
     for _ in range(3):
         given = torch.randn(shape).to(dtype)
-        weight.copy_(given)
-        linear.repack()
+        if not linear.pack(given, weight):
+            weight.copy_(given)
+            linear.repack()
         weight.fill_(float("nan"))
         torch.testing.assert_close(linear(x), F.linear(x, given), rtol=1e-2, atol=1e-3)
         linear.unpack()
         assert torch.equal(weight, given)
+
+
+@pytest.mark.skipif(load("decode") is None, reason="no C compiler")
+def test_rows_are_packed_as_a_write_through_the_view_would_lay_them() -> None:
+    weight, parts = torch.empty(160, 48), [torch.randn(rows, 48) for rows in (96, 64)]
+    linear = Linear(weight, None, alone=True, kernels=load("decode"))
+    places = weight[:96].view(2, 24, 2, 48).transpose(1, 2), weight[96:]
+    for part, place in zip(parts, places):
+        assert linear.pack(part, place)
+    linear.unpack()
+    for part, place in zip(parts, places):
+        assert torch.equal(place.reshape(part.shape), part)

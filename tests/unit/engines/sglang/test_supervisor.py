@@ -23,6 +23,7 @@ from slime_testing_contracts.tiny import tiny_model
 from slime_core.config import Args
 from slime_core.errors import EngineError
 from tests.engine_processes import EmbeddedServer, SmallRouter
+from tests.until import wait_until
 
 READY, OUT = WorkerState.READY, WorkerState.QUARANTINED
 
@@ -107,24 +108,17 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
         one.close()
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_a_killed_server_is_restarted_and_brought_to_the_current_version(fleet: Callable[..., Fleet]) -> None:
     it = fleet()
     it.update(4)
     it.supervisor.start()
     it.servers[0].send(signal.SIGKILL)
-    until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the worker to be back")
+    wait_until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the worker to be back")
     assert it.servers[0].get("/model_info")["weight_version"] == "4"
     assert it.workers[0].weight_version == 4
     assert it.servers[1].starts == 1
-    until(lambda: "restarted" in it.events(), "the event")
+    wait_until(lambda: "restarted" in it.events(), "the event")
     assert it.events() == ["quarantined", "restarted"]
     (first, second) = it.records()
     assert "signal 9" in first["reason"]
@@ -141,7 +135,7 @@ def test_a_frozen_server_is_found_killed_and_replaced(fleet: Callable[..., Fleet
     it.supervisor.start()
     frozen = it.servers[0].pid
     it.servers[0].freeze()
-    until(lambda: it.servers[0].starts >= 2 and it.workers[0].state is READY, "the worker to be back")
+    wait_until(lambda: it.servers[0].starts >= 2 and it.workers[0].state is READY, "the worker to be back")
     assert it.servers[0].pid != frozen
     assert "--rollout-health-check-timeout" in it.records()[0]["reason"]
 
@@ -152,7 +146,7 @@ def test_a_server_with_other_weights_is_replaced(fleet: Callable[..., Fleet]) ->
     it.update(7)
     it.supervisor.start()
     it.servers[1].post("/update_weight_version", {"new_version": "6"})
-    until(lambda: it.servers[1].starts == 2 and it.workers[1].state is READY, "the worker to be back")
+    wait_until(lambda: it.servers[1].starts == 2 and it.workers[1].state is READY, "the worker to be back")
     assert "serves weight version '6', wanted is 7" in it.records(1)[0]["reason"]
     assert it.servers[1].get("/model_info")["weight_version"] == "7"
 
@@ -170,7 +164,7 @@ def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(
 
     def looked(times: int) -> None:
         enough = len(findings) + times
-        until(lambda: len(findings) >= enough, f"{times} looks")
+        wait_until(lambda: len(findings) >= enough, f"{times} looks")
 
     monkeypatch.setattr(WorkerWatch, "look", noted)
     it.update(1)
@@ -187,7 +181,7 @@ def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(
     assert it.events() == []
     it.supervisor.of_workers[it.workers[0]].timeout = 1.5
     it.pool.paused = False
-    until(lambda: it.servers[0].starts >= 2 and it.workers[0].state is READY, "the paused server to be found hung")
+    wait_until(lambda: it.servers[0].starts >= 2 and it.workers[0].state is READY, "the paused server to be found hung")
 
 
 @pytest.mark.slow
@@ -209,11 +203,11 @@ def test_the_first_wait_holds_after_every_start(fleet: Callable[..., Fleet]) -> 
     began = time.monotonic()
     it.supervisor.start()
     it.servers[0].post("/update_weight_version", {"new_version": "9"})
-    until(lambda: it.workers[0].state is OUT, "the lie to be found")
+    wait_until(lambda: it.workers[0].state is OUT, "the lie to be found")
     assert time.monotonic() - began >= 2.0
-    until(lambda: it.workers[0].state is READY, "the worker to be back")
+    wait_until(lambda: it.workers[0].state is READY, "the worker to be back")
     it.servers[0].post("/update_weight_version", {"new_version": "9"})
-    until(lambda: it.events()[:3] == ["quarantined", "restarted", "quarantined"], "the lie to be found")
+    wait_until(lambda: it.events()[:3] == ["quarantined", "restarted", "quarantined"], "the lie to be found")
     _, back, out = it.records()[:3]
     assert out["time"] - back["time"] >= 1.9
 
@@ -225,7 +219,7 @@ def test_restarts_are_bounded_and_the_reason_is_kept(fleet: Callable[..., Fleet]
     assert it.pool.recovering
     it.servers[0].refuse = "no memory left"
     it.servers[0].send(signal.SIGKILL)
-    until(lambda: not it.pool.recovering, "the supervisor to give up")
+    wait_until(lambda: not it.pool.recovering, "the supervisor to give up")
     with pytest.raises(EngineError, match=r"no engine is ready: .*out for good after 2 restarts .*no memory left"):
         it.pool.acquire()
     assert it.events() == ["quarantined", "restart_failed", "restart_failed", "lost"]
@@ -236,7 +230,7 @@ def test_without_fault_tolerance_a_dead_server_is_only_taken_out(fleet: Callable
     it = fleet(use_fault_tolerance=False)
     it.supervisor.start()
     it.servers[0].send(signal.SIGKILL)
-    until(lambda: it.workers[0].state is OUT, "the worker to be taken out")
+    wait_until(lambda: it.workers[0].state is OUT, "the worker to be taken out")
     assert it.workers[0].reason == "was ended by signal 9"
     assert not it.pool.recovering
     assert it.servers[0].starts == 1
@@ -251,15 +245,15 @@ def test_an_external_server_is_never_restarted_and_comes_back_with_the_wanted_ve
     it.update(3)
     it.supervisor.start()
     it.servers[0].kill()
-    until(lambda: it.workers[0].state is OUT, "the dead server to be found")
+    wait_until(lambda: it.workers[0].state is OUT, "the dead server to be found")
     time.sleep(1.0)
     assert it.servers[0].starts == 1
     assert it.events() == ["quarantined"]
     it.servers[0].start()  # by hand, on its port, with the weights of the checkpoint
     it.servers[0].wait()
-    until(lambda: it.workers[0].state is READY, "the server to be readmitted")
+    wait_until(lambda: it.workers[0].state is READY, "the server to be readmitted")
     assert it.servers[0].get("/model_info")["weight_version"] == "3"
-    until(lambda: it.events() == ["quarantined", "readmitted"], "the event")
+    wait_until(lambda: it.events() == ["quarantined", "readmitted"], "the event")
 
 
 @pytest.mark.slow
@@ -272,12 +266,12 @@ def test_an_external_server_is_waited_for_without_fault_tolerance_too(fleet: Cal
     assert it.pool.recovering
     it.servers[0].start()
     it.servers[0].wait()
-    until(lambda: it.workers[0].state is READY, "the server to be readmitted")
+    wait_until(lambda: it.workers[0].state is READY, "the server to be readmitted")
     assert it.caught_up == [it.workers[0].url]
     assert it.servers[0].get("/model_info")["weight_version"] == "3"
 
 
-@pytest.mark.parametrize("lack", ["server", "weights"])
+@pytest.mark.parametrize("lack", ["server", pytest.param("weights", marks=pytest.mark.slow)])
 def test_an_external_server_that_does_not_come_back_is_lost_and_the_error_says_how_to_go_on(
     fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch, lack: str
 ) -> None:
@@ -295,11 +289,11 @@ def test_an_external_server_that_does_not_come_back_is_lost_and_the_error_says_h
 
         it.model.catch_up = nothing_kept
     it.pool.set_state(it.workers[0], OUT, "Cannot connect")
-    until(lambda: not it.pool.recovering, "the supervisor to give up")
+    wait_until(lambda: not it.pool.recovering, "the supervisor to give up")
     what = r"is gone: it has not come back within 1 s \(Cannot connect\)" if lack == "server" else "without the weights"
     with pytest.raises(EngineError, match=rf"no engine is ready: {it.workers[0].url} .*{what}.*Start it again"):
         it.pool.acquire()
-    until(lambda: it.events() == ["quarantined", "lost"], "the event, which is told after the pool")
+    wait_until(lambda: it.events() == ["quarantined", "lost"], "the event, which is told after the pool")
 
 
 @pytest.mark.slow
@@ -309,7 +303,7 @@ def test_an_external_server_that_a_cut_update_left_paused_comes_back(fleet: Call
     it.servers[0].post("/pause_generation", {"mode": "abort"})
     it.pool.set_state(it.workers[0], OUT, "it failed an update")
     it.supervisor.start()
-    until(lambda: it.workers[0].state is READY, "the server to be readmitted")
+    wait_until(lambda: it.workers[0].state is READY, "the server to be readmitted")
     assert it.caught_up == [it.workers[0].url]
     assert not it.servers[0].get("/server_info")["paused"]
 
@@ -322,7 +316,7 @@ def test_a_restart_between_two_beats_is_seen_by_its_version(fleet: Callable[...,
     it.servers[0].kill()
     it.servers[0].start()
     it.servers[0].wait()
-    until(lambda: "readmitted" in it.events(), "the server to be readmitted")
+    wait_until(lambda: "readmitted" in it.events(), "the server to be readmitted")
     assert "serves weight version '0', wanted is 3" in it.records()[0]["reason"]
     assert it.servers[0].get("/model_info")["weight_version"] == "3"
 
@@ -332,7 +326,7 @@ def test_a_model_that_is_never_updated_is_restarted_as_it_is(fleet: Callable[...
     it = fleet(count=1, frozen=True)
     it.supervisor.start()
     it.servers[0].send(signal.SIGKILL)
-    until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the worker to be back")
+    wait_until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the worker to be back")
     assert it.caught_up == []
 
 
@@ -343,12 +337,12 @@ def test_readmission_waits_for_an_update_that_is_under_way(fleet: Callable[..., 
     it.supervisor.start()
     with it.pool.update_lock:
         it.servers[0].send(signal.SIGKILL)
-        until(lambda: it.servers[0].starts == 2, "the restart")
+        wait_until(lambda: it.servers[0].starts == 2, "the restart")
         time.sleep(1.0)
         assert it.workers[0].state is OUT
         it.servers[1].post("/update_weight_version", {"new_version": "2"})
         it.pool.version_wanted = 2
-    until(lambda: it.workers[0].state is READY, "the worker to be back")
+    wait_until(lambda: it.workers[0].state is READY, "the worker to be back")
     assert it.servers[0].get("/model_info")["weight_version"] == "2"
 
 
@@ -358,7 +352,7 @@ def test_stop_ends_the_thread_in_the_middle_of_a_recovery(fleet: Callable[..., F
     it.supervisor.start()
     with it.pool.update_lock:  # holds the recovery up
         it.servers[0].send(signal.SIGKILL)
-        until(lambda: it.servers[0].starts == 2, "the restart")
+        wait_until(lambda: it.servers[0].starts == 2, "the restart")
         began = time.monotonic()
         it.supervisor.stop()
         assert time.monotonic() - began < 20
@@ -375,7 +369,7 @@ def test_a_dead_router_comes_back_at_its_address_and_knows_every_ready_server(fl
     url, everybody = it.router.url, {worker.url for worker in it.workers}
     it.router.send(signal.SIGKILL)
     it.supervisor.router_failed()
-    until(lambda: "router_restarted" in it.events(None), "the router to be back")
+    wait_until(lambda: "router_restarted" in it.events(None), "the router to be back")
     assert (it.router.starts, it.router.alive) == (2, True)
     assert it.supervisor.take_metrics()["engine/router_restarts"] == 1
     assert it.router.url == url
@@ -393,7 +387,7 @@ def test_a_frozen_router_is_found(fleet: Callable[..., Fleet]) -> None:
     assert it.router is not None
     it.supervisor.start()
     it.router.freeze()
-    until(lambda: it.router.starts >= 2 and "router_restarted" in it.events(None), "the router to be back")
+    wait_until(lambda: it.router.starts >= 2 and "router_restarted" in it.events(None), "the router to be back")
 
 
 @pytest.mark.slow
@@ -404,10 +398,10 @@ def test_the_router_never_has_a_server_that_is_out(fleet: Callable[..., Fleet]) 
     it.supervisor.start()
     with it.pool.update_lock:  # holds the recovery up before it ends
         it.servers[0].send(signal.SIGKILL)
-        until(lambda: it.router.workers() == {it.workers[1].url}, "the router to forget the server")
-        until(lambda: it.servers[0].starts == 2, "the restart")
+        wait_until(lambda: it.router.workers() == {it.workers[1].url}, "the router to forget the server")
+        wait_until(lambda: it.servers[0].starts == 2, "the restart")
         assert it.router.workers() == {it.workers[1].url}
-    until(lambda: it.router.workers() == {w.url for w in it.workers}, "the router to know it again")
+    wait_until(lambda: it.router.workers() == {w.url for w in it.workers}, "the router to know it again")
     assert it.workers[0].state is READY
 
 
@@ -417,7 +411,7 @@ def test_the_routers_list_is_corrected_at_a_beat(fleet: Callable[..., Fleet]) ->
     assert it.router is not None
     it.router.post("/workers", {"url": "http://127.0.0.1:9"})
     it.supervisor.start()
-    until(lambda: it.router.workers() == {w.url for w in it.workers}, "the stranger to be taken out")
+    wait_until(lambda: it.router.workers() == {w.url for w in it.workers}, "the stranger to be taken out")
 
 
 # -- servers that answer no requests for tokens ------------------------------------------------------------
@@ -441,7 +435,7 @@ def test_a_companion_that_died_or_hangs_is_restarted_and_nobody_quarantined(
     encoder = companion(it)
     it.supervisor.start()
     encoder.send(how)
-    until(lambda: it.events(1)[:2] == ["companion_failed", "restarted"], "the companion to be back")
+    wait_until(lambda: it.events(1)[:2] == ["companion_failed", "restarted"], "the companion to be back")
     assert encoder.starts == 2
     assert it.events(0) == []
     assert it.supervisor.take_metrics()["engine/restarts"] == 1
@@ -454,7 +448,7 @@ def test_a_companion_is_given_up_like_a_server(fleet: Callable[..., Fleet]) -> N
     encoder.refuse = "no memory"
     it.supervisor.start()
     encoder.send(signal.SIGKILL)
-    until(lambda: "lost" in it.events(1), "the companion to be given up")
+    wait_until(lambda: "lost" in it.events(1), "the companion to be given up")
     assert it.events(1) == ["companion_failed", "restart_failed", "lost"]
 
 
@@ -464,5 +458,5 @@ def test_without_fault_tolerance_a_dead_companion_is_told_of(fleet: Callable[...
     encoder = companion(it)
     it.supervisor.start()
     encoder.send(signal.SIGKILL)
-    until(lambda: it.events(1) == ["companion_failed"], "the event")
+    wait_until(lambda: it.events(1) == ["companion_failed"], "the event")
     assert encoder.starts == 1

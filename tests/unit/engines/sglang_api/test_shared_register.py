@@ -60,6 +60,7 @@ def test_a_living_process_keeps_its_names_and_a_killed_one_does_not(
     assert names(tmp_path) == {"foreign", "mine"}
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_well_leaves_no_file(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("slime-*"))) == 1
     holder.communicate(timeout=30)
