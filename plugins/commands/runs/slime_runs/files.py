@@ -75,8 +75,14 @@ def parse_name(name: str) -> tuple[int, bool] | None:
 
 def sample_files(folder: Path) -> list[Path]:
     """Those in the folder, in the order of rollouts."""
-    named = [(parse_name(path.name), path) for path in folder.glob("*.jsonl.zst")]
-    return [path for found, path in sorted((found, path) for found, path in named if found is not None)]
+    return [folder / name for name in file_names(folder)]
+
+
+def file_names(folder: Path) -> list[str]:
+    """Their names."""
+    names = os.listdir(folder) if folder.is_dir() else ()
+    parsed = {name: found for name in names if (found := parse_name(name)) is not None}
+    return sorted(parsed, key=parsed.__getitem__)
 
 
 def json_lines(rows: Iterable[Row]) -> bytes:
