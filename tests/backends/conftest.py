@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from slime_engine_sglang.service import Place
 from slime_core.config import Args, load_settings
 from slime_core.errors import ConfigError
 from tests.backends.whole_runs import Learned, demo
+from tests.conftest import SLIME
 from tests.run_files import metrics
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
@@ -176,3 +178,19 @@ async def _launch(fleet: Fleet) -> None:
         await asyncio.gather(*(router.add_worker(worker) for worker in model.workers()))
     finally:
         await http.close()
+
+
+@pytest.fixture
+def puller(sglang_server: Running, tmp_path: Path) -> Iterator[str]:
+    """`slime pull-weights` beside the server; HOST:PORT."""
+    command = [
+        *(SLIME, "pull-weights", "--source", tmp_path / "weights", "--local-dir", tmp_path / "local", "--port", "0"),
+        *("--engine-url", *sglang_server.urls),
+    ]
+    with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            yield running.stdout.readline().strip().rsplit("http://", 1)[1]
+        finally:
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(timeout=60) == 0

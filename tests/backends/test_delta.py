@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import signal
-import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from slime_weight_transport_delta.writer import DeltaWriter
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError
 from tests.backends.conftest import Running
-from tests.conftest import SLIME
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -45,22 +42,6 @@ def moved(model: Any, share: float, seed: int) -> Any:
 def named(model: Any) -> list[tuple[str, torch.Tensor]]:
     tied = model.config.tie_word_embeddings
     return [(n, p.detach()) for n, p in model.named_parameters() if not (tied and n == "lm_head.weight")]
-
-
-@pytest.fixture
-def puller(sglang_server: Running, tmp_path: Path) -> Iterator[str]:
-    """`slime pull-weights` beside the server; HOST:PORT."""
-    command = [
-        *(SLIME, "pull-weights", "--source", tmp_path / "weights", "--local-dir", tmp_path / "local", "--port", "0"),
-        *("--engine-url", *sglang_server.urls),
-    ]
-    with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as running:
-        try:
-            assert running.stdout is not None
-            yield running.stdout.readline().strip().rsplit("http://", 1)[1]
-        finally:
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from slime_command_view.server import make_app
 from slime_runs import Run
 from slime_runs.files import FOLDER, file_name, sample_files, write_file
@@ -217,6 +218,21 @@ def test_a_last_file_that_cannot_be_written_is_said(tmp_path: Path, caplog: pyte
     store.slime_log_rollout(0, make_args(run_dir=str(tmp_path)), [Sample(tokens=[1], prompt="p", group_index=0)])
     store.slime_run_end(None)
     assert "samples are no longer stored in this run: IsADirectoryError" in caplog.text
+
+
+def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:
+    """As a reward leaves it in metadata: all other samples were lost with it."""
+    seen = {1: ValueError("no"), "t": torch.zeros(2), "tags": [{"a"}, 2**70], "b": b"x", "half": "\ud800", "n": 1.5}
+    store = SampleStore()
+    group = [Sample(tokens=[1], prompt="p", group_index=0, index=i, metadata=seen if i else {}) for i in range(2)]
+    store.slime_log_rollout(0, make_args(run_dir=str(tmp_path)), group)
+    store.slime_run_end(None)
+    plain, odd = Run(tmp_path).samples()
+    assert plain.row["metadata"] == {}
+    assert odd.row["metadata"] == {
+        "1": "ValueError('no')", "t": "tensor([0., 0.])", "tags": ["{'a'}", str(2**70)], "b": "b'x'",
+        "half": "'\\ud800'", "n": 1.5,
+    }  # fmt: skip
 
 
 def test_what_a_model_wrote_cannot_move_the_terminal(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:

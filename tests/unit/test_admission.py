@@ -16,6 +16,7 @@ from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.provenance import NOT_SAMPLED, Source, Span
 from slime_core.rollout.batch import make_batch
+from tests.sweeps import sweep
 
 ARGS = Args(reward_key=None)
 
@@ -105,7 +106,7 @@ REFUSED: list[tuple[Callable[[], Sample], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), REFUSED)
+@sweep("make, message", REFUSED)
 def test_what_is_refused_is_data(make: Callable[[], Sample], message: str) -> None:
     sample, good = make(), told()
     before = copy.deepcopy(sample)

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import copy
-import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import pytest
 from slime_core.config import Args
 from tests.backends.conftest import Running
 from tests.backends.megatron.ranks import RankPool
-from tests.conftest import SLIME
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -27,22 +24,6 @@ TRAINING = {
     "rollout_temperature": 1.0, "check_weight_update_equal": True, "update_weight_buffer_size": 50_000,
     "update_weight_timeout": 60, "update_weight_disk_keep_files": False,
 }  # fmt: skip
-
-
-@pytest.fixture
-def puller(sglang_server: Running, tmp_path: Path) -> Iterator[str]:
-    """`slime pull-weights` beside the server; HOST:PORT."""
-    command = [
-        *(SLIME, "pull-weights", "--source", tmp_path / "weights", "--local-dir", tmp_path / "local", "--port", "0"),
-        *("--engine-url", *sglang_server.urls),
-    ]
-    with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as running:
-        try:
-            assert running.stdout is not None
-            yield running.stdout.readline().strip().rsplit("http://", 1)[1]
-        finally:
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

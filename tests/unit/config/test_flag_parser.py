@@ -10,6 +10,7 @@ import pytest
 from slime_core.config import FlagParser
 from slime_core.config.flag_parser import OneOrMore, Switch, as_json, words
 from slime_core.errors import ConfigError
+from tests.sweeps import sweep
 
 
 def flag(**shape: Any) -> FlagParser:
@@ -48,8 +49,8 @@ def test_what_does_not_fit_is_said_with_its_place(shape: dict[str, Any], raw: An
     assert str(caught.value).startswith(f"run.yaml:3: x {raw!r}: {message}")
 
 
-@pytest.mark.parametrize(
-    ("shape", "raw", "value"),
+@sweep(
+    "shape, raw, value",
     [
         ({"type": int}, "-1", -1),
         ({"type": int}, 2.0, 2),

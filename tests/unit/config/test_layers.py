@@ -9,6 +9,7 @@ import pytest
 
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
+from tests.sweeps import sweep
 
 Load = Callable[..., Settings]
 
@@ -137,8 +138,7 @@ def test_custom_keys_become_attributes_and_cannot_bypass_checks() -> None:
     assert show("--config", "main.yaml").args.my_turns == 5
 
 
-@pytest.mark.parametrize(
-    ("yaml", "message"),
+@sweep("yaml, message",
     [
         ("lr: 1\nrolout_batch_size: 4\n",
          "a.yaml:2: unknown setting 'rolout_batch_size'. Did you mean rollout_batch_size?"),

@@ -8,6 +8,7 @@ import pytest
 
 from slime_core.config import Settings
 from slime_core.errors import ConfigError
+from tests.sweeps import sweep
 
 Load = Callable[..., Settings]
 
@@ -49,7 +50,7 @@ DERIVED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("argv", "name", "value", "origin"), DERIVED)
+@sweep("argv, name, value, origin", DERIVED)
 def test_derived(load: Load, argv: str, name: str, value: object, origin: str) -> None:
     s = load(*argv.split())
     assert (getattr(s.args, name), str(s.origins[name])) == (value, origin)
@@ -119,7 +120,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("argv", "message"), BROKEN)
+@sweep("argv, message", BROKEN)
 def test_contradictions(load: Load, argv: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(*argv.split())
@@ -255,7 +256,7 @@ WARNINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("argv", "warnings"), WARNINGS)
+@sweep("argv, warnings", WARNINGS)
 def test_warnings(load: Load, argv: str, warnings: list[str]) -> None:
     assert load(*argv.split()).warnings == warnings
 

@@ -90,7 +90,7 @@ def test_all_log_functions_are_called_and_one_is_enough_to_leave_ours_out(write_
 
     metrics: dict[str, float] = {}
     hooks = RolloutHooks.of(hooks_of_dir(plugin_dir, "slime_log_eval", log))
-    assert hooks.log_eval(0, None, {}, metrics)
+    assert hooks.log_eval(0, Args(log_samples="none"), {}, metrics)
     assert metrics == {"plugin": 1.0, "flag": 2.0}
     assert not hooks.log_rollout(0, Args(), [], metrics, 1.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any, ClassVar
 
 import pytest
@@ -284,14 +285,13 @@ def test_groups_in_excess_go_through_the_filter_when_their_turn_comes() -> None:
     assert [g[0].group_index for g in again.samples] == [3, 4]
 
 
+class FanOut(Generator):
+    async def call(self, args, sample, params, **keywords):
+        first = await super().call(args, sample, params, **keywords)
+        return [first, copy.deepcopy(first)]
+
+
 def test_fan_out_groups_in_excess_keep_all_their_samples() -> None:
-    class FanOut(Generator):
-        async def call(self, args, sample, params, **keywords):
-            import copy
-
-            first = await super().call(args, sample, params, **keywords)
-            return [first, copy.deepcopy(first)]
-
     source = Source()
     _run(_args(over_sampling_batch_size=3, partial_rollout=True), source, FanOut())
     assert [len(group) for group in source.returned] == [4]
@@ -491,13 +491,6 @@ def test_concurrency_is_bounded() -> None:
 
 
 def test_fan_out_siblings_share_a_rollout_id() -> None:
-    class FanOut(Generator):
-        async def call(self, args, sample, params, **keywords):
-            import copy
-
-            first = await super().call(args, sample, params, **keywords)
-            return [first, copy.deepcopy(first)]
-
     out = _run(_args(), Source(), FanOut())
     assert [s.rollout_id for s in out.samples[0]] == [0, 0, 1, 1]
     assert {s.group_index for s in out.samples[0]} == {0}

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import zstandard
-from slime_runs import files
+from slime_runs import Run, files
 from slime_runs.files import damage, file_name, json_lines, read_frame, read_frames, write_file
 from slime_runs.index import Facts, Filter, Index
+from slime_runs.overview import overview
 from slime_runs.store import _frames
 
 from slime_core.data import dumps
@@ -137,3 +138,16 @@ def test_frames_end_where_samples_are_long() -> None:
     short, long = {"tokens": [1] * 30}, {"tokens": [1] * 100_000}
     sizes = [[len(row["tokens"]) for row in frame] for frame in _frames([[short] * 8] * 5 + [[long] * 3])]
     assert sizes == [[30] * 32, [30] * 8, [100_000], [100_000], [100_000]]
+
+
+def test_a_question_reads_each_file_that_it_is_about_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, read = [file_name(rollout) for rollout in range(4)], list[str]()
+    for number, name in enumerate(names):
+        _write(tmp_path / files.FOLDER / name, [{**_row(number, 0.5), "prompt": "how many"}])
+    footer = files.read_footer
+    monkeypatch.setattr("slime_runs.index.read_footer", lambda path: read.append(path.name) or footer(path))
+    (found,) = Run(tmp_path).samples(Filter(rollout=2))
+    assert (found.entry.sample_index, read) == (2, [names[2]])
+    read.clear()
+    assert overview(Run(tmp_path))["best"]["rollout"] == 3
+    assert sorted(read) == names

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 from slime_sandbox_local import LocalSandbox, SandboxError, SandboxLimits, isolation_here
 
 from tests.unit.sandbox.forbidden import MODES, forbid, python_of_all, skip_unless_possible
+from tests.until import wait_until
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 TIME = 60.0
@@ -255,7 +257,8 @@ def test_processes_of_the_host_are_neither_seen_nor_signalled(box: Shared, mode:
         assert said.count("No such process") + said.count("not permitted") >= 3
         assert victim.poll() is None
         if box.own_files:
-            assert "sleep" in other.shell("cat /proc/[0-9]*/comm")
+            seen = partial(other.shell, "cat /proc/[0-9]*/comm")
+            wait_until(lambda: "sleep" in seen(), "the shell's child, which may not be sleep yet")
         assert other.shell("echo alive") == "alive\n"
     finally:
         victim.kill()

@@ -13,8 +13,9 @@ import itertools
 import logging
 import os
 import re
+import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import orjson
 import zstandard
 
 from slime_core.data.dumps import to_json
-from slime_core.errors import DataError
+from slime_core.errors import DataError, RolloutError
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +75,39 @@ def parse_name(name: str) -> tuple[int, bool] | None:
 
 def sample_files(folder: Path) -> list[Path]:
     """Those in the folder, in the order of rollouts."""
-    named = [(parse_name(path.name), path) for path in folder.glob("*.jsonl.zst")]
-    return [path for found, path in sorted((found, path) for found, path in named if found is not None)]
+    return [folder / name for name in file_names(folder)]
+
+
+def file_names(folder: Path) -> list[str]:
+    """Their names."""
+    names = os.listdir(folder) if folder.is_dir() else ()
+    parsed = {name: found for name in names if (found := parse_name(name)) is not None}
+    return sorted(parsed, key=parsed.__getitem__)
 
 
 def json_lines(rows: Iterable[Row]) -> bytes:
-    """A frame's content. Raises RolloutError for what JSON has no form for."""
-    return b"\n".join((*(to_json(row, f"sample {row.get('index')}") for row in rows), b""))
+    """A frame's content. What JSON has no form for, as user code leaves in metadata, is kept as text."""
+    return b"\n".join((*map(_line, rows), b""))
+
+
+def _line(row: Row) -> bytes:
+    try:
+        return to_json(row, "")
+    except RolloutError:
+        return to_json(_as_text(row), f"sample {row.get('index')}")
+
+
+def _as_text(value: Any) -> Any:
+    """The same, with an abridged `repr` where JSON has no form; that of a user's class may even raise."""
+    if isinstance(value, Mapping):
+        return {str(_as_text(key)): _as_text(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(one) for one in value]
+    try:
+        to_json(value, "")
+    except RolloutError:
+        return reprlib.repr(value)
+    return value
 
 
 def write_file(path: Path, frames: Iterable[bytes], footer: Callable[[Sequence[Frame]], bytes] | None = None) -> None:

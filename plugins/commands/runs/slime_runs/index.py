@@ -135,6 +135,14 @@ class Filter:
     """Of the response."""
     max_tokens: int | None = None
 
+    def files(self) -> tuple[str, ...] | None:
+        """Names of those that such samples can be in; None: all."""
+        if self.file is not None:
+            return (self.file,)
+        if self.rollout is None:
+            return None
+        return file_name(self.rollout), file_name(self.rollout, evaluation=True)
+
     def passes(self, rows: Mapping[str, Array], codes: Mapping[str | None, int]) -> Iterator[Array]:
         """Which of the samples pass each term, but for `rollout` and `file`."""
         for name in ("group_index", "sample_index", "part", "data_row"):
@@ -252,8 +260,9 @@ def _read(path: Path) -> tuple[list[str], Array]:
 class Index:
     """What a folder's files have; `update` reads the footers of those that are new, others or gone."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, names: tuple[str, ...] | None = None) -> None:
+        """Of these files alone, where they are named."""
+        self._folder, self._names = folder, names
         self._rows = np.zeros(0, _SAMPLE)
         """Newest rollout first; of a file in the order of data set, group and sample."""
         self._places: dict[str, tuple[int, int]] = {}
@@ -262,17 +271,16 @@ class Index:
         """Of these files."""
         self._stamps: dict[str, tuple[int, int]] = {}
         self._codes = _CODES.copy()
-        self._totals: dict[str, list[Total]] = {}
+        self._totals: list[Total] | None = None
+        """Until an update, as far as they were asked for."""
         self.update()
 
     def update(self) -> None:
         """Bring the index up to the files."""
-        before, now = self._stamps, _stamps(self._folder)
+        before, now = self._stamps, _stamps(self._folder, self._names)
         parts = {n: self._rows[a:b] for n, (a, b) in self._places.items() if before[n] == now.get(n)}
-        self._totals = {name: total for name, total in self._totals.items() if name in parts}
         for name in now.keys() - parts.keys():
             parts[name] = self._in_own_codes(*_read(self._folder / name))
-            self._totals[name] = self._add_up(_parsed(name)[0], parts[name])
         # An evaluation after so many rollouts was before the rollout of that number.
         names = sorted(parts, key=lambda name: (_parsed(name)[0], not _parsed(name)[1]), reverse=True)
         ends = [0, *itertools.accumulate(len(parts[name]) for name in names)]
@@ -280,7 +288,7 @@ class Index:
         self._places, self._stamps = dict(zip(names, itertools.pairwise(ends))), now
         self._columns = {n: self._rows[n] for n in _SAMPLE.names or ()}
         self._columns |= {n: self._columns[n].copy() for n in ("score", *_TEXTS[:3])}  # read fast, as often asked for
-        self._rollouts = [_parsed(name)[0] for name in names]
+        self._rollouts, self._totals = [_parsed(name)[0] for name in names], None
 
     def _in_own_codes(self, texts: Sequence[str], samples: Array) -> Array:
         codes = [*(self._codes.setdefault(text, len(self._codes) - 1) for text in texts), -1]
@@ -317,12 +325,7 @@ class Index:
 
     def _passing(self, wanted: Filter) -> Array:
         """Places of samples, newest first."""
-        places = list(self._places.values())
-        if wanted.file is not None:
-            places = [self._places[wanted.file]] if wanted.file in self._places else []
-        elif wanted.rollout is not None:
-            names = (file_name(wanted.rollout), file_name(wanted.rollout, evaluation=True))
-            places = [self._places[name] for name in names if name in self._places]
+        places = [self._places[name] for name in wanted.files() or self._places if name in self._places]
         start, end = (places[0][0], places[-1][1]) if places else (0, 0)
         rows = {name: column[start:end] for name, column in self._columns.items()}
         passing = np.ones(end - start, bool)
@@ -358,26 +361,23 @@ class Index:
         return self._all_totals(evaluation=True)
 
     def _all_totals(self, *, evaluation: bool) -> list[Total]:
-        found = itertools.chain.from_iterable(self._totals.values())
-        return sorted(
-            (total for total in found if (total.data_set is not None) == evaluation),
-            key=lambda total: (total.rollout, total.data_set),
-        )
+        if self._totals is None:
+            self._totals = sorted(self._add_up(), key=lambda total: (total.rollout, total.data_set or ""))
+        return [total for total in self._totals if (total.data_set is not None) == evaluation]
 
-    def _add_up(self, rollout: int, rows: Array) -> list[Total]:
-        """Of a file's samples."""
-        if not len(rows):
-            return []
-        starts = _starts(rows["data_set"])
-        is_of = {text: rows[column] == _CODES[text] for text, column in _COUNTED.items()}
-        paid = ~np.isnan(rows["score"]) & (is_of["trained"] | is_of["evaluated"])
-        counted = (paid, is_of["dropped"], is_of["failed"], is_of["truncated"], rows["response_tokens"])
-        scored, *counts = (np.add.reduceat(column, starts, dtype=np.int64).tolist() for column in counted)
-        scores = np.add.reduceat(np.where(paid, rows["score"], 0.0), starts).tolist()
+    def _add_up(self) -> Iterator[Total]:
+        column = self._columns
+        files = np.repeat(np.arange(len(self._places)), [end - start for start, end in self._places.values()])
+        starts = _starts(files, column["data_set"])
+        is_of = {text: column[name] == _CODES[text] for text, name in _COUNTED.items()}
+        paid = ~np.isnan(column["score"]) & (is_of["trained"] | is_of["evaluated"])
+        counted = (paid, is_of["dropped"], is_of["failed"], is_of["truncated"], column["response_tokens"])
+        scored, *counts = (np.add.reduceat(one, starts, dtype=np.int64).tolist() for one in counted)
+        scores = np.add.reduceat(np.where(paid, column["score"], 0.0), starts).tolist()
         means = [score / count if count else None for score, count in zip(scores, scored)]
-        texts = {code: text for text, code in self._codes.items()}
-        sets = [texts[code] for code in rows["data_set"][starts].tolist()]
-        return [Total(rollout, *of) for of in zip(sets, np.diff(starts, append=len(rows)).tolist(), means, *counts)]
+        sizes = np.diff(starts, append=len(self._rows)).tolist()
+        numbers, sets = (self._column(name, starts) for name in ("rollout", "data_set"))
+        yield from map(Total, numbers, sets, sizes, means, *counts)
 
     def scores(self, data_set: str, *, limit: int) -> list[tuple[int, int | None, int | None, float | None]]:
         """(rollout, item, its first sample, mean score) of an evaluation's data set, newest evaluation first."""
@@ -410,11 +410,11 @@ def _parsed(name: str) -> tuple[int, bool]:
     return found
 
 
-def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
+def _stamps(folder: Path, names: tuple[str, ...] | None) -> dict[str, tuple[int, int]]:
     """Name -> (time, bytes) of the files of samples."""
     try:
         with os.scandir(folder) as entries:
-            found = [(e.name, e.stat()) for e in entries if parse_name(e.name) is not None]
+            found = [(e.name, e.stat()) for e in entries if parse_name(e.name) and e.name in (names or (e.name,))]
     except FileNotFoundError:
         return {}
     return {name: (state.st_mtime_ns, state.st_size) for name, state in found}

@@ -56,8 +56,8 @@ def overview(run: Run) -> dict[str, Any]:
         "stored": {"samples": index.size(), "bytes": index.total_bytes()},
         "stalls": [str(path) for path in run.stalls()],
         "engine_events": dict(Counter(event["event"] for event in run.events())),
-        "best": _short(next(run.samples(Filter(data_set=""), order="best", limit=1), None)),
-        "worst": _short(next(run.samples(Filter(data_set=""), order="worst", limit=1), None)),
+        "best": _short(next(run.stored(index.find(Filter(data_set=""), order="best", limit=1)), None)),
+        "worst": _short(next(run.stored(index.find(Filter(data_set=""), order="worst", limit=1)), None)),
     }
 
 
@@ -67,10 +67,13 @@ def _curve(metrics: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
 
 def evaluations(metrics: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Data set -> (step, score)."""
-    names = sorted(
-        {n for line in metrics for n in line if n.startswith("eval/") and "/" not in n[5:] and "-" not in n[5:]}
-    )
+    names = sorted(n for n in names_of(metrics) if n.startswith("eval/") and "/" not in n[5:] and "-" not in n[5:])
     return {name[5:]: _curve(metrics, name) for name in names}
+
+
+def names_of(metrics: list[dict[str, Any]]) -> set[str]:
+    """Of all metrics."""
+    return set().union(*metrics) - {"step"}
 
 
 def _dropped(metrics: list[dict[str, Any]]) -> dict[str, float]:

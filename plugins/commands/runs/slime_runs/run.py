@@ -184,11 +184,11 @@ class Run:
 
     # -- samples -------------------------------------------------------------------------------------------
 
-    def index(self) -> Index:
-        """The index of its samples, as it is now."""
+    def index(self, wanted: Filter | None = None) -> Index:
+        """The index of its samples, as it is now; with `wanted` of the files alone that such samples can be in."""
         from slime_runs.index import Index
 
-        return Index(self.path / FOLDER)
+        return Index(self.path / FOLDER, None if wanted is None else wanted.files())
 
     def samples(
         self,
@@ -201,7 +201,8 @@ class Run:
         """Stored samples, newest rollout first; with `text` those whose prompt or response has it, in any case."""
         from slime_runs.index import Filter
 
-        entries = self.index().find(wanted or Filter(), order=order, limit=-1 if limit is None or text else limit)
+        wanted = wanted or Filter()
+        entries = self.index(wanted).find(wanted, order=order, limit=-1 if limit is None or text else limit)
         count = 0
         for found in self.stored(entries):
             if text is not None and text.lower() not in f"{found.row['prompt']}\n{found.text}".lower():

@@ -85,13 +85,12 @@ def _answers(run: WatchedRun, rollouts: int, samples: int) -> _Answers:
         kept = [i for i, place in enumerate(zip(columns["rollout"], columns["data_set"])) if _is_in(place, places)]
         page[side] = {name: [column[i] for i in kept] for name, column in columns.items()}
     chosen = {place: _chosen(run, *place, samples) for place in places}
-    named = list(page["curves"].values())
     for order in ("best", "worst"):
         for entry in index.find(Filter(data_set=""), order=order, limit=len(page[order]["rollout"])):
             _add_sample(answers, run, entry)
     answers.add("runs", {"runs": [{"run": "."}], "settings": {}})
     answers.add("run", page, run=".")
-    answers.add("metrics", run_pages.metrics(run, named, -1), run=".", name=named, since=-1)
+    answers.add("metrics", run_pages.metrics(run, [], -1), run=".", since=-1)
     answers.add("shadows", run_pages.shadow(run, 0), run=".")
     answers.add("profile", run_pages.profiled(run), run=".")
     for (rollout, data_set), entries in chosen.items():

@@ -9,9 +9,9 @@ from typing import Any
 
 from slime_runs import profile, shadows
 from slime_runs.compare import compare
-from slime_runs.files import FOLDER, parse_name, sample_files
+from slime_runs.files import FOLDER, file_names, parse_name
 from slime_runs.index import Entry, Filter, Index, Key, Order, Total
-from slime_runs.overview import CURVES, evaluations
+from slime_runs.overview import CURVES, evaluations, names_of
 from slime_runs.run import PROFILE, differences
 
 from slime_command_view.samples_page import columns
@@ -50,7 +50,7 @@ def _facts(run: WatchedRun) -> dict[str, Any]:
     metrics, settings = run.metrics(), run.settings()
     rewards = [(line["step"], line["rollout/raw_reward"]) for line in metrics if "rollout/raw_reward" in line]
     # Not of the index, which holds a run's samples in memory: a list may be of many runs.
-    kept = [found for path in sample_files(run.path / FOLDER) if (found := parse_name(path.name)) is not None]
+    kept = (parse_name(name) or (0, True) for name in reversed(file_names(run.path / FOLDER)))
     return {
         "path": str(run.path),
         "state": run.state(),
@@ -62,7 +62,7 @@ def _facts(run: WatchedRun) -> dict[str, Any]:
         "curve": rewards[:: len(rewards) // 100 + 1],
         "evaluations": {name: [found[0][1], found[-1][1]] for name, found in evaluations(metrics).items() if found},
         "incidents": len(run.incidents()),
-        "last_rollout": max((rollout for rollout, evaluation in kept if not evaluation), default=None),
+        "last_rollout": next((rollout for rollout, evaluation in kept if not evaluation), None),
     }
 
 
@@ -84,16 +84,23 @@ def _curves(found: Sequence[WatchedRun]) -> dict[str, str]:
     return {**CURVES, **{f"evaluation of {name}": f"eval/{name}" for name in sorted(sets)}}
 
 
+def _own_curves(run: WatchedRun) -> dict[str, str]:
+    """Those of which the run has numbers."""
+    names = names_of(run.metrics())
+    return {title: name for title, name in _curves([run]).items() if name in names}
+
+
 def run_page(run: WatchedRun) -> dict[str, Any]:
     """One run: what it is, what it waits for, what was noticed, its rollouts and evaluations."""
+    seen = run.stamp()  # first: what the run writes meanwhile is new at the next look
     run.read_ahead()
-    index, metrics = run.index(), run.metrics()
+    index = run.index()
     best = _ends(index, "best")
-    names = sorted({name for line in metrics for name in line if name != "step"})
     return {
         **_facts(run),
-        "curves": {title: name for title, name in _curves([run]).items() if name in names},
-        "metrics": names,
+        "stamp": seen,
+        "curves": _own_curves(run),
+        "metrics": sorted(names_of(run.metrics())),
         "settings": [[name, value, origin] for name, (value, origin) in run.settings().items()],
         "plugins": run.plugins(),
         "summary": run.summary(),
@@ -156,7 +163,8 @@ def profiled(run: WatchedRun) -> dict[str, Any]:
 
 
 def metrics(run: WatchedRun, names: Sequence[str], since: int) -> dict[str, Any]:
-    """Columns of the steps after `since`; None where a step has no such number."""
+    """Columns of the steps after `since`, those that the run's page draws where none is named; None: no such number."""
+    names = names or list(_own_curves(run).values())
     lines = [line for line in run.metrics() if line["step"] > since]
     return {
         "step": [line["step"] for line in lines],
@@ -217,7 +225,7 @@ def shadow(run: WatchedRun, most: int = _MOST_DISAGREED) -> dict[str, Any]:
 
 def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:
     """Item by item: its mean score in every evaluation (None where it has none), and how often that flipped."""
-    rows = run.index().scores(data_set, limit=_MOST_SCORES)
+    seen, rows = run.stamp(), run.index().scores(data_set, limit=_MOST_SCORES)
     if len(rows) == _MOST_SCORES:  # the oldest of them is not whole
         rows = [row for row in rows if row[0] != rows[-1][0]]
     columns = sorted({row[0] for row in rows})
@@ -232,7 +240,7 @@ def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:
         {"item": item, "scores": scores, "samples": samples, "flips": _flips(scores)}
         for item, (scores, samples) in sorted(found.items(), key=lambda pair: (pair[0] is None, pair[0]))
     ]
-    return {"data_set": data_set, "rollouts": columns, "items": items}
+    return {"data_set": data_set, "rollouts": columns, "items": items, "stamp": seen}
 
 
 def _flips(scores: Sequence[float | None]) -> int:

@@ -57,9 +57,12 @@ class Runs:
         self._known: dict[str, WatchedRun] = {}
         self._looked = float("-inf")
         if len(runs := self.all()) == 1:
-            # The first page of a long run waits for this; of one that cannot be read it says so.
-            with suppress(UnreadableError), readable(*runs.values()):
-                next(iter(runs.values())).index()
+            # The first page of a long run waits for these; of one that cannot be read it says so.
+            (one,) = runs.values()
+            with suppress(UnreadableError), readable(one):
+                one.index().rollouts()
+                one.metrics()
+                one.parts()
 
     def all(self) -> Mapping[str, WatchedRun]:
         """By name, newest last. Raises RunError where there are none any more."""

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from slime_runs import Run
 from slime_runs.files import FOLDER, Row, parsed_lines, shadow_name
-from slime_runs.index import Index, Key
+from slime_runs.index import Filter, Index, Key
 from slime_runs.ledger import LedgerIndex
 from slime_runs.run import RunError, by_step
 from slime_runs.trace import TraceIndex
@@ -42,6 +42,7 @@ class WatchedRun(Run):
         self.lock = threading.RLock()
         self._metrics = _Tail(self.path / "metrics.jsonl")
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
+        self._parts: tuple[Any, list[tuple[float, int]]] = (None, [])
         self._index: Index | None = None
         self._indexed: Any = None
         self._shadows: dict[int, tuple[Any, dict[Key, Row]]] = {}
@@ -61,8 +62,15 @@ class WatchedRun(Run):
             self._settings = (now, super().settings())
         return self._settings[1]
 
-    def index(self) -> Index:
-        """As `Run.index`; it is the same one, brought up to date."""
+    def parts(self) -> list[tuple[float, int]]:
+        """As `Run.parts`."""
+        now = stamp(self.path / TIMELINE)
+        if self._parts[0] != now:
+            self._parts = (now, super().parts())
+        return self._parts[1]
+
+    def index(self, wanted: Filter | None = None) -> Index:
+        """As `Run.index`; it is the same one of all files, brought up to date."""
         now = stamp(self.path / FOLDER)
         if self._index is None:
             self._index = super().index()

@@ -12,6 +12,7 @@ from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import ConfigError
+from tests.sweeps import sweep
 
 TOKENIZER = CharTokenizer()
 CALL, SEEN, ANSWER = "<tool>12*34</tool>", "<|tool|>408<|end|><|assistant|>", r"\boxed{408}"
@@ -92,8 +93,8 @@ def test_the_observations_text_is_a_setting() -> None:
         run(ScriptedEngine([CALL]), prompt(), tool_observation="nothing")
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
+@sweep(
+    "expression, value",
     [
         ("12*34", "408"),
         (" 2 + 3 * 4 ", "14"),

@@ -143,7 +143,7 @@ def test_braces_that_are_escaped_are_text() -> None:
     assert score(r"\boxed{\{1, 2\}}", r"\{2, 1\}") == 1.0
 
 
-@pytest.mark.parametrize(
+@sweep(
     "response",
     [
         "The answer is not 4.", "It isn't $4$.", "4 is wrong.", "It is not equal to 4, of course.", "not 4",

@@ -8,6 +8,7 @@ import pytest
 from slime_engine_sglang.models_yaml import ModelEntry, read_models
 
 from slime_core.errors import ConfigError
+from tests.sweeps import sweep
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +126,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("text", BAD)
+@sweep("text", BAD)
 def test_refused_with_file_and_line(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read(text)

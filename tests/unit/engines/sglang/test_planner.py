@@ -19,6 +19,7 @@ from slime_engine_sglang.planner import DEFAULT_MODEL, USES, check, find_device,
 
 from slime_core.config import Args, load_settings
 from slime_core.errors import ConfigError
+from tests.sweeps import sweep
 
 
 @pytest.fixture(autouse=True)
@@ -402,7 +403,7 @@ REFUSED: dict[tuple[str, int], str] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[0]} on {case[1]}")
+@sweep("case", REFUSED)
 def test_refused(case: tuple[str, int]) -> None:
     with pytest.raises(ConfigError) as raised:
         make(*case)

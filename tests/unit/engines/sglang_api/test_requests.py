@@ -11,6 +11,7 @@ from slime_engine_sglang.api.requests import PARAMS, generate_request, vocab_siz
 from slime_engine_sglang.api.transport import encoded
 
 from slime_core.errors import EngineError
+from tests.sweeps import sweep
 
 
 def test_a_request_as_sglang_reads_it() -> None:
@@ -21,8 +22,8 @@ def test_a_request_as_sglang_reads_it() -> None:
     assert generate_request([1], {}, "r", routed_experts=True)["return_routed_experts"] is True
 
 
-@pytest.mark.parametrize(
-    ("ids", "params", "message"),
+@sweep(
+    "ids, params, message",
     [
         ([], {}, "input_ids is empty"),
         ([5, 320], {}, "320 is beyond the vocabulary of 320 tokens"),

@@ -11,6 +11,7 @@ from slime_trainer_megatron.checks import check_run
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError
+from tests.sweeps import sweep
 
 QWEN3 = {
     "model_type": "qwen3", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96,
@@ -35,8 +36,8 @@ def test_agreeing_flags_pass(directory: Path) -> None:
     assert run(directory, **flags, num_layers_per_virtual_pipeline_stage=1) == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
+@sweep(
+    "flags, message",
     [
         ({"hidden_size": 65}, "--hidden-size 65: the model has 64"),
         ({"pipeline_model_parallel_size": 3}, "cannot be spread evenly over 3 stages"),

@@ -1,8 +1,8 @@
 // Addresses, keys, and what is new: "#/rollout?run=demo&rollout=3" shows the page `rollout` with these parameters.
 //
 // A page is a function of its parameters that gives {title, crumbs, view, move(by), open(), token(by), turn(by), shown(),
-// update()}: `crumbs` are the addresses above it, `move` and those after it answer keys, and `update` brings what is shown
-// up to a run that has grown; without it the page is made again.
+// stamp, update()}: `crumbs` are the addresses above it, `move` and those after it answer keys. A page with the `stamp` of
+// what it shows is live: `update` brings it up to a run that has grown; without that it is made again.
 
 import { ask, isReport, link } from "./api.js";
 import { h, plain } from "./dom.js";
@@ -18,7 +18,6 @@ const PAGES = {
   sample: samplePage, timeline: timelinePage, evaluation: evaluationPage, prompt: promptPage,
   shadows: shadowsPage,
 };
-const LIVE = new Set(["run", "evaluation"]);
 const PERIOD = 2000;
 const KEYS = [
   ["j  k", "next and previous: sample, answer, row"],
@@ -54,19 +53,16 @@ async function show({ keep = false } = {}) {
   const asked = parameters();
   const scrolled = window.scrollY;
   let made;
-  let before = null;
   try {
     if (!asked.page) return await first();
     if (!(asked.page in PAGES)) throw new Error(`there is no page ${asked.page}`);
-    // Asked first: what the run writes while the page is made is new at the next look.
-    if (LIVE.has(asked.page) && !isReport) before = (await news(asked)).stamp;
     made = await PAGES[asked.page](asked);
   } catch (error) {
     made = { title: "", view: h("p.bad", { role: "alert" }, error.message) };
   }
   if (mine !== turn) return; // another address was opened meanwhile
   shown = { ...made, page: asked.page, run: asked.run ?? null };
-  stamp = before;
+  stamp = made.stamp ?? null;
   document.title = plain(`${made.title} - slime`);
   top.replaceChildren(
     h("nav.crumbs", (made.crumbs ?? []).flatMap(([text, address]) => [h("a", { href: address }, text), " / "]), h("b", made.title)),

@@ -158,7 +158,7 @@ export async function evaluationPage(asked) {
   const choose = h("select", { "aria-label": "which items", onchange: (event) => show(event.target.value) }, Object.keys(kinds).map((kind) => h("option", kind)));
   show(Object.keys(kinds)[0]);
   const view = h("div", h("div.controls", choose), count, h("table.matrix", h("thead", h("tr", ["item", "flips", ...found.rollouts.map((rollout) => `after ${rollout}`)].map((word) => h("th", word)))), body));
-  return { title: `evaluation ${data_set}`, crumbs: [runCrumb(run)], view };
+  return { title: `evaluation ${data_set}`, crumbs: [runCrumb(run)], view, stamp: found.stamp };
 }
 
 export async function promptPage(asked) {

@@ -16,13 +16,17 @@ const LISTED = 30;
 
 export async function runPage(asked) {
   const run = asked.run ?? ".";
-  const found = await ask("run", { run });
+  const [found, columns] = await Promise.all([ask("run", { run }), ask("metrics", { run, since: -1 })]);
   const curves = { ...found.curves };
   for (const name of kept.more) if (found.metrics.includes(name)) curves[name] = name;
-  const columns = await ask("metrics", { run, name: Object.values(curves), since: -1 });
+  for (const name of Object.values(curves)) if (!(name in columns.columns)) await add(name);
   const charts = h("div.charts");
   const draw = () => charts.replaceChildren(...made(found, run, curves, columns));
   draw();
+
+  async function add(name) {
+    columns.columns[name] = (await ask("metrics", { run, name: [name], since: -1 })).columns[name].slice(0, columns.step.length);
+  }
 
   async function update() {
     const since = columns.step.length ? columns.step[columns.step.length - 1] - 1 : -1;
@@ -49,7 +53,7 @@ export async function runPage(asked) {
         const name = event.target.value;
         kept.more.push(name);
         curves[name] = name;
-        columns.columns[name] = (await ask("metrics", { run, name: [name], since: -1 })).columns[name].slice(0, columns.step.length);
+        await add(name);
         draw();
       },
     },
@@ -65,6 +69,7 @@ export async function runPage(asked) {
     title: run === "." ? found.path : run,
     crumbs: isReport ? [] : [["runs", link("runs")]],
     view,
+    stamp: found.stamp,
     update,
     move(step) {
       rows()[at]?.classList.remove("chosen");
