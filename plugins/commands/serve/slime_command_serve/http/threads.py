@@ -71,17 +71,21 @@ class DeadlineThreads:
         threading.Thread(target=self._serve, args=(work,), name="slime-front-work", daemon=True).start()
 
     def _serve(self, work: _Work) -> None:
-        while work.run():
+        following: _Work | None = work
+        while following is not None and following.run():
             with self._lock:
                 self._idle += 1
+            following = self._following()
+
+    def _following(self) -> _Work | None:
+        """None: none came, and the thread is not waited for any more."""
+        while True:
             with suppress(queue.Empty):
-                work = self._next.get(timeout=_IDLE_S)
-                continue
+                return self._next.get(timeout=_IDLE_S)
             with self._lock:
                 if self._next.empty():
                     self._idle -= 1
-                    return
-            work = self._next.get()
+                    return None
 
 
 class _Work:
