@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _BATCH_S = 0.01
 """Seconds that calls written at once may take together."""
-_BATCH_CALLS = 8
+_BATCH_CALLS = 32
 """More make a message hardly cheaper, and all behind one that hangs wait until its deadline."""
 _SLOW_S = 1.0
 """That a call is taken to last where nothing is known, or another one has just cost its process."""
