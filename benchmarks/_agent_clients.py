@@ -69,6 +69,8 @@ class Clients:
             self.cpu = float(cpu)
             loop, done = self._waiting.pop(int(number))
             loop.call_soon_threadsafe(done.set_result, None)
+        for loop, done in self._waiting.values():
+            loop.call_soon_threadsafe(done.set_exception, RuntimeError("the agents' process has ended"))
 
 
 CLIENTS = Clients()

@@ -277,6 +277,7 @@ def main() -> None:
         CLIENTS.stop()
     print(table(["generator", "trajectories/s", "spread", "bare", "to bare", "ours of CPU", "us a turn"], rows))
     print(_http_line(given.samples, found))
+    ratio(f"{given.samples} at once, HTTP alone / agent", *([m.seconds for m in found[s]] for s in ("slime", "http")))
     print()
     print(table([f"lag, {given.samples} at once", "p99 ms", "max ms", "max, computed ms"], lags))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from slime_core import provenance
 from slime_core.call_counters import PrefixCacheInfo, SpecInfo
@@ -33,6 +33,20 @@ _READERS: Mapping[str, Any] = {
 }
 _PLAIN = frozenset({str, int, float, bool, type(None), provenance.Span})
 """Cannot change."""
+
+
+class Attributes:
+    """A dataclass with slots that has attributes beside them, too, which user code may set."""
+
+    def attributes(self) -> dict[str, Any]:
+        """Fields, and what was set beside them, by name."""
+        return {**{name: getattr(self, name) for name in type(self).__match_args__}, **self.__dict__}  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        clone = memo[id(self)] = object.__new__(type(self))
+        for name, value in self.attributes().items():
+            setattr(clone, name, copied(value, memo))
+        return clone
 
 
 def field_values(stored: Mapping[str, Any]) -> dict[str, Any]:

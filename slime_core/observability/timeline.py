@@ -32,7 +32,7 @@ from typing import Any
 
 import orjson
 
-from slime_core.protocols import Args
+from slime_core.protocols import Args, GenerateContext
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +87,8 @@ class Timeline:
         self._write({"e": "run", "t": round(self.now(), 6), "start": start, "settings": settings}, flush=True)
 
     def sample(
-        self, siblings: list[Any], times: tuple[float, ...], before: int, outside: float, *,
-        rollout_id: int | None, ev: bool,
-    ) -> None:  # fmt: skip
+        self, siblings: list[Any], times: tuple[float, ...], before: int, outside: float, context: GenerateContext
+    ) -> None:
         """What one call of a generate function returned.
 
         Args:
@@ -97,8 +96,7 @@ class Timeline:
             times: When it asked for a place, began, was generated, was scored.
             before: Response tokens it began with (partial rollouts).
             outside: Seconds outside of the engine that it began with.
-            rollout_id: Of the rollout that asked.
-            ev: It is of an evaluation.
+            context: What the function got.
         """
         if self._path is None or self._room <= 0:
             return
@@ -107,7 +105,7 @@ class Timeline:
         versions = [v for s in siblings for v in s.token_weight_versions[:1]]
         event: dict[str, Any] = {
             "e": "sample",
-            "r": rollout_id,
+            "r": context.rollout_id,
             "g": first.group_index,
             "i": first.index,
             "t": [round(t, 6) for t in times[1:]],
@@ -120,7 +118,7 @@ class Timeline:
         }
         outside = sum(s.non_generation_time for s in siblings) - outside
         event |= {name: round(s, 6) for name, s in (("w", times[1] - times[0]), ("o", outside)) if s > _NOTED_S}
-        if ev:
+        if context.evaluation:
             event["ev"] = True
         if len(siblings) > 1:
             event["fan"] = len(siblings)

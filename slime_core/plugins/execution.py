@@ -17,6 +17,7 @@ import contextlib
 import weakref
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -68,7 +69,7 @@ class Component:
     options: bytes = b""
     """Pickled: what it has for the setting `plugins`; empty for the run's."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Name of the loaded component within a worker."""
         return f"{self.spec}|{int(self.group)}|{self.options.hex()}"

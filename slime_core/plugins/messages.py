@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -91,16 +92,17 @@ def _is_plain(value: Any) -> bool:
 
 
 _EMPTY = {
-    **vars(Sample()),
+    **Sample().attributes(),
     "status": SampleStatus.PENDING.value,
     "spec_info": vars(SpecInfo()),
     "prefix_cache_info": vars(PrefixCacheInfo()),
 }
+_values = attrgetter(*_EMPTY)
 
 
 def sample_state(sample: Sample) -> dict[str, Any]:
     """The attributes that an empty sample has otherwise, as `restore` takes them; a shallow `to_dict`."""
-    state = {name: value for name, value in sample.__dict__.items() if value is not _EMPTY.get(name, _EMPTY)}
+    state = {n: v for (n, empty), v in zip(_EMPTY.items(), _values(sample)) if v is not empty} | vars(sample)
     state["status"] = sample.status.value
     state["spec_info"], state["prefix_cache_info"] = vars(sample.spec_info), vars(sample.prefix_cache_info)
     if sample.spans and all(type(span) is Span and type(span.source) is Source for span in sample.spans):
@@ -122,9 +124,8 @@ def changes(before: dict[str, Any], sample: Sample) -> dict[str, Any]:
 
 def apply(sample: Sample, changed: dict[str, Any]) -> None:
     """Set the attributes a worker found changed."""
-    sample.__dict__.update(changed)
-    for name in changed.keys() & _READERS.keys():
-        sample.__dict__[name] = _READERS[name](changed[name])
+    for name, value in changed.items():
+        setattr(sample, name, _READERS[name](value) if name in _READERS else value)
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {

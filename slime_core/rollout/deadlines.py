@@ -167,7 +167,7 @@ async def _one_try(
             clock.close()
 
 
-async def ended(tasks: Collection[asyncio.Task[Any]]) -> bool:
+async def ended(tasks: Collection[asyncio.Future[Any]]) -> bool:
     """Cancel tasks; whether all of them end within `CANCEL_GRACE` seconds. Those that do not are left behind."""
     left = [task for task in tasks if not task.done()]
     for task in left:

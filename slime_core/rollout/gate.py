@@ -1,7 +1,8 @@
 """Makes an in-process engine step only when every live sample waits for it.
 
 Without this, how many requests share an engine step depends on how fast reward threads answer, and with it the last
-bits of every log-prob. `rollout.generate` runs each sample in a `place`; the engine asks `may_step`::
+bits of every log-prob. `rollout.generate` begins each sample when one of the places is free; the
+engine asks `may_step`::
 
     live samples    = running user code (generate function, tool, reward) or waiting for the engine
     engine steps    <=> live samples <= samples waiting for the engine
@@ -20,9 +21,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
@@ -31,8 +32,8 @@ from slime_core.types import GenerationOutput
 from slime_core.waits import loop_turn, waiting
 
 logger = logging.getLogger(__name__)
-Place = Callable[[], AbstractAsyncContextManager[None]]
-"""What a sample runs in: `async with place():`."""
+_Work = Callable[[], Coroutine[Any, Any, Any]]
+"""Of one sample, when it has its place."""
 
 
 class Hold:
@@ -55,18 +56,12 @@ class Hold:
         self.close()
 
     @contextmanager
-    def lent(self, samples: int) -> Iterator[Place]:
+    def lent(self, works: Sequence[_Work]) -> Iterator[list[Any]]:
         """While inside, the group is live by its samples: from when all have asked for a place until the last one ends.
 
-        Yields the place of each of them.
+        Yields what becomes of each of `works`, which are its samples'.
         """
-        coming, left = samples, samples
-
-        def asked() -> None:
-            nonlocal coming
-            coming -= 1
-            if coming == 0:
-                self._give()
+        context, left = copy_context(), len(works)
 
         def ended() -> None:
             nonlocal left
@@ -74,8 +69,10 @@ class Hold:
             if left == 0:
                 self._take()
 
+        runs = [self._gate.start(_Run(self._gate, work, context, ended)) for work in works]
+        self._give()
         try:
-            yield partial(self._gate.place, asked, ended)
+            yield runs
         finally:
             self._take()
 
@@ -105,30 +102,55 @@ class Hold:
             self._gate._add_live(-1)
 
 
-@dataclass(slots=True)
-class _Place:  # a class, since an asynchronous generator costs as much as all the rest here
-    """`async with` it: see `GatedEngine.place`."""
+class _Run(asyncio.Future[Any]):
+    """What a coroutine returns that begins once it has a place, as a task of its own; to be cancelled like one."""
 
-    gate: GatedEngine
-    asked: Callable[[], None]
-    ended: Callable[[], None]
+    __slots__ = ("_began", "_context", "_ended", "_gate", "_task", "_work")
 
-    async def __aenter__(self) -> None:
-        await self.gate._enter(self.asked)
+    def __init__(self, gate: GatedEngine, work: _Work, context: Context, ended: Callable[[], None]) -> None:
+        """`context`: what the task gets a copy of. `ended` is called when one that has a place leaves it."""
+        super().__init__()
+        self._gate, self._work, self._context, self._ended = gate, work, context, ended
+        self._task: asyncio.Task[Any] | None = None
+        self._began = False
 
-    async def __aexit__(self, *error: object) -> None:
-        self.ended()
-        self.gate._leave()
+    def cancel(self, msg: Any = None) -> bool:
+        """Of one that has not begun, its place goes to the next."""
+        return self._task.cancel(msg) if self._began and self._task is not None else super().cancel(msg)
+
+    def begin(self, *, at_once: bool) -> None:
+        """It has a place; `at_once`: and what was left of the share of the one who had it."""
+        self._task = self.get_loop().create_task(self._run(at_once), context=self._context.copy())
+
+    async def _run(self, at_once: bool) -> None:
+        try:
+            if not at_once:
+                await loop_turn()
+            self._began = True
+            result = None if self.done() else await self._work()  # it may have been cancelled meanwhile
+        except asyncio.CancelledError:
+            settle: Callable[[], Any] = super().cancel
+        except Exception as error:
+            settle = partial(self.set_exception, error)
+        else:
+            settle = partial(self.set_result, result)
+        finally:
+            self._task = None
+            self._ended()
+            self._gate._leave()
+        if not self.done():
+            settle()
 
 
 class GatedEngine:
     """The engine as generate functions see it: every call but `generate` goes straight through."""
 
     def __init__(self, engine: RolloutEngine, *, deterministic: bool, places: int = 1 << 30) -> None:
-        """`places`: how many samples may be inside `place` at once."""
+        """`places`: how many samples may run at once."""
         self._engine = engine
         self._free = places
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._queue: deque[_Run] = deque()
+        self._full = waiting("a free place for samples", deadline=None, then="deadlines of those inside free one")
         self._live = 0
         self._complete = 0
         self._waiting = 0
@@ -152,41 +174,26 @@ class GatedEngine:
         """Make the engine wait until it is closed, or lent to samples; for a group that is about to run."""
         return Hold(self)
 
-    def place(self, asked: Callable[[], None], ended: Callable[[], None] = lambda: None) -> _Place:
-        """One of the places; live while inside. Those who wait for one come in order.
-
-        `asked` is called once the sample is inside or in the queue, `ended` when one that was inside leaves.
-        """
-        return _Place(self, asked, ended)
-
-    async def _enter(self, asked: Callable[[], None]) -> None:
+    def start(self, run: _Run) -> _Run:
+        """Have it begin when there is a place, live while it has it. Those who wait for one come in order."""
         if self._free:
             self._free -= 1
             self._add_live(1)
-            asked()
-            try:
-                await loop_turn()
-            except BaseException:
-                self._leave()
-                raise
+            run.begin(at_once=False)
         else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._queue.append(turn)
-            asked()
-            try:
-                with waiting("a free place for a sample", deadline=None, then="deadlines of those inside free one"):
-                    await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._leave()
-                raise
+            if not self._queue:
+                self._full.__enter__()
+            self._queue.append(run)
+        return run
 
     def _leave(self) -> None:
         """Hand the place, and being live, to the next in the queue."""
         while self._queue:
-            turn = self._queue.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            run = self._queue.popleft()
+            if not self._queue:
+                self._full.__exit__()
+            if not run.done():
+                run.begin(at_once=True)
                 return
         self._free += 1
         self._add_live(-1)

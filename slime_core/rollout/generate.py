@@ -15,8 +15,9 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 from slime_core import admission
@@ -31,7 +32,7 @@ from slime_core.rollout import baseline
 from slime_core.rollout.contracts import reward_problem
 from slime_core.rollout.deadlines import GroupClock, ended
 from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT, remove_if_masked
-from slime_core.rollout.gate import GatedEngine, Hold, Place
+from slime_core.rollout.gate import GatedEngine, Hold
 from slime_core.rollout.hooks import RolloutHooks, fail_call
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import Group, Sample, SampleStatus
@@ -88,14 +89,7 @@ class Timeline(Protocol):
         """Seconds since 1970."""
 
     def sample(
-        self,
-        siblings: list[Sample],
-        times: tuple[float, ...],
-        before: int,
-        outside: float,
-        *,
-        rollout_id: int | None,
-        ev: bool,
+        self, siblings: list[Sample], times: tuple[float, ...], before: int, outside: float, context: GenerateContext
     ) -> None:
         """What one call of a generate function returned."""
 
@@ -151,7 +145,7 @@ class SampleRunner:
         rollout_id: int | None,
         evaluation: bool = False,
         clock: GroupClock | None = None,
-        sample_done: Callable[[list[Sample]], None] | None = None,
+        sample_done: Callable[[list[Sample]], None] = lambda _: None,
         args: Args | None = None,
         hold: Hold | None = None,
     ) -> Group:
@@ -165,16 +159,15 @@ class SampleRunner:
         args = self.args if args is None else args
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
         extra = baseline.baseline_sample(group) if self.greedy_baseline and not evaluation else None
+        asked = self.timeline.now() if self.timeline else 0.0
+        samples = [(sample, params) for sample in group]
+        if extra is not None:
+            samples.append((extra, baseline.greedy_params(params)))
+        works = [partial(self._run_sample, s, p, context, clock, args, asked, sample_done) for s, p in samples]
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
-            with hold.lent(len(group) + (extra is not None)) as place:
-                runs = [self._run_sample(s, params, context, clock, args, place) for s in group]
-                if extra is not None:
-                    greedy = baseline.greedy_params(params)
-                    runs.append(self._run_sample(extra, greedy, context, clock, args, place))
+            with hold.lent(works) as runs:
                 if clock is not None and clock.cuts:
-                    runs = [_cut(run, s, clock) for run, s in zip(runs, [*group, *([extra] if extra else [])])]
-                if sample_done is not None:
-                    runs = [_then(run, sample_done) for run in runs]
+                    runs = [_cut(run, s, clock, sample_done) for run, (s, _) in zip(runs, samples)]
                 results = await asyncio.gather(*runs)
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
@@ -196,14 +189,13 @@ class SampleRunner:
         context: GenerateContext,
         clock: GroupClock | None,
         args: Args,
-        place: Place,
+        asked: float,
+        done: Callable[[list[Sample]], None],
     ) -> list[Sample]:
-        asked = self.timeline.now() if self.timeline else 0.0
-        async with place():
-            if clock is not None:
-                clock.start()
-            if (self.stopping and not context.evaluation) or sample.status in FINISHED:
-                return [sample]
+        if clock is not None:
+            clock.start()
+        siblings = [sample]
+        if not (self.stopping and not context.evaluation) and sample.status not in FINISHED:
             timeline, before, outside = self.timeline, sample.response_length, sample.non_generation_time
             started = timeline.now() if timeline else 0.0
             try:
@@ -215,9 +207,9 @@ class SampleRunner:
             finally:
                 self.last_end = asyncio.get_running_loop().time()
             if timeline:
-                times = asked, started, generated, timeline.now()
-                timeline.sample(siblings, times, before, outside, rollout_id=context.rollout_id, ev=context.evaluation)
-            return siblings
+                timeline.sample(siblings, (asked, started, generated, timeline.now()), before, outside, context)
+        done(siblings)
+        return siblings
 
     def baseline_lack(self, group: Group) -> str | None:
         """Why a finished group cannot be compared with its greedy baseline (see `baseline.missing`); None: it can."""
@@ -362,25 +354,21 @@ def _check_images(sample: Sample, generator: Generator) -> None:
         raise RolloutError("the sample has images but no tokens; a data source makes them with the model's processor")
 
 
-async def _then(run: Coroutine[Any, Any, list[Sample]], call: Callable[[list[Sample]], None]) -> list[Sample]:
-    siblings = await run
-    call(siblings)
-    return siblings
-
-
-async def _cut(run: Coroutine[Any, Any, list[Sample]], sample: Sample, clock: GroupClock) -> list[Sample]:
+async def _cut(
+    run: asyncio.Future[list[Sample]], sample: Sample, clock: GroupClock, done: Callable[[list[Sample]], None]
+) -> list[Sample]:
     """What the sample's run returns; FAILED when the group's deadline comes first."""
-    task = asyncio.create_task(run)
     try:
-        await clock.first(task)
+        await clock.first(run)
     except BaseException:
-        await ended({task})
+        await ended({run})
         raise
-    if task.done():
-        return task.result()
-    if not await ended({task}):
+    if run.done():
+        return run.result()
+    if not await ended({run}):
         sample = copy.deepcopy(sample)
     sample.fail(GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)")
+    done([sample])
     return [sample]
 
 

@@ -76,7 +76,6 @@ ALLOWED = {
     "rollout/deadlines.py:turn_after": "named by some_done",
     "rollout/deadlines.py:first": "the group's clock is one of the two; named by run_group",
     "rollout/evaluations.py:run": "`within` keeps --eval-timeout, --rollout-stall-timeout is in a rollout",
-    "rollout/generate.py:_then": "a sample's run: its own deadlines",
     "rollout/stage.py:keep_result": "named by its callers; the parts of a rollout or evaluation have deadlines",
     "trainers/embedded/parallel.py": _COLLECTIVE,
     "slime_trainer_megatron": _COLLECTIVE,

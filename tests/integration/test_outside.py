@@ -20,7 +20,7 @@ import pytest
 import slime_core
 from tests.conftest import TinyRun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE, BUNDLE, MATH = (ROOT, ROOT / "plugins", ROOT / "plugins" / "rewards" / "math")
@@ -63,7 +63,7 @@ class TestDigitsOutside(RewardContract):
 def run(*command: str | Path, cwd: Path, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLIME_", "PYTHON", "PYTEST"))}
     done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env={**kept, **env}, capture_output=True, text=True, timeout=150
+        [str(word) for word in command], cwd=cwd, env={**kept, **env}, capture_output=True, text=True, timeout=600
     )
     assert not check or done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done

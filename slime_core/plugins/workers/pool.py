@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _BATCH_S = 0.01
 """Seconds that calls written at once may take together."""
-_BATCH_CALLS = 8
+_BATCH_CALLS = 32
 """More make a message hardly cheaper, and all behind one that hangs wait until its deadline."""
 _SLOW_S = 1.0
 """That a call is taken to last where nothing is known, or another one has just cost its process."""
@@ -66,7 +66,7 @@ class WorkerPool:
         self._processes: set[RewardProcess] = set()
         self._components: dict[Component, None] = {}
         """Loaded somewhere, so a replacement loads them before it is asked."""
-        self._seconds: dict[Component, float] = {}
+        self._seconds: dict[str, float] = {}
         """That a call of it takes, by those so far."""
         self._idle = 0
         self._closed = False
@@ -182,7 +182,7 @@ class WorkerPool:
         """The call with as many of those that wait as go with it."""
         calls = [call]
         share = self._queue.qsize() // max(len(self._threads), 1) + 1
-        most = min(share, _BATCH_CALLS, int(_BATCH_S / self._seconds.get(call.component, _SLOW_S)))
+        most = min(share, _BATCH_CALLS, int(_BATCH_S / self._seconds.get(call.component.key, _SLOW_S)))
         while len(calls) < most:
             try:
                 other = self._queue.get_nowait()
@@ -202,7 +202,7 @@ class WorkerPool:
         assert self._packed is not None
         broken = False
         while left:
-            done, component = list[Call](), left[0].component
+            done, key = list[Call](), left[0].component.key
             try:
                 broken = process is None
                 process = process or self._started()
@@ -210,13 +210,13 @@ class WorkerPool:
                 process.update(self._packed)
                 for seconds in process.run_all(list(left)):
                     done.append(left.popleft())
-                    before = self._seconds.get(component, _SLOW_S)
-                    self._seconds[component] = max(seconds, before + (seconds - before) / 4)
+                    before = self._seconds.get(key, _SLOW_S)
+                    self._seconds[key] = max(seconds, before + (seconds - before) / 4)
                     if not process.has_answer:
                         _deliver(done)
                         done = []
             except BaseException as error:
-                self._seconds[component] = _SLOW_S
+                self._seconds[key] = _SLOW_S
                 call = left.popleft()
                 call.process = None
                 with self._lock:

@@ -27,9 +27,13 @@ def answered(tokens: int, *, index: int = 0, prompt: int = 3, version: int = 1) 
     return sample
 
 
+def asked_by(rollout_id: int = 0, *, evaluation: bool = False) -> Any:
+    return SimpleNamespace(rollout_id=rollout_id, evaluation=evaluation)
+
+
 def write(timeline: Timeline, sample: Sample, **changes: Any) -> None:
     now = timeline.now()
-    timeline.sample([sample], (now - 2.5, now - 2, now - 1, now), 0, 0.25, **{"rollout_id": 0, "ev": False, **changes})
+    timeline.sample([sample], (now - 2.5, now - 2, now - 1, now), 0, 0.25, asked_by(**changes))
 
 
 def test_a_sample_is_one_line(tmp_path: Path) -> None:
@@ -37,7 +41,7 @@ def test_a_sample_is_one_line(tmp_path: Path) -> None:
     used_tools = answered(5, index=7)
     used_tools.non_generation_time = 1.0
     write(timeline, used_tools)
-    write(timeline, answered(4), ev=True)
+    write(timeline, answered(4), evaluation=True)
     timeline.flush()
     first, second = read_lines(tmp_path / "trace.jsonl")
     assert {k: first[k] for k in ("e", "r", "g", "i", "p", "k", "n", "turns", "s", "v")} == {
@@ -53,7 +57,7 @@ def test_a_sample_is_one_line(tmp_path: Path) -> None:
 def test_siblings_and_tokens_from_before(tmp_path: Path) -> None:
     timeline = Timeline(tmp_path / FILE)
     now = timeline.now()
-    timeline.sample([answered(5), answered(6)], (now, now, now, now), 4, 0.0, rollout_id=1, ev=False)
+    timeline.sample([answered(5), answered(6)], (now, now, now, now), 4, 0.0, asked_by(1))
     timeline.scored([answered(5)], now)
     timeline.flush()
     sample, scored = read_lines(tmp_path / "trace.jsonl")

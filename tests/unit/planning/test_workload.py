@@ -89,7 +89,7 @@ class Engine:
                     weight_versions=["1"], group_index=group, index=index, status="completed", non_generation_time=0.0,
                 )  # fmt: skip
                 times = started, started, generated, loop.time()
-                self.timeline.sample([sample], times, 0, 0.0, rollout_id=rollout, ev=False)
+                self.timeline.sample([sample], times, 0, 0.0, SimpleNamespace(rollout_id=rollout, evaluation=False))
             return version
 
     async def group(self, rollout: int, number: int) -> list[int]:

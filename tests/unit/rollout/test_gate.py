@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
+from functools import partial
 
 import pytest
 
-from slime_core.rollout.gate import GatedEngine, Place
+from slime_core.rollout.gate import GatedEngine
 from slime_core.types import GenerationOutput
+from slime_core.waits import current
 
 
 class Engine:
@@ -23,10 +26,6 @@ class Engine:
     async def generate(self, input_ids, sampling_params, *, rid=None, session_id=None):
         await self.release.wait()
         return GenerationOutput([1], [-1.0], "x", {})
-
-
-def nobody_asks() -> None:
-    """A place taken for no group."""
 
 
 async def test_steps_wait_for_user_code() -> None:
@@ -76,15 +75,15 @@ async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_i
     gate = GatedEngine(engine, deterministic=True, places=1)
     may_step, go_on = [], asyncio.Event()
 
-    async def sample(place: Place) -> None:
-        async with place():
-            await gate.generate([1], {})
-            may_step.append(engine.may_step())
+    async def sample() -> None:
+        await gate.generate([1], {})
         may_step.append(engine.may_step())
 
     async def group() -> None:
-        with hold.lent(2) as place:
-            await asyncio.gather(sample(place), sample(place))
+        with hold.lent([sample, sample]) as runs:
+            for run in runs:
+                await run
+                may_step.append(engine.may_step())
         await go_on.wait()  # it is scored as a whole
         hold.complete()
 
@@ -114,21 +113,17 @@ async def test_a_group_that_was_given_up_does_not_hold_the_engine() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=True)
 
-    async def broken(place: Place) -> None:
-        async with place():
-            raise KeyError
+    async def broken() -> None:
+        raise KeyError
 
-    async def late(place: Place) -> None:
-        async with place():
-            await engine.release.wait()
-
-    with gate.hold() as hold, hold.lent(3) as place:
-        never_begins, rest = asyncio.ensure_future(late(place)), asyncio.ensure_future(late(place))
+    with gate.hold() as hold, hold.lent([engine.release.wait, engine.release.wait, broken]) as runs:
+        never_begins, rest, failed = runs
         never_begins.cancel()
         with pytest.raises(KeyError):
-            await broken(place)
+            await failed
     engine.release.set()
     await rest
+    assert never_begins.cancelled()
     assert engine.may_step()
 
 
@@ -138,34 +133,54 @@ async def test_a_place_passes_to_the_next_without_a_moment_in_which_the_engine_m
     order, may_step = [], []
 
     async def sample(name: str) -> None:
-        async with gate.place(nobody_asks):
-            order.append(name)
-            await asyncio.sleep(0)
-            may_step.append(engine.may_step())
+        order.append(name)
+        await asyncio.sleep(0)
+        may_step.append(engine.may_step())
 
-    await asyncio.gather(*(sample(name) for name in "abcde"))
+    with gate.hold() as hold, hold.lent([partial(sample, name) for name in "abcde"]) as runs:
+        await asyncio.gather(*runs)
     assert order == list("abcde")
     assert not any(may_step)
     assert engine.may_step(), "nobody is left inside"
 
 
-async def test_a_cancelled_wait_for_a_place_loses_none() -> None:
+async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> None:
     gate = GatedEngine(Engine(), deterministic=True, places=1)
-    entered = asyncio.Event()
+    go_on, entered = asyncio.Event(), []
 
-    async def hold() -> None:
-        async with gate.place(nobody_asks):
-            entered.set()
+    async def sample(name: str) -> None:
+        entered.append(name)
+        await go_on.wait()
 
-    async with gate.place(nobody_asks):
-        waiting = [asyncio.create_task(hold()) for _ in range(3)]
+    def names() -> list[str]:
+        return [wait.what for wait in current() if "free place" in wait.what]
+
+    with gate.hold() as hold, hold.lent([partial(sample, name) for name in "abcde"]) as runs:
         await asyncio.sleep(0)
-        waiting[0].cancel()
-    waiting[1].cancel()  # its turn has come, but it has not run yet
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert entered.is_set(), "the third one got in"
-    async with asyncio.timeout(60), gate.place(nobody_asks):
-        pass
+        assert len(names()) == 1
+        runs[1].cancel()  # waits
+        runs[0].cancel()  # has begun
+        await asyncio.sleep(0)
+        runs[2].cancel()  # its turn has come, but it has not run yet
+        go_on.set()
+        await asyncio.gather(*runs, return_exceptions=True)
+    assert entered == ["a", "d", "e"]
+    assert [run.cancelled() for run in runs] == [True, True, True, False, False]
+    assert names() == []
+
+
+async def test_a_sample_begins_in_the_context_of_its_group() -> None:
+    gate = GatedEngine(Engine(), deterministic=True, places=1)
+    told: ContextVar[str] = ContextVar("told", default="")
+    found = []
+
+    async def sample(name: str) -> None:
+        found.append(told.get())
+        told.set(name)
+
+    with gate.hold() as hold, hold.lent([partial(sample, name) for name in "ab"]) as runs:
+        await asyncio.gather(*runs)
+    assert found == ["", ""]
 
 
 async def test_the_engine_is_busy_while_a_request_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

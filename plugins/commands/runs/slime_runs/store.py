@@ -344,7 +344,7 @@ def _frames(groups: Iterable[list[Row]]) -> Iterator[list[Row]]:
 
 def _row(args: Args, sample: Sample, fate: str, *, data_set: str | None = None, reason: str | None = None) -> Row:
     """Shares its lists with the sample, so it is to be written before anything else runs."""
-    row = plain_values({name: value for name, value in sample.__dict__.items() if value is not None}, shared=True)
+    row = plain_values({name: value for name, value in sample.attributes().items() if value is not None}, shared=True)
     row["kept"] = {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}
     if fate in ("failed", "dropped"):
         row["kept"]["reason"] = reason
