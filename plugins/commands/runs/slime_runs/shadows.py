@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from slime_runs.files import FOLDER, Row
 from slime_runs.index import Key
@@ -72,7 +73,7 @@ def summary(run: Run) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for spec, rows in rewards.items():
         own, other, seconds = zip(*rows)
-        same = sum(_same(a, b) for a, b in zip(own, other))
+        same = sum(map(_same, own, other))
         found[spec] = {
             "samples": len(rows),
             "agree": same / len(rows),
@@ -84,21 +85,14 @@ def summary(run: Run) -> dict[str, dict[str, Any]]:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's, ties at their mean rank; None where all of one side are equal."""
-    try:
-        return statistics.correlation(_ranks(first), _ranks(second))
-    except statistics.StatisticsError:
-        return None
+    ranks = _ranks(first), _ranks(second)
+    return float(np.corrcoef(*ranks)[0, 1]) if all(map(np.ptp, ranks)) else None
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks, place = [0.0] * len(values), 0
-    for _, equal in itertools.groupby(order, key=values.__getitem__):
-        tied = list(equal)
-        for i in tied:
-            ranks[i] = place + (len(tied) + 1) / 2
-        place += len(tied)
-    return ranks
+def _ranks(values: Sequence[float]) -> np.ndarray[Any, Any]:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    mean_ranks: np.ndarray[Any, Any] = np.cumsum(counts) - (counts - 1) / 2
+    return mean_ranks[places]
 
 
 def _same(paid: float | None, value: float | None) -> bool:
