@@ -130,7 +130,7 @@ class _Run(asyncio.Future[Any]):
             result = None if self.done() else await self._work()  # it may have been cancelled meanwhile
         except asyncio.CancelledError:
             settle: Callable[[], Any] = super().cancel
-        except Exception as error:
+        except BaseException as error:  # whoever waits is told of those that are no `Exception`, too
             settle = partial(self.set_exception, error)
         else:
             settle = partial(self.set_result, result)

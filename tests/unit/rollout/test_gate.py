@@ -183,6 +183,21 @@ async def test_a_sample_begins_in_the_context_of_its_group() -> None:
     assert found == ["", ""]
 
 
+async def test_what_is_no_exception_reaches_who_waits_and_frees_the_place() -> None:
+    class Gone(BaseException):
+        pass
+
+    async def sample(name: str) -> str:
+        if name == "a":
+            raise Gone(name)
+        return name
+
+    gate = GatedEngine(Engine(), deterministic=True, places=1)
+    with gate.hold() as hold, hold.lent([partial(sample, name) for name in "ab"]) as runs:
+        found = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 10)
+    assert [type(one) for one in found] == [Gone, str]
+
+
 async def test_the_engine_is_busy_while_a_request_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=False)

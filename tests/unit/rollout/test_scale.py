@@ -16,8 +16,6 @@ from tests.unit.rollout.test_producer import World, _args
 
 GROWTH = 1.10
 """Most that the work for a sample may grow by when there are four times as many."""
-BUSY_GROWTH = 1.3
-"""Most that its seconds may grow by on a machine that never comes to rest: work over all groups would be 4 times."""
 
 
 async def _rollout(mode: str, groups: int, size: int) -> None:
@@ -77,5 +75,5 @@ def test_a_sample_of_32000_takes_no_more_time_than_one_of_8000(mode: str) -> Non
         few.append(_seconds(mode, 8_000))
         many.append(_seconds(mode, 32_000))
         if min(many) <= GROWTH * min(few):
-            return
-    assert min(many) <= BUSY_GROWTH * min(few)
+            break
+    assert min(many) <= GROWTH * min(few)
