@@ -202,7 +202,10 @@ CORE_FILES = ("slime_core/__init__.py", "slime_core/loop.py")
 
 
 def test_a_core_whose_files_an_old_bundle_has_or_took_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
+    def here(name: str) -> metadata.Distribution | None:
+        return next(iter(metadata.distributions(name=name, path=[str(tmp_path)])), None)
+
+    monkeypatch.setattr(doctor, "installed", here)
     installed(tmp_path, "slime-rl-core", "0.2", *CORE_FILES)
     installed(tmp_path, "slime-rl", "0.2", "slime_buffer_fifo/__init__.py")
     assert list(doctor._core_files()) == []

@@ -7,6 +7,7 @@ plugin, directory or allow-list stops every run.
 
 from __future__ import annotations
 
+import csv
 import importlib.machinery
 import json
 import os
@@ -15,7 +16,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import unquote, urlparse
 
@@ -274,8 +275,10 @@ def _core_files() -> Iterator[Finding]:
     if core is None:
         return
     whole = f"pip install --force-reinstall --no-deps {CORE}=={core.version}"
-    files = [file for file in core.files or () if file.parts[0] == "slime_core" and file.suffix != ".pyc"]
-    gone = [file for file in files if not Path(str(file.locate())).is_file()]
+    # `core.files` leaves out those that are not there, from Python 3.12 on.
+    recorded = (PurePosixPath(row[0]) for row in csv.reader((core.read_text("RECORD") or "").splitlines()))
+    files = [file for file in recorded if file.parts[0] == "slime_core" and file.suffix != ".pyc"]
+    gone = [file for file in files if not Path(str(core.locate_file(file))).is_file()]
     if gone:
         what = f"{len(gone)} of {len(files)} files of {CORE} {core.version} are gone, such as {gone[0]}"
         yield Finding("error", "core", what, whole, "every run that needs them")
