@@ -7,6 +7,9 @@ each rollout has a twin, and what makes one run slower than the other is in as m
 is the median over twins of processor time (of all threads and processes; the first rollout is left out) with over
 without, of even and odd rollouts alike. 95% of 2,000 draws among the twins are in its interval. Exits with 1 where all
 of an interval is above `--most` (2%).
+
+Beside it, what is less disturbed: the hooks' own processor time as a share of a rollout's, on the run's thread, which
+the rollout waits for, and on the thread that writes samples meanwhile.
 """
 
 from __future__ import annotations
@@ -31,15 +34,28 @@ SIDES = {"invariants": "Invariants", "kept samples": "SampleStore", "both": "Inv
 _DRAWS = 2_000
 
 EVERY_OTHER = """
-import functools, sys
+import collections, functools, json, sys, time
 from slime_core.cli.main import main
 from slime_hook_invariants import Invariants
 from slime_runs.store import SampleStore
 
 watch, parity = sys.argv[1].split(), int(sys.argv[2])
+own, within = collections.defaultdict(list), []
+
+def timed(name, call):
+    @functools.wraps(call)
+    def measured(*told):
+        within.append(name)
+        began = time.thread_time()
+        try:
+            return call(*told)
+        finally:
+            own[name].append(time.thread_time() - began)
+            within.remove(name)
+    return measured
 
 def every_other(cls, name, rollout):
-    method = getattr(cls, name)
+    method = timed(name, getattr(cls, name))
     @functools.wraps(method)
     def call(self, *told):
         return method(self, *told) if cls.__name__ in watch and rollout(told) % 2 == parity else None
@@ -48,13 +64,21 @@ def every_other(cls, name, rollout):
 for cls in (Invariants, SampleStore):
     every_other(cls, "slime_log_rollout", lambda told: told[0])
     every_other(cls, "slime_rollout_trained", lambda told: told[1].batch.rollout_id)
-sys.exit(main(sys.argv[3:]))
+later = SampleStore._later
+SampleStore._later = lambda self, write: later(self, timed("beside", write) if set(within) - {"beside"} else write)
+status = main(sys.argv[3:])
+json.dump(own, open("own.json", "w"))
+sys.exit(status)
 """
 """slime's own plugins are always on, so the command line has no word for this. A hook is told by position."""
 
 
+_HOOKS = ("slime_log_rollout", "slime_rollout_trained")
+"""Each is called once a rollout, and has one file written beside it."""
+
+
 def run(folder: Path, watch: str, parity: int, rollouts: int) -> list[float]:
-    """Processor seconds of each rollout but the first."""
+    """Processor seconds of each rollout but the first; in `own.json` those of each hook."""
     clock = folder / "clock.jsonl"
     clock.unlink(missing_ok=True)
     own = ["--num-rollout", str(rollouts), "--save", str(folder / "run"), "--overwrite", "--plugin-dir", str(CLOCK)]
@@ -64,6 +88,13 @@ def run(folder: Path, watch: str, parity: int, rollouts: int) -> list[float]:
     events = map(json.loads, clock.read_text(encoding="utf-8").splitlines())
     ends = [event["cpu"] for event in events if event["event"] == "step_end"]
     return [after - before for before, after in itertools.pairwise(ends)]
+
+
+def own_seconds(folder: Path) -> tuple[float, float]:
+    """Of the hooks of the last run in a rollout, on its thread and beside it."""
+    found = json.loads((folder / "own.json").read_text(encoding="utf-8"))
+    beside = statistics.median(found["beside"]) * len(_HOOKS) if "beside" in found else 0.0
+    return sum(statistics.median(found[name]) for name in _HOOKS), beside
 
 
 def twins(even: Sequence[float], odd: Sequence[float]) -> list[list[float]]:
@@ -94,6 +125,7 @@ def main() -> int:
     own = parser.parse_args()
     ratios: dict[str, list[list[float]]] = {side: [[], []] for side in SIDES}
     seconds: list[float] = []
+    told: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory(prefix="slime-watching-") as name:
         folder = Path(name)
         subprocess.run([sys.executable, "-m", "slime_core", "init", "demo", "run.yaml"], cwd=folder, check=True)
@@ -103,17 +135,19 @@ def main() -> int:
                 pair: dict[int, list[float]] = {}
                 for parity in (number % 2, 1 - number % 2):
                     pair[parity] = run(folder, watch, parity, own.rollouts)
+                    told[side].append(own_seconds(folder))
                 seconds += pair[0] + pair[1]
                 for part, more in zip(ratios[side], twins(pair[0], pair[1])):
                     part += more
-    rows, above = [], []
+    rows, above, rollout = list[list[str]](), list[str](), statistics.median(seconds)
     for side, found in ratios.items():
         low, high = interval(found)
-        rows.append([side, f"{cost(found):+.2%}", f"{low:+.2%} to {high:+.2%}", str(sum(map(len, found)))])
+        shares = [f"{statistics.median(part) / rollout:.2%}" for part in zip(*told[side])]
+        rows.append([side, f"{cost(found):+.2%}", f"{low:+.2%} to {high:+.2%}", str(sum(map(len, found))), *shares])
         if side != "both" and low > own.most:
             above.append(side)
-    print(f"a rollout takes {statistics.median(seconds):.3f} s of processor")
-    print(table(["side", "cost", "95% interval", "twins"], rows))
+    print(f"a rollout takes {rollout:.3f} s of processor")
+    print(table(["side", "cost", "95% interval", "twins", "own, run's thread", "own, beside it"], rows))
     print(f"above {own.most:.0%}: {', '.join(above) or 'none'}")
     return int(bool(above))
 
