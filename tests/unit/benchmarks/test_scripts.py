@@ -149,7 +149,8 @@ def test_watching() -> None:
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if "% to " in line]
     assert [row[0] for row in rows] == ["invariants", "kept", "both"]
-    assert [row[-1] for row in rows] == ["2"] * 3, "twins"
+    assert [row[-3] for row in rows] == ["2"] * 3, "twins"
+    assert all(0 < float(row[-2].rstrip("%")) < 50 for row in rows), "of a rollout's time"
 
 
 def test_end_to_end_says_how_to_get_trl() -> None:
