@@ -160,14 +160,14 @@ class SampleRunner:
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
         extra = baseline.baseline_sample(group) if self.greedy_baseline and not evaluation else None
         asked = self.timeline.now() if self.timeline else 0.0
-        samples = [(sample, params) for sample in group]
-        if extra is not None:
-            samples.append((extra, baseline.greedy_params(params)))
-        works = [partial(self._run_sample, s, p, context, clock, args, asked, sample_done) for s, p in samples]
+        samples = [(s, params) for s in group] + ([] if extra is None else [(extra, baseline.greedy_params(params))])
+        cut_by = clock if clock is not None and clock.cuts else None
+        done = sample_done if cut_by is None else lambda _: None  # `_cut` says it, of those that it cuts off as well
+        works = [partial(self._run_sample, s, p, context, clock, args, asked, done) for s, p in samples]
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
             with hold.lent(works) as runs:
-                if clock is not None and clock.cuts:
-                    runs = [_cut(run, s, clock, sample_done) for run, (s, _) in zip(runs, samples)]
+                if cut_by is not None:
+                    runs = [_cut(run, s, cut_by, sample_done) for run, (s, _) in zip(runs, samples)]
                 results = await asyncio.gather(*runs)
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
@@ -363,13 +363,13 @@ async def _cut(
     except BaseException:
         await ended({run})
         raise
-    if run.done():
-        return run.result()
-    if not await ended({run}):
-        sample = copy.deepcopy(sample)
-    sample.fail(GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)")
-    done([sample])
-    return [sample]
+    siblings = run.result() if run.done() else [sample]
+    if not run.done():
+        if not await ended({run}):
+            siblings = [copy.deepcopy(sample)]
+        siblings[0].fail(GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)")
+    done(siblings)
+    return siblings
 
 
 def _interrupted(origin: Sample, prompt: list[int], rollout_id: int | None) -> Sample:

@@ -192,6 +192,20 @@ async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
 
 
 @in_virtual_time
+async def test_a_sample_that_is_cut_off_has_ended_once_also_where_it_goes_on() -> None:
+    """Counted twice, places for more samples than there are would be drawn for."""
+    args, generator, told = _args(group_timeout_policy="shrink"), Generator(hangs=[1], deaf=True), []
+    gated = GatedEngine(Engine(), deterministic=True, places=64)
+    runner = SampleRunner(args, gated, None, generator, RewardStage(args, Scorer(), None), lambda spec: None)
+    (group,) = Source().get_samples(1)
+    note = lambda siblings: told.append([s.index for s in siblings])  # noqa: E731
+    await deadlines.run_group(runner, group, {}, rollout_id=3, sample_done=note)
+    generator.release.set()
+    await asyncio.sleep(1)
+    assert told == [[0], [1]]
+
+
+@in_virtual_time
 async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
     before = set(current())  # what the garbage collector has not yet ended of other tests
     start_board(tmp_path, "rollout")
