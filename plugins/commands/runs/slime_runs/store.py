@@ -148,8 +148,8 @@ class SampleStore:
         rows = trained.rows(*_TRAINER_COLUMNS)
         if not rows or self._stopped or not args.run_dir:
             return
-        starts = range(0, len(rows), _PER_FRAME)
-        frames = [json_lines(_trained_row(row) for row in rows[i : i + _PER_FRAME]) for i in starts]
+        rows = _trained_rows(rows)
+        frames = [json_lines(rows[i : i + _PER_FRAME]) for i in range(0, len(rows), _PER_FRAME)]
         path = Path(args.run_dir) / FOLDER / trained_name(trained.batch.rollout_id)
         self._later(lambda: write_file(path, frames))
 
@@ -308,22 +308,21 @@ _OFTEN_ONE = {"advantages", "returns"}
 _TRAINER_COLUMNS = ("advantages", "log_probs", "entropy", "ref_log_probs", "teacher_log_probs", "values", "returns")
 
 
-def _trained_row(row: Mapping[str, Any]) -> Row:
+def _trained_rows(rows: Sequence[Row]) -> list[Row]:
     """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
-    found = {"index": row["sample_indices"]}
-    for name in _TRAINER_COLUMNS:
-        if (column := row.get(name)) is not None:
-            found[name] = column[0] if name in _OFTEN_ONE and _is_one_number(column) else column
+    names = [name for name in _TRAINER_COLUMNS if rows[0].get(name) is not None]
+    found = [{"index": row["sample_indices"], **{name: row[name] for name in names}} for row in rows]
+    for name in _OFTEN_ONE.intersection(names):
+        for row in found:
+            if _is_one_number(row[name]):
+                row[name] = row[name][0]
     return found
 
 
 def _is_one_number(column: Any) -> bool:
-    if not len(column):
-        return False
-    if isinstance(column, list):  # the rollout's, not the trainer's
-        return bool(column.count(column[0]) == len(column))
-    # Bytes are compared at a tenth of what numpy takes for so few numbers.
-    return bool(column.tobytes() == column[:1].tobytes() * len(column))
+    # Bytes are compared at a tenth of what numpy takes for so few numbers; a list is the rollout's, not the trainer's.
+    numbers, size = (column, 1) if isinstance(column, list) else (column.tobytes(), column.itemsize)
+    return bool(numbers) and bool(numbers == numbers[:size] * len(column))
 
 
 def _frames(groups: Iterable[list[Row]]) -> Iterator[list[Row]]:
@@ -344,7 +343,9 @@ def _frames(groups: Iterable[list[Row]]) -> Iterator[list[Row]]:
 
 def _row(args: Args, sample: Sample, fate: str, *, data_set: str | None = None, reason: str | None = None) -> Row:
     """Shares its lists with the sample, so it is to be written before anything else runs."""
-    row = plain_values({name: value for name, value in sample.attributes().items() if value is not None}, shared=True)
+    row = {name: value for name in Sample.__match_args__ if (value := getattr(sample, name)) is not None}
+    row.update(vars(sample))
+    row = plain_values(row, shared=True)
     row["kept"] = {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}
     if fate in ("failed", "dropped"):
         row["kept"]["reason"] = reason
