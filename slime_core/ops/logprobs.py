@@ -1,7 +1,8 @@
-"""Log-probs of given tokens, and entropy, without ever holding the whole [T, V] float32 logits.
+"""Log-probs of given tokens, and entropy, without ever holding more than a chunk of the [T, V] float32 logits.
 
 Called by trainers with the last hidden states and the output matrix. Rows are taken a chunk at a time, forward and
-again backward (the logits are recomputed), so peak memory is a few buffers of `chunk * V` floats whatever T is. The
+again backward (the logits are recomputed, but where one chunk has all rows and the functions in C leave them as they
+were), so peak memory is a few buffers of `chunk * V` floats whatever T is. The
 matrix products run in the inputs' dtype; everything after them, and the sum of the weight gradient over chunks, is
 float32 (float64 for float64 inputs).
 
@@ -199,8 +200,8 @@ def _logit_gradient(
 class _LogProbs(torch.autograd.Function):
     """(hidden, weight) -> (log_probs, entropy), or (logits, None) -> the same.
 
-    Keeps the inputs and [T] numbers, and computes the logits again: without a weight the only [T, V] tensors are the
-    logits and their gradient, in their dtype.
+    Keeps the inputs and [T] numbers, and computes the logits again, but for those of a single chunk in C: without a
+    weight the only [T, V] tensors are the logits and their gradient, in their dtype.
     """
 
     @staticmethod
@@ -211,6 +212,7 @@ class _LogProbs(torch.autograd.Function):
         log_probs = torch.empty(targets.shape[0], dtype=dtype, device=targets.device)
         norms = torch.empty_like(log_probs)
         entropies = torch.empty_like(log_probs) if how.with_entropy else log_probs.new_empty(0)
+        ctx.kept = []
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
                 logits = _chunk_logits(source, weight, part, dtype)
@@ -218,6 +220,8 @@ class _LogProbs(torch.autograd.Function):
                 if library is not None:
                     found = (log_probs[part], norms[part], entropies[part] if how.with_entropy else None)
                     library.log_probs(*pointers(logits, targets[part], *found), *logits.shape, how.temperature)
+                    if weight is not None and any(ctx.needs_input_grad) and len(logits) == len(targets):
+                        ctx.kept.append(logits)
                     continue
                 z = how.z(logits, targets, part)
                 chosen = z.gather(-1, targets[part, None]).squeeze(-1)
@@ -244,7 +248,8 @@ class _LogProbs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=norms.dtype) if ctx.needs_input_grad[1] else None
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
-                logits = _chunk_logits(source, weight, part, norms.dtype)
+                # Overwritten below, so a second backward computes them again.
+                logits = ctx.kept.pop() if ctx.kept else _chunk_logits(source, weight, part, norms.dtype)
                 library = how.compiled(logits, targets)
                 entropy = entropies[part] if how.with_entropy else None
                 grads = [None if grad is None else grad[part].contiguous() for grad in (grad_log_probs, grad_entropy)]
