@@ -212,7 +212,7 @@ class _LogProbs(torch.autograd.Function):
         log_probs = torch.empty(targets.shape[0], dtype=dtype, device=targets.device)
         norms = torch.empty_like(log_probs)
         entropies = torch.empty_like(log_probs) if how.with_entropy else log_probs.new_empty(0)
-        ctx.kept = []
+        ctx.how, ctx.kept = how, []
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
                 logits = _chunk_logits(source, weight, part, dtype)
@@ -232,7 +232,6 @@ class _LogProbs(torch.autograd.Function):
                 log_probs[part] = chosen - norms[part]
         ctx.save_for_backward(source, weight, targets, norms, entropies)
         ctx.set_materialize_grads(False)
-        ctx.how = how
         return log_probs, entropies
 
     @staticmethod
