@@ -87,8 +87,7 @@ def token_log_probs(
     Raises:
         IndexError: A target is not in [0, V) (RuntimeError where torch computes).
     """
-    rows = _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device)
-    how = _How.of(temperature, rows, with_entropy, mask)
+    how = _How.of(temperature, _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device), with_entropy, mask)
     log_probs, entropy = _LogProbs.apply(hidden, lm_head_weight.to(hidden.dtype), targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy if with_entropy else None
 
@@ -239,8 +238,7 @@ class _LogProbs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        source, weight, targets, norms, entropies = ctx.saved_tensors
-        how: _How = ctx.how
+        (source, weight, targets, norms, entropies), how = ctx.saved_tensors, ctx.how
         if grad_log_probs is None and grad_entropy is None:
             return None, None, None, None
         grad_source = torch.empty_like(source) if ctx.needs_input_grad[0] else None
