@@ -105,11 +105,11 @@ test: install
 test-smoke: install $(NEEDS_SGLANG)
 	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(ARGS)
 
-# trackio's tracker and export, and logs for Inspect AI, read back by the real libraries.
+# trackio, logs for Inspect AI and traces for OpenTelemetry, taken by the real libraries and a real collector (Rotel).
 test-readers: export OMP_NUM_THREADS := 1
 test-readers: export TORCH_COMPILE_DISABLE := 1
 test-readers: install $(READERS)/.installed
-	PYTHONPATH=$(CURDIR)/$(READERS) $(PYTEST) -k "trackio or inspect" plugins/hooks/trackers/tests tests/integration/test_export.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/$(READERS) $(PYTEST) -k "trackio or inspect or collector" plugins/hooks/trackers/tests tests/integration/test_export.py $(ARGS)
 
 # The whole, or one part of it: make test-backends PART=ray
 PARTS_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill)

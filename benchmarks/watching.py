@@ -55,7 +55,7 @@ def timed(name, call):
     return measured
 
 def every_other(cls, name, rollout):
-    method = timed(name, getattr(cls, name))
+    method = timed(f"{cls.__name__}.{name}", getattr(cls, name))
     @functools.wraps(method)
     def call(self, *told):
         return method(self, *told) if cls.__name__ in watch and rollout(told) % 2 == parity else None
@@ -93,8 +93,8 @@ def run(folder: Path, watch: str, parity: int, rollouts: int) -> list[float]:
 def own_seconds(folder: Path) -> tuple[float, float]:
     """Of the hooks of the last run in a rollout, on its thread and beside it."""
     found = json.loads((folder / "own.json").read_text(encoding="utf-8"))
-    beside = statistics.median(found["beside"]) * len(_HOOKS) if "beside" in found else 0.0
-    return sum(statistics.median(found[name]) for name in _HOOKS), beside
+    beside = statistics.median(found.pop("beside")) * len(_HOOKS) if "beside" in found else 0.0
+    return sum(map(statistics.median, found.values())), beside
 
 
 def twins(even: Sequence[float], odd: Sequence[float]) -> list[list[float]]:

@@ -24,6 +24,8 @@ _WRITERS: Mapping[str, Any] = {
     "multimodal_inputs": inputs_to_json,
     "multimodal_train_inputs": lambda inputs: TrainInputs.of(inputs).to_json(),
 }
+_NOT_JSON = {n: write for n, write in _WRITERS.items() if n not in ("status", "spec_info", "prefix_cache_info")}
+"""Of those, what orjson does not write so by itself."""
 _READERS: Mapping[str, Any] = {
     "spec_info": lambda values: SpecInfo(**values),
     "prefix_cache_info": lambda values: PrefixCacheInfo(**values),
@@ -51,8 +53,7 @@ class Attributes:
 
 def field_values(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Inverse of `plain_values`, but for the status, which stays text."""
-    values = dict(stored)
-    return values | {name: of(values[name]) for name, of in _READERS.items() if values.get(name) is not None}
+    return {**stored, **{name: of(stored[name]) for name, of in _READERS.items() if stored.get(name) is not None}}
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -60,9 +61,7 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is list and _PLAIN.issuperset(map(type, value)):
-        return value.copy()
-    if kind is dict and _PLAIN.issuperset(map(type, value.values())):
+    if kind in (list, dict) and _PLAIN.issuperset(map(type, value.values() if kind is dict else value)):
         return value.copy()
     if kind in (SpecInfo, PrefixCacheInfo):
         return kind(**value.__dict__)
@@ -72,8 +71,9 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
 def plain_values(attributes: dict[str, Any], *, shared: bool = False) -> dict[str, Any]:
     """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none.
 
-    `shared`: in that dict itself, without copies, for who writes them at once.
+    `shared`: in that dict itself, without copies, for who writes them with orjson at once.
     """
     own = attributes if shared else {n: v if n in _WRITERS else copied(v) for n, v in attributes.items()}
-    own.update({n: write(own[n]) for n, write in _WRITERS.items() if type(own.get(n)) not in _PLAIN})
+    writers = (_NOT_JSON if shared else _WRITERS).items()
+    own.update({n: write(own[n]) for n, write in writers if type(own.get(n)) not in _PLAIN})
     return own

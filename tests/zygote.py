@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_core.plugins import discovery
+
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
     "numpy.random", "packaging.requirements", "packaging.tags", "torch.utils._device", "transformers",
@@ -136,6 +138,7 @@ def _serve(descriptor: int, more: Sequence[str]) -> None:
     with warnings.catch_warnings(action="ignore"):
         for module in (*IMPORTED, *more):
             importlib.import_module(module)
+    discovery.discovered()  # each command finds the same plugins of the checkout: their files are parsed once
     gc.collect()
     gc.freeze()  # no command has to look through what was imported
     connection = socket.socket(fileno=descriptor)

@@ -138,7 +138,7 @@ class TrainedRollout:
         if self.trainer.rank:
             return []
         kept = {n: v for n, v in self.batch.to_rollout_data().items() if not names or n in (*names, "sample_indices")}
-        order = sorted(range(len(self.batch)), key=lambda i: self.batch.sample_indices[i])
+        order = sorted(range(len(self.batch)), key=self.batch.sample_indices.__getitem__)
         table |= {n: values for n, values in kept.items() if isinstance(values, list) and len(values) == len(order)}
         table = {"rollout_id": [self.batch.rollout_id] * len(self.batch), **table}
         return [dict(zip(table, row)) for row in zip(*([values[i] for i in order] for values in table.values()))]

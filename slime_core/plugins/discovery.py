@@ -7,6 +7,7 @@ goes on `sys.path` when a component of it is loaded, not here.
 
 from __future__ import annotations
 
+import functools
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +21,7 @@ from slime_core.distributions import CORE, AllowList, enter_safe_mode, safe_mode
 from slime_core.errors import ConfigError, did_you_mean
 from slime_core.plugins.hookspecs import hookimpl
 from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS
-from slime_core.plugins.registry import (
-    RANK_CHECKOUT,
-    RANK_EXPLICIT,
-    ComponentRef,
-    Problem,
-    Registry,
-)
+from slime_core.plugins.registry import RANK_CHECKOUT, RANK_EXPLICIT, ComponentRef, Problem, Registry
 from slime_core.protocols import Args
 
 PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
@@ -78,7 +73,7 @@ class DirectoryComponents:
         """Read `pyproject.toml` files only; an unreadable one becomes a problem, not an error."""
         for file in (file for layout in self.layouts for file in sorted(self.directory.glob(layout))):
             try:
-                project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+                project = _project(file.read_text(encoding="utf-8"))
                 owner = self._owner(project, file.parent)
                 tables = {g: t for g, t in project.get("entry-points", {}).items() if g.startswith(GROUP_PREFIX)}
                 entries = [(group, str(n), str(target)) for group, t in tables.items() for n, target in t.items()]
@@ -97,6 +92,12 @@ class DirectoryComponents:
         version = slime_core.__version__ if name == CORE else str(project.get("version", ""))
         requires = tuple(str(r) for r in project.get("dependencies", ()))
         return ComponentRef("", "", "", name, version, requires, folder, self.rank)
+
+
+@functools.cache  # a run looks for its command first, then for all, and finds the same texts
+def _project(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads(text).get("project", {})
+    return found
 
 
 def _add(registry: Registry, owner: ComponentRef, entries: Iterable[tuple[str, str, str]]) -> None:
@@ -123,7 +124,7 @@ def checkout_root() -> Path | None:
     """The source checkout this slime_core is imported from, or None when it is installed as a wheel."""
     root = Path(slime_core.__file__).resolve().parents[1]
     try:
-        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        project = _project((root / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return root if project.get("name") == CORE else None

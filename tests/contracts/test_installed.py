@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -41,13 +42,13 @@ def _package(ref: ComponentRef) -> str:
 
 def _suites() -> dict[str, type[Contract]]:
     """One subclass per component, as a plugin's author would write it."""
-    found = {}
+    found, suite_for = {}, functools.cache(suite_of)  # it reads the metadata of every distribution
     for ref in COMPONENTS:
         key = (ref.kind, ref.name)
         if _package(ref) in HERE and key not in ELSEWHERE:
             name = f"Test_{ref.kind.replace('.', '_')}_{ref.name}"
             facts = {"kind": ref.kind, "component": ref.name, **SETTINGS.get(key, {})}
-            suite = type(name, (suite_of(str(facts["kind"])),), facts)
+            suite = type(name, (suite_for(str(facts["kind"])),), facts)
             found[name] = pytest.mark.slow(suite) if key in SLOW else suite
     return found
 

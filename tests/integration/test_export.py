@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
+import re
 import sqlite3
 import subprocess
-import time
-from contextlib import suppress
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from slime_runs import Run, RunError, export
 from slime_runs.index import Filter
 
 from tests.conftest import TinyRun
+from tests.ports import free_port
+from tests.until import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -94,29 +92,28 @@ def test_a_collector_that_does_not_take_all_is_said(run: Run, monkeypatch: pytes
         export.to_otel(run)
 
 
-@pytest.mark.slow
-def test_a_real_collector_has_every_trace(run: Run, slime: Any, tmp_path: Path) -> None:
-    """MLflow's server takes OTLP; SLIME_TEST_MLFLOW names the `mlflow` of an environment that has all of it."""
-    program = os.environ.get("SLIME_TEST_MLFLOW") or pytest.skip("SLIME_TEST_MLFLOW: pip install mlflow elsewhere")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    command = [program, "server", "--backend-store-uri", f"sqlite:///{tmp_path / 'm.db'}", "--workers", "1"]
-    server = subprocess.Popen([*command, "--port", url.rpartition(":")[2]], start_new_session=True)
+def test_a_real_collector_has_every_trace(run: Run, tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
+    """Rotel's, of a run that is exported and of one that tells it while it goes on."""
+    rotel = pytest.importorskip("rotel", reason="make test-readers has one")
+    web, grpc = free_port(), free_port()
+    log, url = tmp_path / "log", f"http://127.0.0.1:{web}"
+    ports = ["--otlp-http-endpoint", f"127.0.0.1:{web}", "--otlp-grpc-endpoint", f"127.0.0.1:{grpc}"]
+    command = [Path(rotel.__file__).with_name("rotel-agent"), "start", "--exporter", "blackhole", *ports]
+    with log.open("wb") as file:
+        told = ["--debug-log", "traces", "--debug-log-verbosity", "detailed"]
+        collector = subprocess.Popen([*command, *told], stdout=file, stderr=file, cwd=tmp_path)
     try:
-        for _ in range(600):
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{url}/health").status_code == 200:
-                    break
-            time.sleep(0.2)
-        there = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_HEADERS": "x-mlflow-experiment-id=0"}
-        there["OTEL_EXPORTER_OTLP_TIMEOUT"] = "100"
+        wait_until(lambda: "Starting Rotel" in log.read_text(), "the collector to start")
+        there = {"OTEL_EXPORTER_OTLP_ENDPOINT": url}
         assert "traces of 48 samples" in slime("export", run.path, "--format", "otel", **there).stdout
+        argv = tiny.argv(tmp_path, run_dir=tmp_path / "live", num_rollout=1, save_interval=None, eval_interval=None)
+        slime("train", *argv, "--set", "plugins.trackers.use=[otel]", **there)
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
-    with sqlite3.connect(tmp_path / "m.db") as db:
-        found = dict(db.execute("SELECT name, count(*) FROM spans GROUP BY name"))
-    assert found["invoke_agent slime"] == found["rl.reward"] == 48
+        collector.terminate()
+        collector.wait(30)
+    live = Run(tmp_path / "live").samples(Filter())
+    names = Counter(re.findall(r"Name +: (\S+)", log.read_text()))
+    assert names["invoke_agent"] == names["rl.reward"] == names["chat"] == 48 + sum(1 for _ in live)
 
 
 def test_metrics_for_trackio(run: Run, slime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ ROWS = [
     for line in (Path(__file__).parent / "thudm_flags.tsv").read_text().splitlines()
     if not line.startswith("#")
 ]
+PARSER = SettingsParser(())
 OUR_DEFAULTS = {
     "distributed_backend": "auto",
     "micro_batch_size": None,  # packed: see the rule
@@ -47,7 +48,7 @@ def test_thudm_flag_is_accepted_with_its_default(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text("")
-    args, origins = validate(collect(SettingsParser(()).read_own(_argv(flag, value)), {}, ()))
+    args, origins = validate(collect(PARSER.read_own(_argv(flag, value)), {}, ()))
     spec = flag_specs()[attribute]
     assert str(origins[attribute]) == "flag"
     if not value:

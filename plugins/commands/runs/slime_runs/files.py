@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "samples"
 _NAME = re.compile(r"(rollout|eval)_(\d+)\.jsonl\.zst")
-_LEVEL = 3
+_LEVEL = 1
 _SKIPPED = (0x184D2A5E).to_bytes(4, "little")
 """First bytes of a frame that is not of lines: then come the length of the rest, the footer, its own, and `_FOOTER`."""
 _FOOTER = b"slim"
@@ -122,8 +122,9 @@ def write_file(path: Path, frames: Iterable[bytes], footer: Callable[[Sequence[F
         content = compressor.compress(footer([Frame(start, len(one)) for start, one in zip(starts, packed)]))
         length = len(content).to_bytes(4, "little")
         packed.append(_SKIPPED + (len(content) + 8).to_bytes(4, "little") + content + length + _FOOTER)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
     partial.write_bytes(b"".join(packed))
     os.replace(partial, path)
 

@@ -102,7 +102,7 @@ def _settings(run: Run) -> Settings:
             f"{run.path}: its engine is {args.rollout_engine!r}, which does not sample the same tokens again;"
             " --rollout-engine embedded does"
         )
-    args.run_dir, args.save = str(run.path), args.save or str(run.path)
+    args.run_dir, args.save = str(run.path), str(run.checkpoints.parent)  # a run that was moved has its own
     args.async_training = args.offload_train = args.offload_rollout = args.colocate = False
     args.mask_offpolicy_in_partial_rollout = False
     return settings

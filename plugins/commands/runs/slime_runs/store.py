@@ -318,12 +318,9 @@ def _trained_row(row: Mapping[str, Any]) -> Row:
 
 
 def _is_one_number(column: Any) -> bool:
-    if not len(column):
-        return False
-    if isinstance(column, list):  # the rollout's, not the trainer's
-        return bool(column.count(column[0]) == len(column))
-    # Bytes are compared at a tenth of what numpy takes for so few numbers.
-    return bool(column.tobytes() == column[:1].tobytes() * len(column))
+    # Bytes are compared at a tenth of what numpy takes for so few numbers; a list is the rollout's, not the trainer's.
+    numbers, size = (column, 1) if isinstance(column, list) else (column.tobytes(), column.itemsize)
+    return bool(numbers) and bool(numbers == numbers[:size] * len(column))
 
 
 def _frames(groups: Iterable[list[Row]]) -> Iterator[list[Row]]:
@@ -344,7 +341,9 @@ def _frames(groups: Iterable[list[Row]]) -> Iterator[list[Row]]:
 
 def _row(args: Args, sample: Sample, fate: str, *, data_set: str | None = None, reason: str | None = None) -> Row:
     """Shares its lists with the sample, so it is to be written before anything else runs."""
-    row = plain_values({name: value for name, value in sample.attributes().items() if value is not None}, shared=True)
+    row = {name: value for name in Sample.__match_args__ if (value := getattr(sample, name)) is not None}
+    row.update(vars(sample))
+    row = plain_values(row, shared=True)
     row["kept"] = {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}
     if fate in ("failed", "dropped"):
         row["kept"]["reason"] = reason
