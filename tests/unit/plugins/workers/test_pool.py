@@ -280,7 +280,9 @@ async def test_waiting_for_a_worker_does_not_count(
     assert await asyncio.gather(holder, *waiting) == [[1.0], *([i + 0.5] for i in range(8))]
 
 
-async def test_calls_written_at_once_have_their_own_fates(pool: WorkerPool, file: Path, tmp_path: Path) -> None:
+async def test_calls_written_at_once_have_their_own_fates(
+    pool: WorkerPool, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The call that hangs, ends or is killed with its process loses nothing but itself, once."""
     call = caller(pool, file, rm_timeout=2.0)
     await call.score([say("add 1")])
@@ -291,9 +293,17 @@ async def test_calls_written_at_once_have_their_own_fates(pool: WorkerPool, file
     ]  # fmt: skip
     sent = [asyncio.create_task(call.score([say(word, i)])) for i, word in enumerate(words)]
     await until(lambda: pool._queue.qsize() == len(words), "all calls to wait")
-    pool._seconds[call.component] = 1e-4
+    monkeypatch.setattr("slime_core.plugins.workers.pool._BATCH_S", 1e9)  # the one that holds was no fast one
+    written, run = list[int](), pool._run
+
+    def counting(calls: Any, process: Any) -> Any:
+        written.append(len(calls))
+        return run(calls, process)
+
+    monkeypatch.setattr(pool, "_run", counting)
     (tmp_path / "release").touch()
     found = await asyncio.gather(holder, *sent, return_exceptions=True)
+    assert written[0] == len(words)
     shown = [value[0] if isinstance(value, list) else type(value).__name__ for value in found[1:]]
     assert shown == [
         1.5, "KeyError", "PluginError", 2.5, "WorkerDied", 3.5, "DeadlineExceeded", 4.5, "WorkerDied", 5.5,
