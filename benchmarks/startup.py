@@ -141,8 +141,8 @@ def timeline(config: str, flags: list[str], directory: Path) -> dict[str, Spent]
     return {**reached, "exit": total}
 
 
-def first_rollout(config: str, repeats: int) -> None:
-    """Time to the first rollout and where it goes."""
+def first_rollout(config: str, repeats: int, floor: float) -> None:
+    """Time to the first rollout and where it goes; `floor` is torch's import."""
     with tempfile.TemporaryDirectory(prefix="slime-bench-") as name:
         directory = Path(name)
         flags = write_inputs(directory)
@@ -161,11 +161,11 @@ def first_rollout(config: str, repeats: int) -> None:
         f"command to first rollout: {statistics.median(wall):.2f} s wall (spread {spread(wall)}),"
         f" {statistics.median(cpu):.2f} CPU-s (spread {spread(cpu)})"
     )
-    ratio(f"{FIRST_AIM:.0f} CPU-s / command to first rollout", cpu, [FIRST_AIM], aim=1)
+    ratio(f"{FIRST_AIM:.0f} CPU-s / command to first rollout", cpu, [FIRST_AIM], floor=floor, aim=1)
 
 
-def imports(repeats: int) -> None:
-    """What importing costs, in the order of a run: each line is on top of the lines before it."""
+def imports(repeats: int) -> float:
+    """What importing costs, in the order of a run: each line is on top of the lines before it. CPU seconds of torch."""
     runs = []
     for _ in range(repeats + 1):
         done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
@@ -175,6 +175,7 @@ def imports(repeats: int) -> None:
         walls, cpus = [run[name][0] for run in runs[1:]], [run[name][1] for run in runs[1:]]
         rows.append([name, f"{statistics.median(walls):.3f}", f"{statistics.median(cpus):.3f}", spread(cpus)])
     print(table(["import, one after the other", "wall s", "CPU s", "spread"], rows))
+    return statistics.median(run["torch"][1] for run in runs[1:])
 
 
 def main() -> None:
@@ -188,9 +189,9 @@ def main() -> None:
     print()
     checks(options.config, options.repeats)
     print()
-    first_rollout(options.config, options.repeats)
+    floor = imports(options.repeats)
     print()
-    imports(options.repeats)
+    first_rollout(options.config, options.repeats, floor)
 
 
 if __name__ == "__main__":

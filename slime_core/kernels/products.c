@@ -6,6 +6,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -30,6 +33,13 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
 INLINE vec load(const float *at) { return *(const vec *)at; }
 INLINE void store(float *at, vec x) { *(vec *)at = x; }
+#if defined(__AVX512F__)
+INLINE void store_past(float *at, vec x) { _mm512_stream_ps(at, (__m512)x); }
+INLINE void all_stored(void) { _mm_sfence(); } /* before another thread is told of it */
+#else
+INLINE void store_past(float *at, vec x) { store(at, x); }
+INLINE void all_stored(void) {}
+#endif
 INLINE vec all(float x) { return x - (vec){0}; }
 INLINE vec choose(ints where, vec x, vec y) { return (vec)((where & (ints)x) | (~where & (ints)y)); }
 
@@ -138,8 +148,9 @@ INLINE void turn(const float *from, int64_t across, float *to, int64_t step) {
 }
 
 /* weight [out, size] -> the rows from `first`, a multiple of LANES, of tiles [.. / TILE, size, TILE]; what the last one has
-   too many is left as it is. `dim`: rows i and i + dim / 2 of every dim come side by side; 0: all stay where they are. */
-void pack(int64_t out, int64_t size, const float *weight, float *tiles, int64_t first, int64_t dim) {
+   too many is left as it is. `dim`: rows i and i + dim / 2 of every dim come side by side; 0: all stay where they are.
+   `past`: a vector that is a cache line goes by the cache, which would read the line first; for what is not read soon. */
+INLINE void packed(int64_t out, int64_t size, const float *weight, float *tiles, int64_t first, int64_t dim, int past) {
     for (int64_t r = 0; r < out; r += LANES) {
         int64_t rows = least(LANES, out - r);
         float *to = tiles + (first + r) / TILE * TILE * size + (first + r) % TILE;
@@ -151,11 +162,20 @@ void pack(int64_t out, int64_t size, const float *weight, float *tiles, int64_t 
                 vec x[LANES];
                 for (int i = 0; i < LANES; i++) x[i] = load(from[i] + k);
                 transpose(x);
-                for (int i = 0; i < LANES; i++) store(to + (k + i) * TILE, x[i]);
+                for (int i = 0; i < LANES; i++)
+                    if (past) store_past(to + (k + i) * TILE, x[i]);
+                    else store(to + (k + i) * TILE, x[i]);
             } else
                 for (int64_t i = k; i < least(size, k + LANES); i++)
                     for (int64_t j = 0; j < rows; j++) to[i * TILE + j] = from[j][i];
     }
+}
+
+/* The weights of an update, which is complete before a product reads any. */
+void pack(int64_t out, int64_t size, const float *weight, float *tiles, int64_t first, int64_t dim) {
+    if (sizeof(vec) == 64 && (uintptr_t)tiles % 64 == 0) packed(out, size, weight, tiles, first, dim, 1);
+    else packed(out, size, weight, tiles, first, dim, 0);
+    all_stored();
 }
 
 static float *tiles_for(int64_t out, int64_t size) {
@@ -165,7 +185,7 @@ static float *tiles_for(int64_t out, int64_t size) {
 /* y [n, out] = x [n, size] @ weight [out, size]^T + bias [out] or NULL */
 void project(int64_t n, int64_t size, int64_t out, const float *x, const float *weight, const float *bias, float *y) {
     float *tiles = tiles_for(out, size);
-    pack(out, size, weight, tiles, 0, 0);
+    packed(out, size, weight, tiles, 0, 0, 0);
     linear(n, size, out, x, tiles, bias, 0, y);
     free(tiles);
 }

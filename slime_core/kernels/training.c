@@ -119,14 +119,14 @@ void norm_backward(const float *x, const float *weight, const float *cos, const 
 
 /* -- log-probs and entropies of rows of logits [rows, n] ----------------------------------------------------------- */
 
-void log_probs(float *z, const int64_t *targets, float *found, float *norms, float *entropies, int64_t rows, int64_t n, float temperature)
+void log_probs(const float *z, const int64_t *targets, float *found, float *norms, float *entropies, int64_t rows, int64_t n, float temperature)
 {
     for (int64_t row = 0; row < rows; row++, z += n) {
         float top = -INFINITY;
 #pragma omp simd reduction(max : top)
         for (int64_t i = 0; i < n; i++) {
-            z[i] = z[i] / temperature;
-            top = z[i] > top ? z[i] : top;
+            float scaled = z[i] / temperature;
+            top = scaled > top ? scaled : top;
         }
         double total = 0.0, moment = 0.0;
         for (int64_t from = 0; from < n; from += BLOCK) {
@@ -134,7 +134,7 @@ void log_probs(float *z, const int64_t *targets, float *found, float *norms, flo
             int64_t to = least(n, from + BLOCK);
 #pragma omp simd reduction(+ : sum, first)
             for (int64_t i = from; i < to; i++) {
-                float d = z[i] - top, e = exp_(d);
+                float d = z[i] / temperature - top, e = exp_(d);
                 sum += e;
                 first += e > 0.0f ? e * d : 0.0f; /* a logit of -inf adds 0 */
             }
@@ -143,7 +143,7 @@ void log_probs(float *z, const int64_t *targets, float *found, float *norms, flo
         }
         double log_total = log(total);
         norms[row] = (float)(top + log_total);
-        found[row] = (float)(z[targets[row]] - top - log_total);
+        found[row] = (float)(z[targets[row]] / temperature - top - log_total);
         if (entropies)
             entropies[row] = (float)(log_total - moment / total);
     }

@@ -1,7 +1,8 @@
-"""Log-probs of given tokens, and entropy, without ever holding the whole [T, V] float32 logits.
+"""Log-probs of given tokens, and entropy, without ever holding more than a chunk of the [T, V] float32 logits.
 
 Called by trainers with the last hidden states and the output matrix. Rows are taken a chunk at a time, forward and
-again backward (the logits are recomputed), so peak memory is a few buffers of `chunk * V` floats whatever T is. The
+again backward (the logits are recomputed, but where one chunk has all rows and the functions in C leave them as they
+were), so peak memory is a few buffers of `chunk * V` floats whatever T is. The
 matrix products run in the inputs' dtype; everything after them, and the sum of the weight gradient over chunks, is
 float32 (float64 for float64 inputs).
 
@@ -86,8 +87,7 @@ def token_log_probs(
     Raises:
         IndexError: A target is not in [0, V) (RuntimeError where torch computes).
     """
-    rows = _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device)
-    how = _How.of(temperature, rows, with_entropy, mask)
+    how = _How.of(temperature, _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device), with_entropy, mask)
     log_probs, entropy = _LogProbs.apply(hidden, lm_head_weight.to(hidden.dtype), targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy if with_entropy else None
 
@@ -199,8 +199,8 @@ def _logit_gradient(
 class _LogProbs(torch.autograd.Function):
     """(hidden, weight) -> (log_probs, entropy), or (logits, None) -> the same.
 
-    Keeps the inputs and [T] numbers, and computes the logits again: without a weight the only [T, V] tensors are the
-    logits and their gradient, in their dtype.
+    Keeps the inputs and [T] numbers, and computes the logits again, but for those of a single chunk in C: without a
+    weight the only [T, V] tensors are the logits and their gradient, in their dtype.
     """
 
     @staticmethod
@@ -211,6 +211,7 @@ class _LogProbs(torch.autograd.Function):
         log_probs = torch.empty(targets.shape[0], dtype=dtype, device=targets.device)
         norms = torch.empty_like(log_probs)
         entropies = torch.empty_like(log_probs) if how.with_entropy else log_probs.new_empty(0)
+        ctx.how, ctx.kept = how, []
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
                 logits = _chunk_logits(source, weight, part, dtype)
@@ -218,6 +219,8 @@ class _LogProbs(torch.autograd.Function):
                 if library is not None:
                     found = (log_probs[part], norms[part], entropies[part] if how.with_entropy else None)
                     library.log_probs(*pointers(logits, targets[part], *found), *logits.shape, how.temperature)
+                    if weight is not None and any(ctx.needs_input_grad) and len(logits) == len(targets):
+                        ctx.kept.append(logits)
                     continue
                 z = how.z(logits, targets, part)
                 chosen = z.gather(-1, targets[part, None]).squeeze(-1)
@@ -228,7 +231,6 @@ class _LogProbs(torch.autograd.Function):
                 log_probs[part] = chosen - norms[part]
         ctx.save_for_backward(source, weight, targets, norms, entropies)
         ctx.set_materialize_grads(False)
-        ctx.how = how
         return log_probs, entropies
 
     @staticmethod
@@ -236,15 +238,15 @@ class _LogProbs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        source, weight, targets, norms, entropies = ctx.saved_tensors
-        how: _How = ctx.how
+        (source, weight, targets, norms, entropies), how = ctx.saved_tensors, ctx.how
         if grad_log_probs is None and grad_entropy is None:
             return None, None, None, None
         grad_source = torch.empty_like(source) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight, dtype=norms.dtype) if ctx.needs_input_grad[1] else None
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
-                logits = _chunk_logits(source, weight, part, norms.dtype)
+                # Overwritten below, so a second backward computes them again.
+                logits = ctx.kept.pop() if ctx.kept else _chunk_logits(source, weight, part, norms.dtype)
                 library = how.compiled(logits, targets)
                 entropy = entropies[part] if how.with_entropy else None
                 grads = [None if grad is None else grad[part].contiguous() for grad in (grad_log_probs, grad_entropy)]

@@ -148,8 +148,8 @@ class SampleStore:
         rows = trained.rows(*_TRAINER_COLUMNS)
         if not rows or self._stopped or not args.run_dir:
             return
-        rows = _trained_rows(rows)
-        frames = [json_lines(rows[i : i + _PER_FRAME]) for i in range(0, len(rows), _PER_FRAME)]
+        starts = range(0, len(rows), _PER_FRAME)
+        frames = [json_lines(_trained_row(row) for row in rows[i : i + _PER_FRAME]) for i in starts]
         path = Path(args.run_dir) / FOLDER / trained_name(trained.batch.rollout_id)
         self._later(lambda: write_file(path, frames))
 
@@ -308,14 +308,12 @@ _OFTEN_ONE = {"advantages", "returns"}
 _TRAINER_COLUMNS = ("advantages", "log_probs", "entropy", "ref_log_probs", "teacher_log_probs", "values", "returns")
 
 
-def _trained_rows(rows: Sequence[Row]) -> list[Row]:
+def _trained_row(row: Mapping[str, Any]) -> Row:
     """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
-    names = [name for name in _TRAINER_COLUMNS if rows[0].get(name) is not None]
-    found = [{"index": row["sample_indices"], **{name: row[name] for name in names}} for row in rows]
-    for name in _OFTEN_ONE.intersection(names):
-        for row in found:
-            if _is_one_number(row[name]):
-                row[name] = row[name][0]
+    found = {"index": row["sample_indices"]}
+    for name in _TRAINER_COLUMNS:
+        if (column := row.get(name)) is not None:
+            found[name] = column[0] if name in _OFTEN_ONE and _is_one_number(column) else column
     return found
 
 
