@@ -299,7 +299,8 @@ def _row(kind: str, num_samples: int, found: dict[str, list[Measured]]) -> list[
         return statistics.median(map(of, found[side]))
 
     sides = [[m.seconds for m in found[side]] for side in ("slime", "bare")]
-    ratio(f"{num_samples} at once, bare loop / {kind}", *sides, aim=0.4 if kind == "agent" else None)
+    floor = statistics.median(m.seconds for m in found["http" if kind == "agent" else "bare"])
+    ratio(f"{num_samples} at once, bare loop / {kind}", *sides, floor=floor, aim=0.4 if kind == "agent" else None)
     ours, theirs = map(statistics.median, sides)
     cpu, bare_cpu = middle("slime", lambda m: m.cpu), middle("bare", lambda m: m.cpu)
     return [
