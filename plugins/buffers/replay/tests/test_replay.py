@@ -38,7 +38,7 @@ def test_trained_groups_come_again_as_they_were() -> None:
     group[0].remove_sample, group[0].tokens[1] = True, 99  # the run's own copy goes on its way
     buffer.begin_rollout(1, 4)
     (again,) = buffer.take(4)
-    for sample, before in zip(again, kept):
+    for sample, before in zip(again, kept, strict=True):
         assert sample.metadata.pop("replayed") == 1
         assert sample.to_dict() == before
         assert (sample.rollout_log_probs, sample.token_weight_versions) == ([-1.0, -0.25], [3, 3])

@@ -199,7 +199,7 @@ class EngineSampling(EngineCase):
         async def use(engine: Any) -> list[GenerationOutput]:
             return list(await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts)))
 
-        for prompt, output in zip(prompts, self.run(use)):
+        for prompt, output in zip(prompts, self.run(use), strict=True):
             self.check(output, 16)
             found = reference.distributions(prompt, output.token_ids)
             own = found.gather(1, torch.tensor(output.token_ids)[:, None])

@@ -268,7 +268,7 @@ class HookContract(Contract):
         """Ranks and resumed runs must agree."""
         one, other = self._train_data(example_tensors()), self._train_data(example_tensors())
         for name in ("loss_masks", "advantages", "returns"):
-            for a, b in zip(getattr(one, name), getattr(other, name)):
+            for a, b in zip(getattr(one, name), getattr(other, name), strict=True):
                 assert torch.equal(a, b), f"{name} differs from call to call"
 
     @_with("slime_weights_written")
