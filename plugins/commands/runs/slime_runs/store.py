@@ -341,7 +341,7 @@ def _frames(groups: Iterable[list[Row]]) -> Iterator[list[Row]]:
 
 def _row(args: Args, sample: Sample, fate: str, *, data_set: str | None = None, reason: str | None = None) -> Row:
     """Shares its lists with the sample, so it is to be written before anything else runs."""
-    row = {name: value for name in Sample.__match_args__ if (value := getattr(sample, name)) is not None}
+    row: Row = {name: value for name in Sample.__match_args__ if (value := getattr(sample, name)) is not None}
     row.update(vars(sample))
     row = plain_values(row, shared=True)
     row["kept"] = {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -64,15 +63,10 @@ def _with(*prefixes: str) -> pytest.MarkDecorator:
     """Of plugins that implement a hook of that name."""
 
     def holds(case: HookContract) -> bool:
-        return any(name.startswith(prefixes) for name in _implemented(type(case)))
+        hooks = case.hooks()
+        return any(hooks.implemented(name) for name in hook_specs() if name.startswith(prefixes))
 
     return only_where(holds)
-
-
-@functools.cache  # each of a suite's tests asks
-def _implemented(case: type[HookContract]) -> list[str]:
-    hooks = case().hooks()
-    return [name for name in hook_specs() if hooks.implemented(name)]
 
 
 class HookContract(Contract):

@@ -78,6 +78,13 @@ class JsonRoute(APIRoute):
         self._asked: Callable[[Request], Coroutine[Any, Any, Response]] | None = None
         if not self.dependant.body_params:
             return super().get_route_handler()
+        if (
+            self.dependant.dependencies
+            or self.response_field
+            or self.status_code
+            or len(self.dependant.body_params) > 1
+        ):
+            raise TypeError(f"{self.path}: what takes a body has one, no dependencies, and makes its response itself")
         (body,), of_request = self.dependant.body_params, self.dependant.request_param_name
         kind: Any = body.field_info.annotation
         adapter = TypeAdapter(kind)
