@@ -149,7 +149,7 @@ INLINE void turn(const float *from, int64_t across, float *to, int64_t step) {
 
 /* weight [out, size] -> the rows from `first`, a multiple of LANES, of tiles [.. / TILE, size, TILE]; what the last one has
    too many is left as it is. `dim`: rows i and i + dim / 2 of every dim come side by side; 0: all stay where they are.
-   `past`: a vector that is a cache line goes by the cache, which would read the line first; for what is not read soon. */
+   `past`: a vector that is a cache line bypasses the cache, which would read the line first; for what is not read soon. */
 INLINE void packed(int64_t out, int64_t size, const float *weight, float *tiles, int64_t first, int64_t dim, int past) {
     for (int64_t r = 0; r < out; r += LANES) {
         int64_t rows = least(LANES, out - r);
