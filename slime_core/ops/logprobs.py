@@ -2,9 +2,8 @@
 
 Called by trainers with the last hidden states and the output matrix. Rows are taken a chunk at a time, forward and
 again backward (the logits are recomputed, but where one chunk has all rows and the functions in C leave them as they
-were), so peak memory is a few buffers of `chunk * V` floats whatever T is. The
-matrix products run in the inputs' dtype; everything after them, and the sum of the weight gradient over chunks, is
-float32 (float64 for float64 inputs).
+were), so peak memory is a few buffers of `chunk * V` floats whatever T is. Matrix products run in the inputs' dtype;
+everything after them, and the sum of the weight gradient over chunks, is float32 (float64 for float64 inputs).
 
 With z = logits / temperature: log p = z[target] - logsumexp(z), entropy H = -sum p log p, and
 d log p / dz_j = [j = target] - p_j,  dH / dz_j = -p_j * (log p_j + H). With a `SamplingMask` z is -inf outside each

@@ -198,7 +198,10 @@ async def test_a_sample_that_is_cut_off_has_ended_once_also_where_it_goes_on() -
     gated = GatedEngine(Engine(), deterministic=True, places=64)
     runner = SampleRunner(args, gated, None, generator, RewardStage(args, Scorer(), None), lambda spec: None)
     (group,) = Source().get_samples(1)
-    note = lambda siblings: told.append([s.index for s in siblings])  # noqa: E731
+
+    def note(siblings) -> None:
+        told.append([s.index for s in siblings])
+
     await deadlines.run_group(runner, group, {}, rollout_id=3, sample_done=note)
     generator.release.set()
     await asyncio.sleep(1)
