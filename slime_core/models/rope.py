@@ -57,8 +57,8 @@ def rope_cos_sin(
         `(cos, sin)`, each [T, head_dim], second half equal to the first.
     """
     angles = positions.to(device).float()[:, None] * rope_frequencies(config, device)[None, :]
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
