@@ -21,7 +21,7 @@ from slime_core.models.config import ModelConfig
 from slime_core.models.feed_forward import FeedForward, MixtureOfExperts
 from slime_core.models.hf_io import check_shapes
 from slime_core.models.lean_autograd import Linear, attend, rms_norm, rotate
-from slime_core.models.packed import PackedLayout
+from slime_core.models.packed import PackedLayout, repeated_rows
 from slime_core.models.rope import rope_cos_sin
 
 if TYPE_CHECKING:
@@ -209,13 +209,16 @@ class Decoder(nn.Module):
             lengths: Tokens of each sequence; they sum to T.
             rows: [R] distinct rows wanted, in the order wanted; None means all T. The others skip what they can.
             same: [T] the first token of which each one is a copy with the same past, itself for the first; that one's
-                row is computed and none of the copies'. Only with `rows`, of which none may be a copy.
+                row is computed and none of the copies'. Only with `rows`.
             routing: Experts to use, and a place to note those used; without, the routers choose.
 
         Returns:
             [R or T, hidden].
         """
         device = token_ids.device
+        repeated = None
+        if same is not None and rows is not None and len(found := np.unique(same[rows])) < len(rows):
+            rows, repeated = found, repeated_rows(found, same[rows], device)
         layout = PackedLayout.build(lengths, device, rows, same)
         assert sum(lengths) == len(token_ids), "lengths must sum to the number of tokens"
         rope = rope_cos_sin(self.config, layout.positions, device)
@@ -226,7 +229,7 @@ class Decoder(nn.Module):
             run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False) if again else layer
             x = run(x, rope, layout, i == last and rows is not None, routing)
         result: torch.Tensor = self.model.norm(x)
-        return result
+        return result if repeated is None else repeated(result)
 
     def forward(self, token_ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """[T] ids -> [T, vocab] float32 logits. For checks and tiny models: training goes through `hidden`."""

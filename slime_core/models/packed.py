@@ -149,6 +149,15 @@ class PackedLayout:
         return padded if rows is None else rows(padded)
 
 
+def repeated_rows(distinct: np.ndarray, rows: np.ndarray, device: torch.device | str) -> RowMap:
+    """The gather of `rows` [R] from `distinct`, which are those in ascending order and each once."""
+    index = np.searchsorted(distinct, rows)
+    _, first = np.unique(index, return_index=True)
+    repeats = np.setdiff1d(np.arange(len(rows)), first)
+    again = _tensor(repeats, device), _tensor(index[repeats], device)
+    return RowMap(_tensor(index, device), _tensor(first, device), None, again)
+
+
 def _padded_rows(sizes: np.ndarray, starts: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray, np.ndarray]:
     """Groups, packed row behind each padded row (0 for padding), and which padded rows are real."""
     steps = np.log(np.maximum(sizes, GROUP_FLOOR) / GROUP_FLOOR) / np.log(GROUP_RATIO)
