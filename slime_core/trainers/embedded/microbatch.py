@@ -75,7 +75,7 @@ def _without_last(samples: SampleRows) -> SampleRows:
     """Without each sample's last token, unless it has no other."""
     lengths = np.asarray(samples.lengths)
     cut = lengths > 1
-    before = np.cumsum(cut) - cut
+    before: np.ndarray = np.cumsum(cut) - cut
     ids = np.delete(samples.token_ids, np.cumsum(lengths)[cut] - 1)
     rows = samples.rows - np.repeat(before, samples.response_lengths)
     return replace(samples, token_ids=ids, lengths=(lengths - cut).tolist(), rows=rows)
