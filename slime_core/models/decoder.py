@@ -21,7 +21,7 @@ from slime_core.models.config import ModelConfig
 from slime_core.models.feed_forward import FeedForward, MixtureOfExperts
 from slime_core.models.hf_io import check_shapes
 from slime_core.models.lean_autograd import Linear, attend, rms_norm, rotate
-from slime_core.models.packed import PackedLayout, repeated_rows
+from slime_core.models.packed import PackedLayout
 from slime_core.models.rope import rope_cos_sin
 
 if TYPE_CHECKING:
@@ -216,9 +216,6 @@ class Decoder(nn.Module):
             [R or T, hidden].
         """
         device = token_ids.device
-        repeated = None
-        if same is not None and rows is not None and len(found := np.unique(same[rows])) < len(rows):
-            rows, repeated = found, repeated_rows(found, same[rows], device)
         layout = PackedLayout.build(lengths, device, rows, same)
         assert sum(lengths) == len(token_ids), "lengths must sum to the number of tokens"
         rope = rope_cos_sin(self.config, layout.positions, device)
@@ -229,7 +226,7 @@ class Decoder(nn.Module):
             run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False) if again else layer
             x = run(x, rope, layout, i == last and rows is not None, routing)
         result: torch.Tensor = self.model.norm(x)
-        return result if repeated is None else repeated(result)
+        return result if layout.repeat is None else layout.repeat(result)
 
     def forward(self, token_ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """[T] ids -> [T, vocab] float32 logits. For checks and tiny models: training goes through `hidden`."""

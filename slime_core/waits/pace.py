@@ -33,8 +33,6 @@ class Pace:
         """When those began that were let go on last, by the loop's clock (a simulation's stands still meanwhile)."""
         self._passed = 0
         """How many."""
-        self._row = waiting("the event loop's time", deadline=None, then="each turn of the loop takes some")
-        """Of the queue as a whole."""
         self._draining = False
         """Somebody waits, or was let go on and has yet to: whoever comes now is behind them."""
 
@@ -48,10 +46,9 @@ class Pace:
             return
         self._draining = True
         go_on: asyncio.Future[None] = self._loop.create_future()
-        if not self._queue:
-            self._row.__enter__()
         self._queue.append(go_on)
-        await go_on
+        with waiting("the event loop's time", deadline=None, then="each turn of the loop takes some"):
+            await go_on
 
     def _next(self) -> None:
         """Those who were let go on have: let as many as fit by what these took, and be called after them."""
@@ -62,8 +59,6 @@ class Pace:
         self._began, self._passed = now, 0
         while self._queue and self._passed < most:
             go_on = self._queue.popleft()
-            if not self._queue:
-                self._row.__exit__()
             if not go_on.done():  # cancelled
                 go_on.set_result(None)
                 self._passed += 1

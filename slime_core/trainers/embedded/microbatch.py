@@ -7,7 +7,7 @@ The checks are `sample_rows`'. A sample's last token is left out, as nothing is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,28 +57,16 @@ def pack(
     Raises:
         TrainError: A sample has no prompt token, or a token id outside the vocabulary.
     """
-    samples = read_samples(batch, positions, vocab_size)
     column = batch.multimodal_train_inputs
-    rows = [None if column is None or column[i] is None else TrainInputs.of(column[i]) for i in samples.positions]
+    rows = [None if column is None or column[i] is None else TrainInputs.of(column[i]) for i in positions]
     images = rows if any(row is not None for row in rows) else None
-    targets = torch.from_numpy(samples.targets).to(device)
-    if not every_token and images is None:
-        samples = _without_last(samples)
+    samples = read_samples(batch, positions, vocab_size, every_token=every_token or images is not None)
     token_ids = torch.from_numpy(samples.token_ids).to(device)
+    targets = torch.from_numpy(samples.targets).to(device)
     kept = samples.kept
     mask = None if kept is None else SamplingMask(torch.from_numpy(kept[0]).to(device), torch.from_numpy(kept[1]))
     columns = (samples.positions, token_ids, samples.lengths, samples.rows, targets, samples.response_lengths)
     return MicroBatch(*columns, _equal_prompts(batch, samples), images, mask)
-
-
-def _without_last(samples: SampleRows) -> SampleRows:
-    """Without each sample's last token, unless it has no other."""
-    lengths = np.asarray(samples.lengths)
-    cut = lengths > 1
-    before: np.ndarray = np.cumsum(cut) - cut
-    ids = np.delete(samples.token_ids, np.cumsum(lengths)[cut] - 1)
-    rows = samples.rows - np.repeat(before, samples.response_lengths)
-    return replace(samples, token_ids=ids, lengths=(lengths - cut).tolist(), rows=rows)
 
 
 def _equal_prompts(batch: TrainBatch, samples: SampleRows) -> np.ndarray:
