@@ -307,16 +307,8 @@ class MegatronTrainer:
 
         The tensors may be views of the live parameters: copy what must outlast the next step.
         """
-        weights = self._hf_weights()
-        while True:
-            with self._on_device():
-                pair = next(weights, None)
-            if pair is None:
-                return
-            yield pair
-
-    def _hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        self.optimizer.sync_parameters()
+        with self._on_device():
+            self.optimizer.sync_parameters()
         yield from hf_weights(self.models.chunks, self.models.family, what=self.models.exported)
 
     def update_reference(self) -> None:

@@ -2,7 +2,7 @@
 
     every rank            what it holds and speaks for: names, parts, shapes, dtypes (one small collective)
                           -> the same list of buckets on every rank, in the order of `places`
-    owners of a bucket    their parts, large ones as they are, the others together    --send-->  rank 0
+    owners of a bucket    their parts of it    --read from their memory, or sent-->  rank 0
     rank 0                receives a bucket, merges one parameter after the other, yields HF tensors
 
 `named_weights`, checkpoints in HF's layout and the tests of gradients call it. Of data- and context-parallel replicas
@@ -22,11 +22,12 @@ import torch.distributed as dist
 
 from slime_core.errors import ConfigError
 from slime_trainer_megatron.families.family import MegatronModel, Place, places
+from slime_trainer_megatron.weights.host_memory import keep_freed, read, readable_ranks
 from slime_trainer_megatron.weights.parameters import NamedParameter, checked_parameters, gathered, part_of
 
 What = Callable[[torch.Tensor], torch.Tensor | None]
-ALONE = 1 << 20
-"""Bytes from which a part is a message of its own: it is sent from where it is, without a copy."""
+Message = list[tuple[str, "_Piece"]]
+"""What one rank gives of a bucket, with the names of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,6 @@ class _Piece:
     @property
     def nbytes(self) -> int:
         return self.numel * self.dtype.itemsize
-
-
-@dataclass
-class _Message:
-    """What one rank sends at a time."""
-
-    owner: int
-    dtype: torch.dtype
-    pieces: list[tuple[str, _Piece]] = field(default_factory=list)
-    """With the names of their parameters."""
 
 
 @dataclass(frozen=True)
@@ -76,27 +67,20 @@ class _Bucket:
     entries: list[_Entry] = field(default_factory=list)
     nbytes: int = 0
 
-    def messages(self) -> list[_Message]:
-        """In an order that senders and receiver share."""
-        found: list[_Message] = []
-        together: dict[tuple[int, torch.dtype], _Message] = {}
+    def messages(self) -> dict[int, Message]:
+        """By owner; wider dtypes first, which aligns every part."""
+        found: dict[int, Message] = {}
         for entry in self.entries:
             for piece in entry.pieces:
-                key = (piece.owner, piece.dtype)
-                message = _Message(*key)
-                if piece.nbytes < ALONE:
-                    message = together.setdefault(key, message)
-                if not message.pieces:
-                    found.append(message)
-                message.pieces.append((entry.place.megatron, piece))
-        return found
+                found.setdefault(piece.owner, []).append((entry.place.megatron, piece))
+        return {owner: sorted(message, key=lambda part: -part[1].dtype.itemsize) for owner, message in found.items()}
 
 
 def hf_weights(
     chunks: Sequence[Any],
     model: MegatronModel,
     *,
-    bucket_bytes: int = 512 << 20,
+    bucket_bytes: int = 64 << 20,
     what: What = lambda parameter: parameter.data,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Collective: every rank iterates it to its end; only global rank 0 gets pairs.
@@ -120,11 +104,17 @@ def hf_weights(
     here = dist.get_rank() if dist.is_initialized() else 0
     named = checked_parameters(chunks, model)
     own = {parameter.name: parameter.parameter for parameter in named if not parameter.copy}
-    for bucket in _buckets(_entries(named, model, what), bucket_bytes):
-        if here:
-            _send(bucket, own, here, what)
-        else:
-            yield from _merged(bucket, _receive(bucket, own, what), model.architecture.vocab_size)
+    entries = _entries(named, model, what)
+    near: dict[int, int] = {}
+    if all(tensor.device.type == "cpu" for tensor in own.values()):
+        keep_freed()
+        near = readable_ranks()
+    for bucket in _buckets(entries, bucket_bytes):
+        messages = bucket.messages()
+        if here == 0:
+            yield from _merged(bucket, _receive(messages, own, what, near), model.architecture.vocab_size)
+        elif here in messages:
+            _send(messages[here], own, what, near=here in near)
 
 
 def _entries(named: Sequence[NamedParameter], model: MegatronModel, what: What) -> list[_Entry]:
@@ -173,31 +163,41 @@ def _value(own: dict[str, torch.Tensor], name: str, what: What) -> torch.Tensor:
     return tensor.detach().to(own[name].device)
 
 
-def _send(bucket: _Bucket, own: dict[str, torch.Tensor], here: int, what: What) -> None:
-    for message in bucket.messages():
-        if message.owner == here:
-            parts = [_value(own, name, what).reshape(-1) for name, _ in message.pieces]
-            dist.send(parts[0] if len(parts) == 1 else torch.cat(parts), dst=0)
+def _send(message: Message, own: dict[str, torch.Tensor], what: What, *, near: bool) -> None:
+    parts = [_value(own, name, what).contiguous() for name, _ in message]
+    if near:
+        dist.send(torch.tensor([part.data_ptr() for part in parts]), dst=0)
+        dist.recv(torch.empty(1), src=0)  # they have been read
+    else:
+        dist.send(torch.cat([part.view(-1).view(torch.uint8) for part in parts]), dst=0)
 
 
-def _receive(bucket: _Bucket, own: dict[str, torch.Tensor], what: What) -> dict[tuple[str, int], torch.Tensor]:
+def _receive(
+    messages: dict[int, Message], own: dict[str, torch.Tensor], what: What, near: dict[int, int]
+) -> dict[tuple[str, int], torch.Tensor]:
     """(name, owner) -> part; all owners send at the same time."""
     device = next(iter(own.values())).device
-    parts: dict[tuple[str, int], torch.Tensor] = {}
+    parts = {(name, 0): _value(own, name, what) for name, _ in messages.pop(0, [])}
     arriving = []
-    for message in bucket.messages():
-        if message.owner == 0:
-            parts |= {(name, 0): _value(own, name, what) for name, _ in message.pieces}
+    for owner, message in messages.items():
+        if owner in near:
+            flat = torch.empty(len(message), dtype=torch.long)
         else:
-            flat = torch.empty(sum(piece.numel for _, piece in message.pieces), dtype=message.dtype, device=device)
-            arriving.append((dist.irecv(flat, src=message.owner), flat, message))
-    for work, flat, message in arriving:
+            flat = torch.empty(sum(piece.nbytes for _, piece in message), dtype=torch.uint8, device=device)
+        arriving.append((owner, flat, dist.irecv(flat, src=owner)))
+    for owner, flat, work in arriving:
         assert work is not None, "this rank is in the group of all ranks"
         work.wait()
-        start = 0
-        for name, piece in message.pieces:
-            parts[name, message.owner] = flat.narrow(0, start, piece.numel).view(piece.shape)
-            start += piece.numel
+        if owner in near:
+            for (name, piece), address in zip(messages[owner], flat.tolist()):
+                parts[name, owner] = part = torch.empty(piece.shape, dtype=piece.dtype)
+                read(near[owner], address, part)
+            dist.send(torch.empty(1), dst=owner)
+        else:
+            start = 0
+            for name, piece in messages[owner]:
+                parts[name, owner] = flat.narrow(0, start, piece.nbytes).view(piece.dtype).view(piece.shape)
+                start += piece.nbytes
     return parts
 
 
