@@ -127,21 +127,20 @@ class Flights:
         """No more news from the pool."""
         self._closed = True
 
-    async def ask(self, flight: Flight, url: str, worker: Worker | None) -> AsyncGenerator[GenerationOutput]:
-        """One try: the answer of `url`, which is `worker`'s, or the router's where that is None.
+    async def ask(self, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
+        """One try: the answer of `url`, which is `worker`'s, or the router's where that is None; all at once.
 
-        All at once, or for a stream everything so far with each piece. Cut when the worker is quarantined.
-
-        Raises:
-            EngineError: Also when the last piece is missing.
+        Cut when the worker is quarantined. Raises EngineError.
         """
+        data, headers = encoded(flight.sent, flight.headers)
         with self._at(worker) as cut:
-            if not flight.streams:
-                data, headers = encoded(flight.sent, flight.headers)
-                asked = self._http.once("POST", f"{url}/generate", data, headers)
-                answer = await self._until(flight.deadline, asked, cut, flight, url, worker)
-                yield output_of(answer.json(), url)
-                return
+            asked = self._http.once("POST", f"{url}/generate", data, headers)
+            answer = await self._until(flight.deadline, asked, cut, flight, url, worker)
+        return output_of(answer.json(), url)
+
+    async def stream(self, flight: Flight, url: str, worker: Worker | None) -> AsyncGenerator[GenerationOutput]:
+        """Like `ask`, yielding everything so far with each piece. Raises EngineError also when the last is missing."""
+        with self._at(worker) as cut:
             pieces, finished = Pieces(url), False
             async with AsyncExitStack() as stack:
                 events = self._http.events(url, "/generate", flight.sent, headers=flight.headers)
