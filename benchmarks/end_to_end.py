@@ -431,9 +431,9 @@ def compare(options: argparse.Namespace, work: Path) -> None:
 def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
     """CPU time of the matrix products that the work cannot do without, at this machine's best speed for their shapes.
 
-    A multiply-add of every weight of the layers per token, of the output layer per response token: once to generate,
-    three times to train, and once for the old log-probs of all steps but the first, whose own they are. A group's
-    prompt counts once everywhere. Attention and everything else count nothing.
+    A multiply-add of every weight of the layers per token that another one follows, of the output layer per response
+    token: once to generate, three times to train, and once for the old log-probs of all steps but the first, whose own
+    they are. A group's prompt counts once everywhere. Attention and everything else count nothing.
     """
     import torch
 
@@ -444,7 +444,7 @@ def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
     prompt = next(iter(found.values()))[0].prompt_tokens // job.group_size
     response = sum(job.lengths)
     passes = 1 + 3 + (STEPS_PER_ROLLOUT - 1) / STEPS_PER_ROLLOUT
-    operations = 2 * passes * (layers * (response + prompt) + head * response)
+    operations = 2 * passes * (layers * (response - job.samples + prompt) + head * response)
     torch.set_num_threads(1)
     best = 0.0
     for rows in (job.samples, 1024, job.micro_batch * 32):

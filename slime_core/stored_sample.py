@@ -47,7 +47,7 @@ class Attributes:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         clone = memo[id(self)] = object.__new__(type(self))
         for name, value in self.attributes().items():
-            setattr(clone, name, copied(value, memo))
+            setattr(clone, name, value if type(value) in _PLAIN else copied(value, memo))
         return clone
 
 

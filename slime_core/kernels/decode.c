@@ -5,18 +5,6 @@
 
 #define CHUNK 96 /* rows that go through all layers together */
 
-/* Cephes' expf: 2^n * polynomial(r). NaN stays NaN; what would underflow or overflow is the nearest that does not. */
-INLINE vec exponential(vec x) {
-    x = choose(x < -87.3f, all(-87.3f), x);
-    x = choose(x > 88.3f, all(88.3f), x);
-    vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    vec p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
-             + 1.6666665459e-1f) * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    return p * (vec)((__builtin_convertvector(n, ints) + 127) << 23);
-}
-
 /* Vectors x[i] -> one of their sums: groups of 2 * w lanes become groups of w, those of two vectors side by side. */
 #define LOWER(o, w, add) ((o) / (w)) % 2 * LANES + (o) / (w) / 2 * 2 * (w) + (o) % (w) + (add)
 #define FOLD(w)                                                                                        \
@@ -28,12 +16,6 @@ INLINE vec sums(vec *x) {
 #endif
     FOLD(4) FOLD(2) FOLD(1)
     return x[0];
-}
-
-INLINE float sum(vec x) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
-    return total;
 }
 
 /* y = x / sqrt(mean(x^2) + eps) * weight */
@@ -84,13 +66,10 @@ INLINE void attend_some(int group, int64_t dim, int64_t seen, float scale, const
         }
     }
     for (int g = 0; g < group; g++) {
-        float top = most[g][0];
-        for (int i = 1; i < LANES; i++) top = most[g][i] > top ? most[g][i] : top;
+        float top = largest(most[g]);
         total[g] = (vec){0};
         for (int64_t s = 0; s < room; s += LANES) {
-            vec p = exponential(load(scores + g * room + s) - top);
-            if (s + LANES > seen)
-                for (int i = seen - s; i < LANES; i++) p[i] = 0;
+            vec p = first(seen - s, exponential(load(scores + g * room + s) - top), all(0));
             total[g] += p;
             store(scores + g * room + s, p);
         }

@@ -45,6 +45,48 @@ INLINE vec choose(ints where, vec x, vec y) { return (vec)((where & (ints)x) | (
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* -- of one vector ------------------------------------------------------------------------------------------------- */
+
+/* Cephes' expf: 2^n * polynomial(r). NaN stays NaN; what would underflow or overflow is the nearest that does not. */
+INLINE vec exponential(vec x) {
+    x = choose(x < -87.3f, all(-87.3f), x);
+    x = choose(x > 88.3f, all(88.3f), x);
+    vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
+             + 1.6666665459e-1f) * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return p * (vec)((__builtin_convertvector(n, ints) + 127) << 23);
+}
+
+#define NUMBER(o, w, add) (o)
+/* The first `count` of x, the others of y. */
+INLINE vec first(int64_t count, vec x, vec y) {
+    return choose((ints)EACH(NUMBER, 0, 0) < (int32_t)count, x, y);
+}
+
+/* Halves upon halves: lane i has what lanes i and i ^ w had. */
+#define BESIDE(o, w, add) (o) ^ (w)
+INLINE float sum(vec x) {
+#define HALVE(w) x += __builtin_shuffle(x, (ints)EACH(BESIDE, w, 0));
+#if LANES == 16
+    HALVE(8)
+#endif
+    HALVE(4) HALVE(2) HALVE(1)
+#undef HALVE
+    return x[0];
+}
+
+INLINE float largest(vec x) {
+#define HALVE(w) { vec y = __builtin_shuffle(x, (ints)EACH(BESIDE, w, 0)); x = choose(y > x, y, x); }
+#if LANES == 16
+    HALVE(8)
+#endif
+    HALVE(4) HALVE(2) HALVE(1)
+#undef HALVE
+    return x[0];
+}
+
 /* y [rows, out], of it the first VECTORS * LANES columns, = bias (NULL: 0; `add`: y itself) + sum over `size` numbers of
    x [rows, size] times tile [size, ..]. A row of x is `across` after the one before, its numbers `along` apart; rows of
    the tile are `width` apart, those of y `step`. All of the tile's columns are read, those of y beyond `out` not written. */
@@ -58,19 +100,21 @@ INLINE void block(int rows, int vectors, int64_t size, int64_t out, const float 
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) total[r][j] += x[r * across + k * along] * w;
         }
+#pragma GCC unroll 6 /* all sums stay in registers */
     for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
             int64_t first = j * LANES, left = out - first;
             float *to = y + r * step + first;
+            vec v = total[r][j];
             if (left >= LANES) {
-                vec v = total[r][j];
                 if (bias) v += load(bias + first);
                 if (add) v += load(to);
                 store(to, v);
             } else
                 for (int64_t i = 0; i < left; i++) {
-                    float v = bias ? total[r][j][i] + bias[first + i] : total[r][j][i];
-                    to[i] = add ? to[i] + v : v;
+                    float one = bias ? v[i] + bias[first + i] : v[i];
+                    to[i] = add ? to[i] + one : one;
                 }
         }
 }

@@ -45,14 +45,24 @@ void swiglu_backward(const float *gate, const float *up, const float *grad, floa
 
 /* -- RMSNorm over n numbers, `cos` and `sin` NULL, or also rotated, [rows, heads, n] with [rows, n] of them ------- */
 
-static inline float scale_of(const float *x, int64_t n, float eps)
+/* sum of x * (y * z), NULL of them being 1 */
+INLINE float dot(const float *x, const float *y, const float *z, int64_t n)
 {
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++)
-        sum += x[i] * x[i];
-    return 1.0f / sqrtf(sum / (float)n + eps);
+    vec total = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vec factor = load(y + i);
+        if (z)
+            factor *= load(z + i);
+        total += load(x + i) * factor;
+    }
+    float found = sum(total);
+    for (; i < n; i++)
+        found += x[i] * (z ? y[i] * z[i] : y[i]);
+    return found;
 }
+
+INLINE float scale_of(const float *x, int64_t n, float eps) { return 1.0f / sqrtf(dot(x, x, NULL, n) / (float)n + eps); }
 
 /* out = y * cos + (-second half of y, first half of y) * sin; with sign -1 the inverse */
 static inline void rotated(const float *y, const float *cos, const float *sin, float *out, int64_t n, float sign)
@@ -96,11 +106,7 @@ void norm_backward(const float *x, const float *weight, const float *cos, const 
         }
         if (!weight)
             continue;
-        float scale = scale_of(x, n, eps), mean = 0.0f;
-#pragma omp simd reduction(+ : mean)
-        for (int64_t i = 0; i < n; i++)
-            mean += g[i] * weight[i] * (x[i] * scale);
-        mean /= (float)n;
+        float scale = scale_of(x, n, eps), mean = dot(x, g, weight, n) * scale / (float)n;
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) {
             part[i] += g[i] * (x[i] * scale);
@@ -293,26 +299,29 @@ INLINE void attend_of(const float *q, const float *k, const float *v, const int6
                             a[r * dim + d] = q[(row[places[r]] * heads + h) * dim + d] * scale;
                     for (int64_t r = 0; r < count; r += 4)
                         scores(a + r * dim, keys, s + r * most, dim, seen, padded, most);
-                    float sums[QUERIES];
-                    for (int64_t r = 0; r < count; r++) {
-                        float top = -INFINITY, sum = 0.0f, *w = s + r * most;
+                    float totals[QUERIES];
+                    for (int64_t r = 0; r < count; r++) { /* by vectors: of numbers, a compiler takes some alone, up to an aligned one */
+                        float *w = s + r * most;
                         int64_t own = places[r] + 1;
-#pragma omp simd reduction(max : top)
-                        for (int64_t j = 0; j < seen; j++)
-                            top = j < own && w[j] > top ? w[j] : top;
-#pragma omp simd reduction(+ : sum)
-                        for (int64_t j = 0; j < seen; j++) {
-                            w[j] = j < own ? exp_(w[j] - top) : 0.0f;
-                            sum += w[j];
+                        vec tops = all(-INFINITY), total = {0};
+                        for (int64_t j = 0; j < own; j += LANES) {
+                            vec x = first(own - j, load(w + j), all(-INFINITY));
+                            tops = choose(x > tops, x, tops);
                         }
-                        sums[r] = sum;
-                        lse[at[places[r]] * heads + h] = top + logf(sum);
+                        float top = largest(tops);
+                        for (int64_t j = 0; j < seen; j += LANES) {
+                            vec x = first(own - j, exponential(load(w + j) - top), all(0));
+                            total += x;
+                            store(w + j, x);
+                        }
+                        totals[r] = sum(total);
+                        lse[at[places[r]] * heads + h] = top + logf(totals[r]);
                     }
                     for (int64_t r = 0; r < count; r += 4)
                         mixed(s + r * most, values, result + r * dim, dim, seen, most);
                     for (int64_t r = 0; r < count; r++)
                         for (int64_t d = 0; d < dim; d++)
-                            out[(at[places[r]] * heads + h) * dim + d] = result[r * dim + d] / sums[r];
+                            out[(at[places[r]] * heads + h) * dim + d] = result[r * dim + d] / totals[r];
                 }
             }
         }
@@ -356,10 +365,10 @@ INLINE void attend_backward_of(const float *q, const float *k, const float *v, c
                     for (int64_t r = 0; r < QUERIES; r++) {
                         float *w = p + r * most, *ds = s + r * most, norm = r < count ? lse[at[places[r]] * heads + h] : 0.0f;
                         int64_t own = r < count ? places[r] + 1 : 0;
-#pragma omp simd
-                        for (int64_t j = 0; j < seen; j++) {
-                            w[j] = j < own ? exp_(w[j] - norm) : 0.0f;
-                            ds[j] = w[j] * (ds[j] - delta[r]);
+                        for (int64_t j = 0; j < seen; j += LANES) {
+                            vec x = first(own - j, exponential(load(w + j) - norm), all(0));
+                            store(w + j, x);
+                            store(ds + j, x * (load(ds + j) - delta[r]));
                         }
                     }
                     for (int64_t r = 0; r < QUERIES; r += 4)

@@ -6,7 +6,6 @@ process group that both use.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,12 +45,7 @@ def role_args(args: Args, role: Role) -> Any:
         own = {**OF_CRITIC, **own}
         if "lr" in own:
             own["critic_lr"] = None  # the entry says it for this role alone, --critic-lr for every critic
-    if not own:
-        return args
-    changed = copy.copy(args)
-    for name, value in own.items():
-        setattr(changed, name, value)
-    return changed
+    return args.model_copy(update=own) if own else args
 
 
 class Trainers:

@@ -209,7 +209,7 @@ class Decoder(nn.Module):
             lengths: Tokens of each sequence; they sum to T.
             rows: [R] distinct rows wanted, in the order wanted; None means all T. The others skip what they can.
             same: [T] the first token of which each one is a copy with the same past, itself for the first; that one's
-                row is computed and none of the copies'. Only with `rows`, of which none may be a copy.
+                row is computed and none of the copies'. Only with `rows`.
             routing: Experts to use, and a place to note those used; without, the routers choose.
 
         Returns:
@@ -226,7 +226,7 @@ class Decoder(nn.Module):
             run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False) if again else layer
             x = run(x, rope, layout, i == last and rows is not None, routing)
         result: torch.Tensor = self.model.norm(x)
-        return result
+        return result if layout.repeat is None else layout.repeat(result)
 
     def forward(self, token_ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """[T] ids -> [T, vocab] float32 logits. For checks and tiny models: training goes through `hidden`."""

@@ -10,12 +10,13 @@ sequences, such as those of a group's prompt, are computed once and gathered int
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+_Device = torch.device | str
 GROUP_FLOOR = 64
 """Sequences up to this long share one group: padding them costs less than another attention call."""
 GROUP_RATIO = 1.25
@@ -81,6 +82,8 @@ class PackedLayout:
     """Packed rows -> the rows asked for; None when all are."""
     unpad_keep: RowMap | None
     """Padded rows -> the rows asked for."""
+    repeat: RowMap | None
+    """The rows asked for, each once -> all of them; None when none is a copy."""
     tokens: list[torch.Tensor]
     """What compiled attention needs, which does not pad: [T] int64 the packed row of each token; the row of its result
     among those, and among the rows asked for, -1 where there is none; [sequences + 1] where the sequences begin."""
@@ -89,7 +92,7 @@ class PackedLayout:
     def build(
         cls,
         lengths: Sequence[int],
-        device: torch.device | str = "cpu",
+        device: _Device = "cpu",
         rows: np.ndarray | None = None,
         same: np.ndarray | None = None,
     ) -> PackedLayout:
@@ -98,7 +101,8 @@ class PackedLayout:
         Args:
             lengths: Tokens of each sequence, all >= 1.
             device: Where the tables live.
-            rows: [R] distinct packed rows whose hidden state is wanted, in the order wanted; None means all.
+            rows: [R] distinct packed rows whose hidden state is wanted, in the order wanted; None means all. Those that
+                are copies are kept once, in ascending order, and `repeat` has all.
             same: [T] as for `Decoder.hidden`.
         """
         assert lengths, "a forward pass needs at least one sequence"
@@ -113,14 +117,15 @@ class PackedLayout:
         same = np.arange(total) if same is None else same
         first = same == np.arange(total)
         place, computed, once = (np.cumsum(first) - 1)[same], np.flatnonzero(first), real & first[padded]
-        straight = len(groups) == 1 and bool(once.all())
-        pad = None if straight else _row_map(place[padded], unpadded[computed], None, device)
-        if pad is not None and len(computed) < total:
-            repeats = np.flatnonzero(real & ~once)
-            pad = replace(pad, again=(_tensor(repeats, device), _tensor(place[padded[repeats]], device)))
+        straight, again = len(groups) == 1 and bool(once.all()), np.flatnonzero(real & ~once)
+        pad = None if straight else _row_map(place[padded], unpadded[computed], None, device, again)
         unpad = None if straight else _row_map(unpadded[computed], place[padded], ~once, device)
-        keep = unpad_keep = None
+        keep = unpad_keep = repeat = None
         if rows is not None:
+            each, at, index = np.unique(same[rows], return_index=True, return_inverse=True)
+            if len(each) < len(rows):
+                repeat = _row_map(index, at, None, device, np.delete(np.arange(len(rows)), at))
+                rows = each
             keep = _selection(place[rows], len(computed), device)
             unpad_keep = keep if straight else _selection(unpadded[rows], len(padded), device)
         chosen = _tensor(computed, device) if len(computed) < total else None
@@ -129,7 +134,7 @@ class PackedLayout:
             kept[rows] = np.arange(len(rows))
         tables = (place, np.where(first, place, -1), kept, np.concatenate(([0], ends)))
         tokens, places = [_tensor(table, device) for table in tables], _tensor(positions[computed], device)
-        return cls(chosen, places, groups, pad, unpad, keep, unpad_keep, tokens)
+        return cls(chosen, places, groups, pad, unpad, keep, unpad_keep, repeat, tokens)
 
     def split(self, x: torch.Tensor, heads: int) -> list[torch.Tensor]:
         """[T, heads * head_dim] packed rows -> one [n, heads, length, head_dim] view per group."""
@@ -165,7 +170,7 @@ def _padded_rows(sizes: np.ndarray, starts: np.ndarray) -> tuple[list[tuple[int,
     return groups, np.concatenate(rows), np.concatenate(real)
 
 
-def _selection(rows: np.ndarray, total: int, device: torch.device | str) -> RowMap:
+def _selection(rows: np.ndarray, total: int, device: _Device) -> RowMap:
     inverse = np.zeros(total, dtype=np.int64)
     inverse[rows] = np.arange(len(rows))
     dropped = np.ones(total, dtype=bool)
@@ -173,10 +178,13 @@ def _selection(rows: np.ndarray, total: int, device: torch.device | str) -> RowM
     return _row_map(rows, inverse, dropped, device)
 
 
-def _row_map(index: np.ndarray, inverse: np.ndarray, dropped: np.ndarray | None, device: torch.device | str) -> RowMap:
+def _row_map(
+    index: np.ndarray, inverse: np.ndarray, dropped: np.ndarray | None, device: _Device, again: np.ndarray | None = None
+) -> RowMap:
     mask = None if dropped is None or not dropped.any() else _tensor(dropped, device)[:, None]
-    return RowMap(_tensor(index, device), _tensor(inverse, device), mask)
+    repeats = None if again is None or not len(again) else (_tensor(again, device), _tensor(index[again], device))
+    return RowMap(_tensor(index, device), _tensor(inverse, device), mask, repeats)
 
 
-def _tensor(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
+def _tensor(array: np.ndarray, device: _Device) -> torch.Tensor:
     return torch.from_numpy(array).to(device)

@@ -57,8 +57,7 @@ def rope_cos_sin(
         `(cos, sin)`, each [T, head_dim], second half equal to the first.
     """
     angles = positions.to(device).float()[:, None] * rope_frequencies(config, device)[None, :]
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    return angles.cos().to(dtype).repeat(1, 2), angles.sin().to(dtype).repeat(1, 2)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -59,12 +59,7 @@ def dataset_args(args: Args, dataset: Any) -> Any:
         changes["tools_path"] = dataset.tools_path
     if dataset.plugins:
         changes["plugins"] = laid_over(args.plugins, dataset.plugins)
-    if not changes:
-        return args
-    own = copy.copy(args)
-    for name, value in changes.items():
-        setattr(own, name, value)
-    return own
+    return args.model_copy(update=changes) if changes else args
 
 
 def laid_over(below: Mapping[str, Mapping[str, Any]], above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -19,29 +19,28 @@ from slime_core.types import TrainBatch
 
 @dataclass(frozen=True)
 class SampleRows:
-    """T tokens of n samples, R of them response tokens."""
+    """T tokens of n samples with R response tokens."""
 
     positions: list[int]
     """[n] places of the samples in the batch."""
     token_ids: np.ndarray
     """[T] int64."""
     lengths: list[int]
-    """[n] tokens of each sample; they sum to T."""
+    """[n] of the T tokens in each sample."""
     response_lengths: list[int]
     """[n]; they sum to R."""
     rows: np.ndarray
     """[R] which of the T rows predict a response token, sample by sample."""
+    targets: np.ndarray
+    """[R] int64 response tokens."""
     kept: tuple[np.ndarray, np.ndarray] | None = None
     """[N] ids and [R + 1] offsets of a `SamplingMask`, int64; None where the batch has none."""
 
-    @property
-    def targets(self) -> np.ndarray:
-        """[R] int64 response tokens."""
-        return np.asarray(self.token_ids[self.rows + 1])
 
-
-def read_samples(batch: TrainBatch, positions: Sequence[int], vocab_size: int) -> SampleRows:
+def read_samples(batch: TrainBatch, positions: Sequence[int], vocab_size: int, every_token: bool = True) -> SampleRows:
     """Lay the samples at `positions` end to end.
+
+    `every_token`: with their last ones, from which nothing is predicted. One that has no other keeps it.
 
     Raises:
         TrainError: There is no sample, or one has no prompt token or a token id outside the vocabulary.
@@ -63,7 +62,12 @@ def read_samples(batch: TrainBatch, positions: Sequence[int], vocab_size: int) -
     ends, counts = np.cumsum(lengths), np.asarray(responses)
     before = np.cumsum(counts) - counts
     rows = np.repeat(ends - counts - 1 - before, counts) + np.arange(counts.sum())
-    return SampleRows(positions, ids, lengths, responses, rows, _kept(batch, positions))
+    targets = ids[rows + 1]
+    if not every_token:
+        cut = np.asarray(lengths) > 1
+        lengths, ids = (lengths - cut).tolist(), np.delete(ids, ends[cut] - 1)
+        rows -= np.repeat(np.cumsum(cut) - cut, counts)
+    return SampleRows(positions, ids, lengths, responses, rows, targets, _kept(batch, positions))
 
 
 def _kept(batch: TrainBatch, positions: list[int]) -> tuple[np.ndarray, np.ndarray] | None:

@@ -282,7 +282,8 @@ class EngineCore:
 
     def _append(self, sequences: list[Sequence], tokens: list[int], log_probs: list[float]) -> None:
         self.num_generated += len(tokens)
-        for sequence, token, log_prob in zip(sequences, tokens, log_probs):
+        # From the last on: the row of one that ends is filled by the last, which may end now as well.
+        for sequence, token, log_prob in zip(reversed(sequences), reversed(tokens), reversed(log_probs)):
             sequence.tokens.append(token)
             sequence.log_probs.append(log_prob)
             ends = token in sequence.stop_ids or len(sequence.log_probs) >= sequence.limit

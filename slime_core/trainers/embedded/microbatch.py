@@ -1,7 +1,7 @@
 """Some samples of a `TrainBatch` -> the packed tensors of one forward pass, and the experts that it replays.
 
-The checks are `sample_rows`'. A sample's last token has no row of `routed_experts`, as nothing is predicted from it; it
-routes freely and nobody sees the result.
+The checks are `sample_rows`'. A sample's last token is left out, as nothing is predicted from it: it has no row of
+`routed_experts` either. Samples with images keep it, as a model may have inputs for every token.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """T tokens of n samples, R of them response tokens."""
+    """T tokens of n samples, without their last ones where nobody needs those, and R response tokens."""
 
     positions: list[int]
     """[n] places of the samples in the batch."""
     token_ids: torch.Tensor
     """[T] int64."""
     lengths: list[int]
-    """[n] tokens of each sample."""
+    """[n] of the T tokens in each sample."""
     rows: np.ndarray
     """[R] which of the T rows predict a response token, sample by sample."""
     targets: torch.Tensor
@@ -42,35 +42,37 @@ class MicroBatch:
     response_lengths: list[int]
     """[n]; they sum to R."""
     same: np.ndarray
-    """[T] as for `Decoder.hidden`: equal prompts but for their last tokens, which predict."""
+    """[T] as for `Decoder.hidden`: equal prompts."""
     images: list[TrainInputs | None] | None = None
     """[n] what a vision-language model takes besides the tokens; None: there are no images."""
     mask: SamplingMask | None = None
     """What the targets were sampled among; None: all tokens."""
 
 
-def pack(batch: TrainBatch, positions: Sequence[int], vocab_size: int, device: torch.device) -> MicroBatch:
+def pack(
+    batch: TrainBatch, positions: Sequence[int], vocab_size: int, device: torch.device, *, every_token: bool = False
+) -> MicroBatch:
     """Lay the samples at `positions` end to end.
 
     Raises:
         TrainError: A sample has no prompt token, or a token id outside the vocabulary.
     """
-    samples = read_samples(batch, positions, vocab_size)
+    column = batch.multimodal_train_inputs
+    rows = [None if column is None or column[i] is None else TrainInputs.of(column[i]) for i in positions]
+    images = rows if any(row is not None for row in rows) else None
+    samples = read_samples(batch, positions, vocab_size, every_token=every_token or images is not None)
     token_ids = torch.from_numpy(samples.token_ids).to(device)
     targets = torch.from_numpy(samples.targets).to(device)
-    column = batch.multimodal_train_inputs
-    rows = [None if column is None or column[i] is None else TrainInputs.of(column[i]) for i in samples.positions]
-    images = rows if any(row is not None for row in rows) else None
     kept = samples.kept
     mask = None if kept is None else SamplingMask(torch.from_numpy(kept[0]).to(device), torch.from_numpy(kept[1]))
     columns = (samples.positions, token_ids, samples.lengths, samples.rows, targets, samples.response_lengths)
-    return MicroBatch(*columns, _equal_prompts(samples), images, mask)
+    return MicroBatch(*columns, _equal_prompts(batch, samples), images, mask)
 
 
-def _equal_prompts(samples: SampleRows) -> np.ndarray:
+def _equal_prompts(batch: TrainBatch, samples: SampleRows) -> np.ndarray:
     same, start, leaders = np.arange(len(samples.token_ids)), 0, dict[bytes, np.ndarray]()
-    for length, response in zip(samples.lengths, samples.response_lengths, strict=True):
-        prompt = slice(start, start + length - response - 1)
+    for position, length, response in zip(samples.positions, samples.lengths, samples.response_lengths, strict=True):
+        prompt = slice(start, start + min(length, len(batch.tokens[position]) - response))
         same[prompt] = leaders.setdefault(samples.token_ids[prompt].tobytes(), same[prompt])
         start += length
     return same
@@ -105,7 +107,8 @@ def routing_of(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, device
     packed = np.full((sum(micro.lengths), config.num_layers, config.moe.experts_per_token), FREE, dtype=np.int64)
     start = 0
     for position, length in zip(micro.positions, micro.lengths, strict=True):
-        packed[start : start + length - 1] = batch.routed_experts[position]
+        known = batch.routed_experts[position]
+        packed[start : start + len(known)] = known
         start += length
     return Routing(torch.from_numpy(packed).to(device))
 
@@ -120,5 +123,5 @@ def keep_routing(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, rout
     start = 0
     for position, length in zip(micro.positions, micro.lengths, strict=True):
         known = batch.routed_experts[position]
-        np.copyto(known, used[start : start + length - 1], where=known == FREE, casting="same_kind")
+        np.copyto(known, used[start : start + len(known)], where=known == FREE, casting="same_kind")
         start += length

@@ -266,7 +266,7 @@ class EmbeddedTrainer:
         log_probs: dict[int, torch.Tensor] = {}
         mismatches = torch.zeros(2, dtype=torch.float64, device=self.device)
         for positions in micro_batches:
-            micro = pack(batch, positions, self.config.vocab_size, self.device)
+            micro = pack(batch, positions, self.config.vocab_size, self.device, every_token=with_logits)
             routing = routing_of(batch, micro, self.config, self.device) if self.role == "actor" else None
             output = self._output(micro, with_entropy, with_logits, routing)
             if self.role == "actor":

@@ -17,16 +17,20 @@ from slime_core.types import TrainBatch
 CPU = torch.device("cpu")
 
 
-def test_rows_point_at_the_predecessors_of_the_response(make_batch: Callable[..., TrainBatch]) -> None:
+@pytest.mark.parametrize("every_token", [False, True])
+def test_rows_point_at_the_predecessors_of_the_response(
+    every_token: bool, make_batch: Callable[..., TrainBatch]
+) -> None:
+    """The last token of a sample predicts nothing."""
     batch = make_batch(6)
-    micro = pack(batch, [4, 0, 3], 61, CPU)
+    micro = pack(batch, [4, 0, 3], 61, CPU, every_token=every_token)
     expected_ids, expected_rows, expected_targets = [], [], []
     for i in (4, 0, 3):
         start, tokens = len(expected_ids), batch.tokens[i]
         for t in range(len(tokens) - batch.response_lengths[i], len(tokens)):
             expected_rows.append(start + t - 1)
             expected_targets.append(tokens[t])
-        expected_ids += tokens
+        expected_ids += tokens if every_token else tokens[:-1]
     assert micro.token_ids.tolist() == expected_ids
     assert micro.rows.tolist() == expected_rows
     assert micro.targets.tolist() == expected_targets
@@ -36,6 +40,10 @@ def test_a_sample_without_response_has_no_rows(make_batch: Callable[..., TrainBa
     batch = make_batch(2)
     batch.response_lengths[1] = 0
     assert pack(batch, [1], 61, CPU).rows.shape == (0,)
+    batch.tokens[1] = [7]
+    micro = pack(batch, [1, 0], 61, CPU)
+    assert micro.lengths == [1, len(batch.tokens[0]) - 1]
+    assert micro.targets.tolist() == batch.tokens[0][-batch.response_lengths[0] :]
 
 
 def test_bad_samples_are_named(make_batch: Callable[..., TrainBatch]) -> None:
@@ -75,4 +83,4 @@ def test_a_prompt_is_computed_once_with_the_same_states_and_gradients(
     for hidden in (hidden_states(model, micro, every_row=True)[micro.rows], hidden_states(model, micro)):
         found.append((hidden, torch.autograd.grad((hidden * weight).sum(), list(model.parameters()))))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
-    assert computed == [len(micro.token_ids), len(micro.token_ids) - (2 * 89 + 2 * 19 + 1)]
+    assert computed == [len(micro.token_ids), len(micro.token_ids) - (2 * 90 + 2 * 20 + 1)]

@@ -150,7 +150,7 @@ def pack(
 def pack_nothing(packing: Packing, device: torch.device) -> PackedBatch:
     """A micro-batch of padding only, for a rank that has to take part in the others' collectives."""
     nothing = np.empty(0, np.int64)
-    return _packed(SampleRows([], nothing, [], [], nothing), packing, device)
+    return _packed(SampleRows([], nothing, [], [], nothing, nothing), packing, device)
 
 
 def _packed(samples: SampleRows, packing: Packing, device: torch.device) -> PackedBatch:
