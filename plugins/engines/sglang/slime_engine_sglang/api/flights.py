@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -101,12 +101,20 @@ class Flight:
 
 
 class Cut:
-    """How a try at one server is ended from outside; `by` is never called by the task that has it."""
+    """A try at one server, among the others there; `by` ends it from outside, and is never called by its own task."""
 
-    __slots__ = ("by",)
+    __slots__ = ("_others", "by")
 
-    def __init__(self) -> None:
+    def __init__(self, others: set[Cut]) -> None:
+        self._others = others
         self.by: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Cut:
+        self._others.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._others.discard(self)
 
 
 class Flights:
@@ -157,15 +165,9 @@ class Flights:
         if not finished:
             raise engine_error(f"{url}/generate", "the stream ended before the answer was finished", 200)
 
-    @contextmanager
-    def _at(self, worker: Worker | None) -> Iterator[Cut]:
-        """A try is at this server; None: behind the router."""
-        cut = Cut()
-        self._cuts.setdefault(worker, set()).add(cut)
-        try:
-            yield cut
-        finally:
-            self._cuts[worker].discard(cut)
+    def _at(self, worker: Worker | None) -> Cut:
+        """A try at this server; None: behind the router."""
+        return Cut(self._cuts.setdefault(worker, set()))
 
     async def _until(
         self, deadline: float | None, step: Awaitable[T], cut: Cut, flight: Flight, url: str, worker: Worker | None
