@@ -174,7 +174,7 @@ async def test_nothing_is_started_while_enough_groups_wait() -> None:
     await world.producer.take(0)
     await turns()
     waiting, began = len(world.waiting), len(world.began)
-    assert 3 <= waiting <= 3 + 8 // 2
+    assert 3 <= waiting < 3 + 8, "each of the 8 places may be that of a group whose other sample has ended"
     await turns()
     assert len(world.began) == began
     await world.producer.take(1)
