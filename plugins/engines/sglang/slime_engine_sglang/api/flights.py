@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -101,12 +101,20 @@ class Flight:
 
 
 class Cut:
-    """How a try at one server is ended from outside; `by` is never called by the task that has it."""
+    """A try at one server, among the others there; `by` ends it from outside, and is never called by its own task."""
 
-    __slots__ = ("by",)
+    __slots__ = ("_others", "by")
 
-    def __init__(self) -> None:
+    def __init__(self, others: set[Cut]) -> None:
+        self._others = others
         self.by: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Cut:
+        self._others.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._others.discard(self)
 
 
 class Flights:
@@ -127,21 +135,20 @@ class Flights:
         """No more news from the pool."""
         self._closed = True
 
-    async def ask(self, flight: Flight, url: str, worker: Worker | None) -> AsyncGenerator[GenerationOutput]:
-        """One try: the answer of `url`, which is `worker`'s, or the router's where that is None.
+    async def ask(self, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
+        """One try: the answer of `url`, which is `worker`'s, or the router's where that is None; all at once.
 
-        All at once, or for a stream everything so far with each piece. Cut when the worker is quarantined.
-
-        Raises:
-            EngineError: Also when the last piece is missing.
+        Cut when the worker is quarantined. Raises EngineError.
         """
+        data, headers = encoded(flight.sent, flight.headers)
         with self._at(worker) as cut:
-            if not flight.streams:
-                data, headers = encoded(flight.sent, flight.headers)
-                asked = self._http.once("POST", f"{url}/generate", data, headers)
-                answer = await self._until(flight.deadline, asked, cut, flight, url, worker)
-                yield output_of(answer.json(), url)
-                return
+            asked = self._http.once("POST", f"{url}/generate", data, headers)
+            answer = await self._until(flight.deadline, asked, cut, flight, url, worker)
+        return output_of(answer.json(), url)
+
+    async def stream(self, flight: Flight, url: str, worker: Worker | None) -> AsyncGenerator[GenerationOutput]:
+        """Like `ask`, yielding everything so far with each piece. Raises EngineError also when the last is missing."""
+        with self._at(worker) as cut:
             pieces, finished = Pieces(url), False
             async with AsyncExitStack() as stack:
                 events = self._http.events(url, "/generate", flight.sent, headers=flight.headers)
@@ -158,15 +165,9 @@ class Flights:
         if not finished:
             raise engine_error(f"{url}/generate", "the stream ended before the answer was finished", 200)
 
-    @contextmanager
-    def _at(self, worker: Worker | None) -> Iterator[Cut]:
-        """A try is at this server; None: behind the router."""
-        cut = Cut()
-        self._cuts.setdefault(worker, set()).add(cut)
-        try:
-            yield cut
-        finally:
-            self._cuts[worker].discard(cut)
+    def _at(self, worker: Worker | None) -> Cut:
+        """A try at this server; None: behind the router."""
+        return Cut(self._cuts.setdefault(worker, set()))
 
     async def _until(
         self, deadline: float | None, step: Awaitable[T], cut: Cut, flight: Flight, url: str, worker: Worker | None
