@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -42,6 +42,18 @@ INLINE void all_stored(void) {}
 #endif
 INLINE vec all(float x) { return x - (vec){0}; }
 INLINE vec choose(ints where, vec x, vec y) { return (vec)((where & (ints)x) | (~where & (ints)y)); }
+
+/* x * y + z in one step, told so: left to itself a compiler takes two where only one sum is made, and sums of a row then
+   depend on how many rows are beside it. */
+INLINE vec fused(vec x, vec y, vec z) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#else
+    return x * y + z;
+#endif
+}
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -93,14 +105,18 @@ INLINE float largest(vec x) {
 INLINE void block(int rows, int vectors, int64_t size, int64_t out, const float *x, int64_t across, int64_t along,
                   const float *tile, int64_t width, const float *bias, int add, float *y, int64_t step) {
     vec total[ROWS][VECTORS] = {0};
-    for (int64_t k = 0; k < size; k++)
+    for (int64_t k = 0; k < size; k++) {
+        vec w[VECTORS];
 #pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) {
-            vec w = load(tile + k * width + j * LANES);
-#pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) total[r][j] += x[r * across + k * along] * w;
+        for (int j = 0; j < vectors; j++) w[j] = load(tile + k * width + j * LANES);
+#pragma GCC unroll 6 /* one number of x at a time, which leaves registers for all sums */
+        for (int r = 0; r < rows; r++) {
+            vec one = all(x[r * across + k * along]);
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++) total[r][j] = fused(one, w[j], total[r][j]);
         }
-#pragma GCC unroll 6 /* all sums stay in registers */
+    }
+#pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {

@@ -178,15 +178,13 @@ void log_probs_backward(float *z, const int64_t *targets, const float *norms, co
    [sequences + 1] says where each sequence's tokens begin. dim is a multiple of 16. */
 
 #define QUERIES 8 /* taken together */
-#define KEYS 16   /* their number is rounded up to this */
-typedef float lanes __attribute__((vector_size(64), aligned(4)));
 
-/* s[4, stride] = a[4, dim] b[dim, width], for KEYS columns or (`both`) twice as many */
+/* s[4, stride] = a[4, dim] b[dim, width], for LANES columns or (`both`) twice as many */
 INLINE void scores_of(const float *restrict a, const float *restrict b, float *restrict s, int64_t dim, int64_t width, int64_t stride, int both)
 {
-    lanes sums[4][2] = {0};
+    vec sums[4][2] = {0};
     for (int64_t d = 0; d < dim; d++) {
-        lanes left = *(const lanes *)(b + d * width), right = both ? *(const lanes *)(b + d * width + KEYS) : left;
+        vec left = load(b + d * width), right = both ? load(b + d * width + LANES) : left;
         for (int r = 0; r < 4; r++) {
             sums[r][0] += a[r * dim + d] * left;
             if (both)
@@ -194,16 +192,16 @@ INLINE void scores_of(const float *restrict a, const float *restrict b, float *r
         }
     }
     for (int r = 0; r < 4; r++) {
-        *(lanes *)(s + r * stride) = sums[r][0];
+        store(s + r * stride, sums[r][0]);
         if (both)
-            *(lanes *)(s + r * stride + KEYS) = sums[r][1];
+            store(s + r * stride + LANES, sums[r][1]);
     }
 }
 
 INLINE void scores(const float *restrict a, const float *restrict b, float *restrict s, int64_t dim, int64_t count, int64_t width, int64_t stride)
 {
     int64_t j = 0;
-    for (; j + 2 * KEYS <= count; j += 2 * KEYS)
+    for (; j + 2 * LANES <= count; j += 2 * LANES)
         scores_of(a, b + j, s + j, dim, width, stride, 1);
     if (j < count)
         scores_of(a, b + j, s + j, dim, width, stride, 0);
@@ -212,29 +210,29 @@ INLINE void scores(const float *restrict a, const float *restrict b, float *rest
 /* out[4, dim] = s[4, stride] b[count, dim] */
 INLINE void mixed(const float *restrict s, const float *restrict b, float *restrict out, int64_t dim, int64_t count, int64_t stride)
 {
-    for (int64_t d = 0; d < dim; d += 16) {
-        lanes sums[4] = {0}, more[4] = {0};
+    for (int64_t d = 0; d < dim; d += LANES) {
+        vec sums[4] = {0}, more[4] = {0};
         for (int64_t j = 0; j < count; j += 2) {
-            lanes even = *(const lanes *)(b + j * dim + d), odd = *(const lanes *)(b + (j + 1) * dim + d);
+            vec even = load(b + j * dim + d), odd = load(b + (j + 1) * dim + d);
             for (int r = 0; r < 4; r++) {
                 sums[r] += s[r * stride + j] * even;
                 more[r] += s[r * stride + j + 1] * odd;
             }
         }
         for (int r = 0; r < 4; r++)
-            *(lanes *)(out + r * dim + d) = sums[r] + more[r];
+            store(out + r * dim + d, sums[r] + more[r]);
     }
 }
 
 /* total[count, dim] += s[QUERIES, stride]^T a[QUERIES, dim] */
 INLINE void added(const float *restrict s, const float *restrict a, float *restrict total, int64_t dim, int64_t count, int64_t stride)
 {
-    for (int64_t d = 0; d < dim; d += 16)
+    for (int64_t d = 0; d < dim; d += LANES)
         for (int64_t j = 0; j < count; j++) {
-            lanes sum = *(lanes *)(total + j * dim + d);
+            vec sum = load(total + j * dim + d);
             for (int r = 0; r < QUERIES; r++)
-                sum += s[r * stride + j] * *(const lanes *)(a + r * dim + d);
-            *(lanes *)(total + j * dim + d) = sum;
+                sum += s[r * stride + j] * load(a + r * dim + d);
+            store(total + j * dim + d, sum);
         }
 }
 
@@ -251,21 +249,20 @@ static int64_t longest(const int64_t *starts, int64_t sequences)
     int64_t found = 1;
     for (int64_t i = 0; i < sequences; i++)
         found = starts[i + 1] - starts[i] > found ? starts[i + 1] - starts[i] : found;
-    return (found + KEYS - 1) / KEYS * KEYS;
+    return (found + LANES - 1) / LANES * LANES;
 }
 
 /* A head's rows of x [., width] as [length, dim] and [dim, length], up to `padded` with zeros; either may be NULL. */
 INLINE void gathered(const float *x, const int64_t *rows, int64_t length, int64_t padded, int64_t width, int64_t dim, float *straight, float *turned)
 {
-    float some[KEYS * dim];
-    for (int64_t t = 0; t < padded; t += KEYS) {
+    float some[LANES * dim];
+    for (int64_t t = 0; t < padded; t += LANES) {
         float *to = straight ? straight + t * dim : some;
-        for (int64_t i = 0; i < KEYS; i++)
-            for (int64_t d = 0; d < dim; d += KEYS)
-                *(lanes *)(to + i * dim + d) = t + i < length ? *(const lanes *)(x + rows[t + i] * width + d) : (lanes){0};
-        for (int64_t i = 0; turned && i < KEYS; i += LANES)
+        for (int64_t i = 0; i < LANES; i++)
             for (int64_t d = 0; d < dim; d += LANES)
-                turn(to + i * dim + d, dim, turned + d * padded + t + i, padded);
+                store(to + i * dim + d, t + i < length ? load(x + rows[t + i] * width + d) : (vec){0});
+        for (int64_t d = 0; turned && d < dim; d += LANES)
+            turn(to + d, dim, turned + d * padded + t, padded);
     }
 }
 
@@ -287,12 +284,12 @@ INLINE void attend_of(const float *q, const float *k, const float *v, const int6
     memset(a, 0, sizeof(float) * (size_t)(QUERIES * dim));
     for (int64_t i = 0; i < sequences; i++) {
         const int64_t *row = rows + starts[i], *at = to + starts[i];
-        int64_t length = starts[i + 1] - starts[i], padded = (length + KEYS - 1) / KEYS * KEYS;
+        int64_t length = starts[i + 1] - starts[i], padded = (length + LANES - 1) / LANES * LANES;
         for (int64_t g = 0; g < kv_heads; g++) {
             gathered(k + g * dim, row, length, padded, kv_heads * dim, dim, NULL, keys);
             gathered(v + g * dim, row, length, padded, kv_heads * dim, dim, values, NULL);
             for (int64_t from = 0, count; (count = next_queries(at, length, &from, places));) {
-                int64_t seen = (places[count - 1] + KEYS) / KEYS * KEYS;
+                int64_t seen = (places[count - 1] + LANES) / LANES * LANES;
                 for (int64_t h = g * share; h < (g + 1) * share; h++) {
                     for (int64_t r = 0; r < count; r++)
                         for (int64_t d = 0; d < dim; d++)
@@ -338,13 +335,13 @@ INLINE void attend_backward_of(const float *q, const float *k, const float *v, c
     float *p = dv + most * dim, *s = p + QUERIES * most, *a = s + QUERIES * most, *o = a + QUERIES * dim, *dq = o + QUERIES * dim;
     for (int64_t i = 0; i < sequences; i++) {
         const int64_t *row = rows + starts[i], *at = to + starts[i];
-        int64_t length = starts[i + 1] - starts[i], padded = (length + KEYS - 1) / KEYS * KEYS, width = kv_heads * dim;
+        int64_t length = starts[i + 1] - starts[i], padded = (length + LANES - 1) / LANES * LANES, width = kv_heads * dim;
         for (int64_t g = 0; g < kv_heads; g++) {
             gathered(k + g * dim, row, length, padded, width, dim, keys, turned);
             gathered(v + g * dim, row, length, padded, width, dim, NULL, values);
             memset(dk, 0, sizeof(float) * (size_t)(2 * most * dim));
             for (int64_t from = 0, count; (count = next_queries(at, length, &from, places));) {
-                int64_t seen = (places[count - 1] + KEYS) / KEYS * KEYS;
+                int64_t seen = (places[count - 1] + LANES) / LANES * LANES;
                 for (int64_t h = g * share; h < (g + 1) * share; h++) {
                     float delta[QUERIES];
                     for (int64_t r = 0; r < QUERIES; r++) {

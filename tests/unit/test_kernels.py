@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 import torch
 
 from slime_core import kernels
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -55,3 +60,18 @@ def test_what_the_compiler_says_or_that_it_failed_is_told(
     assert kernels.load("training") is None
     assert "non-zero exit status" in caplog.text
     assert list(cache.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx512f" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"), reason="it has none anyway")
+def test_without_avx512_results_are_right_as_well(tmp_path: Path) -> None:
+    """The sources have shorter vectors there: other tests of them, run with a compiler that knows no longer ones."""
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nexec gcc "$@" -mno-avx512f\n')
+    compiler.chmod(0o755)
+    environment = {**os.environ, "CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    files = ["models/test_lean_autograd.py", "engines/embedded/test_linear.py", "engines/embedded/test_core.py"]
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(f"tests/unit/{f}" for f in files)]
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert len(list((tmp_path / "slime" / "kernels").iterdir())) == 2, "compiled by it"
