@@ -58,8 +58,8 @@ def test_responses_are_whole_on_every_context_rank(ranks: Ranks) -> None:
 def test_a_loss_may_see_all_logits(ranks: Ranks, models: dict[str, Path], layout: dict[str, Any]) -> None:
     expected = jobs.embedded(models["dense"], through_logits=True)
     results = ranks(4).run(f"{jobs.__name__}:megatron", model=str(models["dense"]), through_logits=True, **layout)
-    # Adam turns rounding, which differs between processors, into weights up to 2.2e-4 apart.
-    compare(results, expected, tolerance=3e-4)
+    # Adam turns rounding, which differs between processors and kernels, into weights up to 3.7e-4 apart.
+    compare(results, expected, tolerance=5e-4)
 
 
 def test_ranks_with_other_numbers_of_micro_batches_share_experts(ranks: Ranks, models: dict[str, Path]) -> None:
