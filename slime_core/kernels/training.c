@@ -279,7 +279,7 @@ static int64_t next_queries(const int64_t *to, int64_t length, int64_t *from, in
 INLINE void attend_of(const float *q, const float *k, const float *v, const int64_t *rows, const int64_t *to, const int64_t *starts, float *out, float *lse, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, float scale)
 {
     int64_t most = longest(starts, sequences), places[QUERIES], share = heads / kv_heads;
-    float *keys = malloc(sizeof(float) * (size_t)(2 * most * dim + QUERIES * (most + 2 * dim)));
+    float *keys = room_for(2 * most * dim + QUERIES * (most + 2 * dim));
     float *values = keys + most * dim, *s = values + most * dim, *a = s + QUERIES * most, *result = a + QUERIES * dim;
     memset(a, 0, sizeof(float) * (size_t)(QUERIES * dim));
     for (int64_t i = 0; i < sequences; i++) {
@@ -330,7 +330,7 @@ INLINE void attend_of(const float *q, const float *k, const float *v, const int6
 INLINE void attend_backward_of(const float *q, const float *k, const float *v, const int64_t *rows, const int64_t *to, const int64_t *starts, const float *out, const float *lse, const float *grad, float *grad_q, float *grad_k, float *grad_v, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, float scale)
 {
     int64_t most = longest(starts, sequences), places[QUERIES], share = heads / kv_heads;
-    float *keys = malloc(sizeof(float) * (size_t)(5 * most * dim + QUERIES * (2 * most + 3 * dim)));
+    float *keys = room_for(5 * most * dim + QUERIES * (2 * most + 3 * dim));
     float *turned = keys + most * dim, *values = turned + most * dim, *dk = values + most * dim, *dv = dk + most * dim;
     float *p = dv + most * dim, *s = p + QUERIES * most, *a = s + QUERIES * most, *o = a + QUERIES * dim, *dq = o + QUERIES * dim;
     for (int64_t i = 0; i < sequences; i++) {
