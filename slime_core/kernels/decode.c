@@ -20,9 +20,7 @@ INLINE vec sums(vec *x) {
 
 /* y = x / sqrt(mean(x^2) + eps) * weight */
 INLINE void rms_norm(int64_t size, const float *x, const float *weight, float eps, float *y) {
-    vec total = {0};
-    for (int64_t i = 0; i < size; i += LANES) total += load(x + i) * load(x + i);
-    float scale = 1.0f / sqrtf(sum(total) / size + eps);
+    float scale = scale_of(x, size, eps);
     for (int64_t i = 0; i < size; i += LANES) store(y + i, load(x + i) * scale * load(weight + i));
 }
 
@@ -69,7 +67,7 @@ INLINE void attend_some(int group, int64_t dim, int64_t seen, float scale, const
         float top = largest(most[g]);
         total[g] = (vec){0};
         for (int64_t s = 0; s < room; s += LANES) {
-            vec p = first(seen - s, exponential(load(scores + g * room + s) - top), all(0));
+            vec p = leading(seen - s, exponential(load(scores + g * room + s) - top), all(0));
             total[g] += p;
             store(scores + g * room + s, p);
         }

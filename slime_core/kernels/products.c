@@ -72,32 +72,44 @@ INLINE vec exponential(vec x) {
 }
 
 #define NUMBER(o, w, add) (o)
+#define NUMBERS (ints)EACH(NUMBER, 0, 0)
 /* The first `count` of x, the others of y. */
-INLINE vec first(int64_t count, vec x, vec y) {
-    return choose((ints)EACH(NUMBER, 0, 0) < (int32_t)count, x, y);
-}
+INLINE vec leading(int64_t count, vec x, vec y) { return choose(NUMBERS < (int32_t)count, x, y); }
 
-/* Halves upon halves: lane i has what lanes i and i ^ w had. */
-#define BESIDE(o, w, add) (o) ^ (w)
+/* In lane i what x has in lane i ^ w: halves of halves, until every lane has met all others. */
+INLINE vec beside(vec x, int w) { return __builtin_shuffle(x, NUMBERS ^ w); }
+
 INLINE float sum(vec x) {
-#define HALVE(w) x += __builtin_shuffle(x, (ints)EACH(BESIDE, w, 0));
-#if LANES == 16
-    HALVE(8)
-#endif
-    HALVE(4) HALVE(2) HALVE(1)
-#undef HALVE
+#pragma GCC unroll 4
+    for (int w = LANES / 2; w; w /= 2) x += beside(x, w);
     return x[0];
 }
 
 INLINE float largest(vec x) {
-#define HALVE(w) { vec y = __builtin_shuffle(x, (ints)EACH(BESIDE, w, 0)); x = choose(y > x, y, x); }
-#if LANES == 16
-    HALVE(8)
-#endif
-    HALVE(4) HALVE(2) HALVE(1)
-#undef HALVE
+#pragma GCC unroll 4
+    for (int w = LANES / 2; w; w /= 2) {
+        vec y = beside(x, w);
+        x = choose(y > x, y, x);
+    }
     return x[0];
 }
+
+/* sum of x * (y * z) over n numbers, NULL of them being 1 */
+INLINE float dot(const float *x, const float *y, const float *z, int64_t n) {
+    vec total = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vec factor = load(y + i);
+        if (z) factor *= load(z + i);
+        total += load(x + i) * factor;
+    }
+    float found = sum(total);
+    for (; i < n; i++) found += x[i] * (z ? y[i] * z[i] : y[i]);
+    return found;
+}
+
+/* What RMSNorm multiplies x with, besides its weight. */
+INLINE float scale_of(const float *x, int64_t n, float eps) { return 1.0f / sqrtf(dot(x, x, NULL, n) / (float)n + eps); }
 
 /* y [rows, out], of it the first VECTORS * LANES columns, = bias (NULL: 0; `add`: y itself) + sum over `size` numbers of
    x [rows, size] times tile [size, ..]. A row of x is `across` after the one before, its numbers `along` apart; rows of

@@ -45,25 +45,6 @@ void swiglu_backward(const float *gate, const float *up, const float *grad, floa
 
 /* -- RMSNorm over n numbers, `cos` and `sin` NULL, or also rotated, [rows, heads, n] with [rows, n] of them ------- */
 
-/* sum of x * (y * z), NULL of them being 1 */
-INLINE float dot(const float *x, const float *y, const float *z, int64_t n)
-{
-    vec total = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        vec factor = load(y + i);
-        if (z)
-            factor *= load(z + i);
-        total += load(x + i) * factor;
-    }
-    float found = sum(total);
-    for (; i < n; i++)
-        found += x[i] * (z ? y[i] * z[i] : y[i]);
-    return found;
-}
-
-INLINE float scale_of(const float *x, int64_t n, float eps) { return 1.0f / sqrtf(dot(x, x, NULL, n) / (float)n + eps); }
-
 /* out = y * cos + (-second half of y, first half of y) * sin; with sign -1 the inverse */
 static inline void rotated(const float *y, const float *cos, const float *sin, float *out, int64_t n, float sign)
 {
@@ -302,12 +283,12 @@ INLINE void attend_of(const float *q, const float *k, const float *v, const int6
                         int64_t own = places[r] + 1;
                         vec tops = all(-INFINITY), total = {0};
                         for (int64_t j = 0; j < own; j += LANES) {
-                            vec x = first(own - j, load(w + j), all(-INFINITY));
+                            vec x = leading(own - j, load(w + j), all(-INFINITY));
                             tops = choose(x > tops, x, tops);
                         }
                         float top = largest(tops);
                         for (int64_t j = 0; j < seen; j += LANES) {
-                            vec x = first(own - j, exponential(load(w + j) - top), all(0));
+                            vec x = leading(own - j, exponential(load(w + j) - top), all(0));
                             total += x;
                             store(w + j, x);
                         }
@@ -363,7 +344,7 @@ INLINE void attend_backward_of(const float *q, const float *k, const float *v, c
                         float *w = p + r * most, *ds = s + r * most, norm = r < count ? lse[at[places[r]] * heads + h] : 0.0f;
                         int64_t own = r < count ? places[r] + 1 : 0;
                         for (int64_t j = 0; j < seen; j += LANES) {
-                            vec x = first(own - j, exponential(load(w + j) - norm), all(0));
+                            vec x = leading(own - j, exponential(load(w + j) - norm), all(0));
                             store(w + j, x);
                             store(ds + j, x * (load(ds + j) - delta[r]));
                         }

@@ -83,7 +83,7 @@ class PackedLayout:
     unpad_keep: RowMap | None
     """Padded rows -> the rows asked for."""
     repeat: RowMap | None
-    """The rows asked for, each once -> all of them; None when none is a copy."""
+    """The rows asked for, each once -> all of them; None when no token is a copy."""
     tokens: list[torch.Tensor]
     """What compiled attention needs, which does not pad: [T] int64 the packed row of each token; the row of its result
     among those, and among the rows asked for, -1 where there is none; [sequences + 1] where the sequences begin."""
@@ -122,10 +122,9 @@ class PackedLayout:
         unpad = None if straight else _row_map(unpadded[computed], place[padded], ~once, device)
         keep = unpad_keep = repeat = None
         if rows is not None:
-            each, at, index = np.unique(same[rows], return_index=True, return_inverse=True)
-            if len(each) < len(rows):
-                repeat = _row_map(index, at, None, device, np.delete(np.arange(len(rows)), at))
-                rows = each
+            if len(computed) < total:  # some of them may be copies
+                rows, at, index = np.unique(same[rows], return_index=True, return_inverse=True)
+                repeat = _row_map(index, at, None, device, np.delete(np.arange(len(index)), at))
             keep = _selection(place[rows], len(computed), device)
             unpad_keep = keep if straight else _selection(unpadded[rows], len(padded), device)
         chosen = _tensor(computed, device) if len(computed) < total else None

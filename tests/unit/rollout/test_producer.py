@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import FilterDecision, Sample, SampleStatus
+from slime_core.waits import pace
 from tests.hooks_with import hooks_with
 
 
@@ -170,11 +172,14 @@ async def test_samples_in_flight_are_bounded_and_a_straggler_leaves_room() -> No
 
 
 async def test_nothing_is_started_while_enough_groups_wait() -> None:
+    loop = asyncio.get_running_loop()
+    # By the clock samples of one group may end apart on a busy machine, and their places begin more groups.
+    pace._PACES[loop] = pace.Pace(loop, seconds=math.inf)
     world = World(_args(async_buffer_groups=3))
     await world.producer.take(0)
     await turns()
     waiting, began = len(world.waiting), len(world.began)
-    assert 3 <= waiting < 3 + 8, "each of the 8 places may be that of a group whose other sample has ended"
+    assert 3 <= waiting <= 3 + 8 // 2
     await turns()
     assert len(world.began) == began
     await world.producer.take(1)
