@@ -175,5 +175,5 @@ def test_a_setting_of_another_hand_is_its_text(run: Path, value: str) -> None:
 def test_a_bomb_among_samples_that_are_exported_is_an_error(tmp_path: Path, bomb: str) -> None:
     path = tmp_path / file_name(0)
     path.write_bytes(BOMBS[bomb]())
-    with pytest.raises(DataError, match="unpack to more samples than|no sample as JSON"):
+    with pytest.raises(DataError, match=r"unpack to more samples than|no sample as JSON"):
         read_samples(path)
