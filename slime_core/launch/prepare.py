@@ -5,6 +5,7 @@ Every command that runs something begins with `prepare`; nothing is loaded yet.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Pre
 
 def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     """The steps, in order: each reads what those before it have settled, and may add to the settings."""
-    args = settings.args
+    args, directory = settings.args, os.getcwd()
     set_up_process(args)
     manager = build_manager(args)
     parts, resolver = resolve_components(settings, manager, learn=learn)
@@ -100,6 +101,7 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     check_named_model(settings)
     check_routing_replay(settings, parts)
     processes = processes_of(settings, parts.trainer)
+    settings.settle_paths(directory)
     plugins = [*resolver.provenance(), *({**plugin.ref.provenance(), "kind": "plugins"} for plugin in told)]
     return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, points)
 

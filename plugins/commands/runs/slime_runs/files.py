@@ -25,6 +25,7 @@ import zstandard
 from slime_core.data.dumps import most_unpacked, to_json
 from slime_core.data.ledger_files import open_regular, read_regular
 from slime_core.errors import DataError, RolloutError
+from slime_core.secrets import hidden_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +94,11 @@ def file_names(folder: Path) -> list[str]:
 
 
 def json_lines(rows: Iterable[Row]) -> bytes:
-    """A frame's content. What JSON has no form for, as user code leaves in metadata, is kept as text."""
-    return b"\n".join((*map(_line, rows), b""))
+    """Return a frame's content. Values without a JSON form, as user code leaves in metadata, are kept as text.
+
+    Secrets that this process knows are masked: a reward may leave one in its sample.
+    """
+    return hidden_bytes(b"\n".join((*map(_line, rows), b"")))
 
 
 def _line(row: Row) -> bytes:
