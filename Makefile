@@ -126,6 +126,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --config pyproject.toml
+	$(BIN)/python scripts/prose.py --check
 
 types: install
 	$(BIN)/mypy
