@@ -81,7 +81,10 @@ def collect(
     """Read every source; without `files`, files that are not there are left out. Raises ConfigError."""
     layered = Layered()
     from_env, foreign_env = read_env(env, layered.warnings, foreign)
-    named = parsed.values.get("config") or from_env.get("config")
+    upper = Layered()
+    for name, value in (arguments or {}).items():
+        _add_argument(upper, name, value, foreign)
+    named = upper.values.get("config") or parsed.values.get("config") or from_env.get("config")
     if named:
         for path in map(str, named.value if isinstance(named.value, list) else [named.value]):
             cited = f"--config {path!r} ({named.origin})"
@@ -89,8 +92,8 @@ def collect(
                 raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
             if _is_there(layered, path, cited, files=files):
                 _add_file(layered, path, foreign, cited=cited, open_keys=False)
-    custom = parsed.values.get("custom_config_path") or from_env.get("custom_config_path")
-    custom = custom or layered.values.get("custom_config_path")
+    layers = (upper.values, parsed.values, from_env, layered.values)
+    custom = next((values["custom_config_path"] for values in layers if "custom_config_path" in values), None)
     if custom and custom.value:
         cited = f"--custom-config-path {custom.value!r} ({custom.origin})"
         if _is_there(layered, str(custom.value), cited, files=files):
@@ -101,8 +104,9 @@ def collect(
     layered.given += foreign_env
     for text in parsed.sets:
         _apply_set(layered, text)
-    for name, value in (arguments or {}).items():
-        _add_argument(layered, name, value, foreign)
+    for name, entry in upper.values.items():
+        layered.add_mapping_entry(name, entry)
+    layered.given += upper.given
     return layered
 
 

@@ -19,7 +19,7 @@ from slime_core.config.origins import Entry, Origin
 from slime_core.config.schema import RULES, Args, Defaults
 from slime_core.config.sections.base import run_rules
 from slime_core.config.settings import Settings
-from slime_core.config.spec import flag_specs
+from slime_core.config.spec import as_flags, flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
 from slime_core.errors import ConfigError
@@ -87,7 +87,7 @@ def load_settings(
         origins,
         command,
         list(layered.warnings),
-        tuple(argv),
+        (*argv, *as_flags(arguments or {})),
         foreign=tuple(layered.foreign),
         custom=tuple(layered.custom),
         files=files,

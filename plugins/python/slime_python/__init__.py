@@ -5,7 +5,7 @@ their functions into specs that every process of the run can resolve, and `contr
 and hands over its steps.
 """
 
-from slime_python.control import Step
+from slime_python.control import KEPT_VARIABLES, Step, process_restored
 from slime_python.trainer import Run, Trainer
 
-__all__ = ["Run", "Step", "Trainer"]
+__all__ = ["KEPT_VARIABLES", "Run", "Step", "Trainer", "process_restored"]

@@ -275,19 +275,14 @@ class Trainer:
     # -- arguments --------------------------------------------------------------------------------------------
 
     def _load(self) -> Settings:
-        """Check everything that was given, and write it down for the processes that read it again."""
+        """Check everything that was given, with the commit to resume from."""
         from slime_core.plugins.presets import load_settings
 
         given = dict(self._given)
         has_commits = any((Path(given["save"]) / "checkpoints").glob("rollout_*"))
         if has_commits and (self._resume or hasattr(self, "settings")):
             given["load"] = given["save"]
-        settings = load_settings([], command="train", arguments=given)
-        file = self._inputs / "trainer.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(yaml.safe_dump(given, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        settings.argv = ("--config", str(file))
-        return settings
+        return load_settings([], command="train", arguments=given)
 
     def _spec(self, kind: str, given: Any) -> str:
         return spec_of(kind, given, self._inputs / "functions")
