@@ -249,7 +249,7 @@ async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str)
     return gathered.result()
 
 
-class StageRunner(asyncio.Runner):
+class StageRunner(asyncio.Runner):  # type: ignore[misc]  # final for typeshed alone
     """Turns the loop of a stage in the thread that calls it; its end waits for no task that ignores it."""
 
     _closed = False

@@ -239,8 +239,8 @@ class SampleRunner:
         given_id, drawn = sample.rollout_id, Drawn.of(sample)
         try:
             with waiting(generator.label, deadline=self.args.rollout_timeout, then="the sample fails"):
-                call = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
-                result = await by_deadline(call, self.args.rollout_timeout)
+                work = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
+                result = await by_deadline(work, self.args.rollout_timeout)
         except BaseException as error:
             if not _begins_with(sample, given, prompt_length):  # cut off while it wrote
                 sample.tokens, sample.response_length = given[:prompt_length], 0

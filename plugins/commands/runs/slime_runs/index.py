@@ -236,7 +236,7 @@ def _known(path: Path) -> tuple[dict[str, Any], Array] | None:
     """The footer; None without one of this form. Raises OSError."""
     head, _, samples = read_footer(path).partition(b"\n")
     try:
-        said = orjson.loads(head) if parsed_size(head) <= MOST_PARSED else {"form": None}
+        said: dict[str, Any] = orjson.loads(head) if parsed_size(head) <= MOST_PARSED else {"form": None}
         if said["form"] != _FORM:
             return None
         found = np.frombuffer(samples, _SAMPLE)
