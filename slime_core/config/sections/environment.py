@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import SPEC, Flag, Section
+from slime_core.config.sections.base import SPEC, Flag, Rule, Section
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
 
 
 class EnvironmentArgs(Section):
     """Environment."""
 
     environment_path: str | None = None
-    """What samples act in, for generators that use one (multi_turn): a plugin name or a path to a class(args); a row's
-    metadata may name another as environment_path."""
+    """Environment that samples act in: a plugin name or a path to a class(args); a row's metadata may name another as
+    environment_path. Sets --custom-generate-function-path multi_turn."""
     environment_step_timeout: Annotated[float, Field(gt=0)] = 60.0
     """Seconds that building, resetting, stepping or closing an environment may take each; then the sample fails, or is
     cut, as its generator declares."""
@@ -41,3 +44,11 @@ class ToolArgs(Section):
     schema is given to the chat template. Repeatable."""
     tool_call_parser: Annotated[str, SPEC] = "auto"
     """How the model writes tool calls: a parser's name or path; auto takes the one that knows the chat template."""
+
+
+def _generator(s: Settings) -> None:
+    if s.args.environment_path and s.args.custom_generate_function_path is None:
+        s.derive("custom_generate_function_path", "multi_turn", "environment_path")
+
+
+RULES: tuple[Rule, ...] = (_generator,)

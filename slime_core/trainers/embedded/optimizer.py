@@ -28,8 +28,6 @@ _ALIGNMENT = 16
 """Elements a parameter's offset is rounded up to, so that every view starts on a cache line."""
 MAX_CONSECUTIVE_SKIPS = 5
 """Steps in a row without finite gradients after which the run stops."""
-_PROBES = 1 << 16
-"""Elements of all weights, evenly spread, whose change stands for that of all."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,6 @@ class FlatAdamW:
             if end > start
         ]
         """Values, gradients and both moments of a stretch, the steps they have seen, and its weight decay."""
-        # An odd stride visits every column of a matrix.
-        self._probes = self.values[:: total // _PROBES | 1]
 
     def _place(self, names: list[str], named: Mapping[str, torch.nn.Parameter], offset: int) -> int:
         for name in names:
@@ -163,8 +159,7 @@ class FlatAdamW:
         A step whose gradients are not finite is skipped: weights, moments and schedule stay as they are.
 
         Returns:
-            `grad_norm` before clipping, `lr` of this step, `skipped_steps` 0 or 1, and `update_ratio`, the norm of the
-            update over that of the weights.
+            `grad_norm` before clipping, `lr` of this step, `skipped_steps` 0 or 1.
 
         Raises:
             TrainError: `MAX_CONSECUTIVE_SKIPS` steps in a row were skipped.
@@ -179,17 +174,15 @@ class FlatAdamW:
                     f"gradient norm was {norm} in {self._skips_in_a_row} optimizer steps in a row; the weights are"
                     " those before the first of them. Look at train/loss and the rewards, or lower --lr"
                 )
-            return {"grad_norm": norm, "lr": lr, "skipped_steps": 1.0, "update_ratio": 0.0}
+            return {"grad_norm": norm, "lr": lr, "skipped_steps": 1.0}
         self._skips_in_a_row = 0
         limit = self.settings.clip_grad
         if limit and norm > limit:
             self.grads.mul_(limit / (norm + 1e-6))
-        before = self._probes.double()
         for flats, step, weight_decay in self._parts:
             self._update(flats, step, lr, weight_decay)
         self.steps += 1
-        ratio = float((self._probes - before).norm() / before.norm().clamp(min=1e-30))
-        return {"grad_norm": norm, "lr": lr, "skipped_steps": 0.0, "update_ratio": ratio}
+        return {"grad_norm": norm, "lr": lr, "skipped_steps": 0.0}
 
     def _update(self, flats: list[torch.Tensor], step: torch.Tensor, lr: float, weight_decay: float) -> None:
         s = self.settings

@@ -85,7 +85,6 @@ BROKEN = [
      " it another. Remove one of them."),
     ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.01",
      "--kl-coef 0.1 (flag) and --kl-loss-coef 0.01 (flag) are both set; use one: reward penalty or loss term."),
-    ("--use-dynamic-batch-size", "--use-dynamic-batch-size (flag) needs --max-tokens-per-gpu N."),
     ("--max-tokens-per-gpu 64", "--max-tokens-per-gpu 64 (flag) needs --use-dynamic-batch-size."),
     ("--balance-by-flops --micro-batch-size 2", "--balance-by-flops (flag) needs --use-dynamic-batch-size."),
     ("--rollout-max-context-len 32 --rollout-max-prompt-len 32",

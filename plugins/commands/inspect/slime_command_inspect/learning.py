@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from slime_command_plan import learning_rate
+from slime_command_plan import choices
+from slime_command_plan.choices import COLD, HOT
 from slime_command_plan.memory import Parameters
 from slime_runs.run import Run, RunError
 
@@ -28,8 +29,6 @@ _NOISE = 2.0
 _OF_STANDING_WEIGHTS = ("every_tensor_moves", "weights_move")
 """Checks of the invariants that a learning rate near 0 explains."""
 _SMALL_KL, _LOOKED_AT, _WIDTH = 0.02, 8, 60
-_HOT, _COLD = 1.25, 0.4
-"""Temperatures: answers are noise above, and alike below."""
 
 Row = dict[str, Any]
 
@@ -196,16 +195,16 @@ def _of_learning_rate(it: _Evidence) -> Iterator[str]:
     if not ratios or not any(rates) or not it.parameters:
         return
     lora = it.settings.get("lora_rank") is not None
-    usual = learning_rate.usual_update(it.parameters, lora=lora)
-    begin = f"{learning_rate.usual_rate(it.parameters, lora=lora):.0e}"
+    usual = choices.usual_update(it.parameters, lora=lora)
+    begin = f"{choices.usual_rate(it.parameters, lora=lora):.0e}"
     for word, ratio, wrong in (
-        (_TOO_SMALL, max(ratios), max(ratios) < usual * learning_rate.TOO_SMALL),
-        ("learning rate too large", median(ratios), median(ratios) > usual * learning_rate.TOO_LARGE),
+        (_TOO_SMALL, max(ratios), max(ratios) < usual * choices.TOO_SMALL),
+        ("learning rate too large", median(ratios), median(ratios) > usual * choices.TOO_LARGE),
     ):
         if wrong:
             yield (
                 f"{word}: at {max(rates):.3g} a step moves the weights by {ratio:.1e} of their size"
-                f" (train/update_ratio), where {usual:.0e} is usual for {learning_rate.in_words(it.parameters)}"
+                f" (train/update_ratio), where {usual:.0e} is usual for {choices.in_words(it.parameters)}"
                 f" parameters; type --lr {begin}"
             )
 
@@ -229,10 +228,10 @@ def _of_kl(it: _Evidence) -> Iterator[str]:
 def _of_sampling(it: _Evidence) -> Iterator[str]:
     """Temperature and length."""
     temperature = it.number("rollout_temperature", 1.0)
-    if temperature > _HOT:
+    if temperature > HOT:
         entropy = f", {it.mean('train/entropy_loss'):.2g} nats a token" if "train/entropy_loss" in it.last[-1] else ""
         yield f"temperature: at --rollout-temperature {temperature:g} answers are noise{entropy}; type 0.7 to 1.0"
-    elif temperature < _COLD and it.equal_groups > 0.5:
+    elif temperature < COLD and it.equal_groups > 0.5:
         yield (
             f"temperature: at --rollout-temperature {temperature:g} the answers of a group are alike, and"
             f" {it.equal_groups:.0%} of the groups have equal rewards; type 0.7 to 1.0"

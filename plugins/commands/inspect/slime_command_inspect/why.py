@@ -1,7 +1,7 @@
 """`slime why`: show what a live run is waiting for, and why the reward of one that has ended may not rise.
 
-Reads the boards of its processes below RUN/waits, and metrics (`learning.py`); loads no torch. Exit status: 0 something of the run is
-alive, 1 nothing is running there, 3 a wait is past its deadline.
+Reads the boards of its processes below RUN/waits, and metrics (`learning.py`); loads no torch. Exit status: 0 something
+of the run is alive, 1 nothing is running there, 3 a wait is past its deadline.
 """
 
 from __future__ import annotations

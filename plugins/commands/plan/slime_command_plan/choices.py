@@ -16,6 +16,8 @@ _OF_ADAPTERS = 10.0
 _RATIO_OF_RATE = 5.0
 """Update over weights, divided by the learning rate: 4 to 7 in the demo, 3 to 8 in SmolLM2-135M."""
 _LARGE, _LARGE_RATE, _LARGEST_RATE = 100e6, 1e-3, 1e-2
+COLD, HOT = 0.4, 1.25
+"""Temperatures: the answers of a group are alike below, and noise above."""
 TOO_SMALL, TOO_LARGE = 1 / 15, 15.0
 """Share of the usual rate, or of its update, from which a run learns nothing, or unlearns."""
 
@@ -33,14 +35,14 @@ def usual_update(parameters: float, *, lora: bool = False) -> float:
     return usual_rate(parameters, lora=lora) * _RATIO_OF_RATE
 
 
-def complaint(rate: float, parameters: float, *, lora: bool = False) -> str | None:
-    """Explain why a rate is too large or too small for the model; None for one that may do."""
+def complaint(rate: float, parameters: float, *, lora: bool = False, small: bool = True) -> str | None:
+    """Explain why a rate is too large or (with `small`) too small for the model; None for one that may do."""
     usual = usual_rate(parameters, lora=lora)
     bound = _LARGE_RATE if parameters > _LARGE and not lora else _LARGEST_RATE
     if rate > bound:
-        word = f"above {bound:g} a model of {in_words(parameters)} parameters unlearns"
-    elif 0 < rate < usual * TOO_SMALL:
-        word = f"a model of {in_words(parameters)} parameters hardly moves"
+        word = f"above {bound:g}, a model of {in_words(parameters)} parameters unlearns"
+    elif small and 0 < rate < usual * TOO_SMALL:
+        word = f"with it, a model of {in_words(parameters)} parameters hardly moves"
     else:
         return None
     return f"{word}; begin with --lr {usual:.0e} (docs/how-to/choose-settings.md)"
