@@ -24,8 +24,9 @@ from slime_core.errors import CheckpointError, ConfigError
 from slime_core.text import one_line
 
 _REWARD, _ERROR = "rollout/raw_reward", "rollout/raw_reward_stderr"
-_NOISE = 2.0
-"""Standard errors that two means must differ by."""
+_NOISE = 3.0
+"""Standard errors that two means must differ by: few groups with skewed rewards have more outliers than a normal
+distribution."""
 _OF_STANDING_WEIGHTS = ("every_tensor_moves", "weights_move")
 """Checks of the invariants that a learning rate near 0 explains."""
 _SMALL_KL, _LOOKED_AT, _WIDTH = 0.02, 8, 60
