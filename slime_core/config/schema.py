@@ -72,7 +72,6 @@ SECTIONS: tuple[type[Section], ...] = Given.__bases__
 RULES: tuple[Rule, ...] = (
     rollout.model_is_named,
     *run.RULES,
-    *environment.RULES,
     *logging.RULES,
     *data.RULES,
     *progress.RULES,

@@ -1,10 +1,8 @@
-"""The device of a thread, which CUDA begins at 0 in each, and the memory of a device."""
+"""The device that a thread beside the main one uses: CUDA's is a thread's own, and another one would begin with 0."""
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
 
 def current_device() -> int | None:
@@ -19,10 +17,3 @@ def use_device(device: int | None) -> None:
     """Have this thread use it, too."""
     if device is not None:
         sys.modules["torch"].cuda.set_device(device)
-
-
-def main_memory() -> int:
-    """Bytes, of the machine or of the limit of this process's control group."""
-    machine, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else ""
-    return min(machine, int(text)) if text.isdigit() else machine

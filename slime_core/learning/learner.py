@@ -135,8 +135,7 @@ class Learner:
 
     def _probes(self) -> torch.Tensor | None:
         """Some of the trained weights, copied, from a trainer that shows them (`weight_probes`)."""
-        show = getattr(self.trainer, "weight_probes", None)
-        return None if show is None else show().double()
+        return self.trainer.weight_probes().double() if hasattr(self.trainer, "weight_probes") else None
 
     def _warn_of_small_passes(self, local: TrainBatch, share: RankSchedule) -> None:
         """Once: most of the time goes to the passes, not to the tokens in them."""

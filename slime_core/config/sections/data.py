@@ -84,7 +84,7 @@ class DataArgs(Section):
     """Packed sequences are padded to a multiple of this."""
 
 
-TOKENS_PER_PASS = 4096
+_TOKENS_PER_PASS = 4096
 """From a few thousand on larger passes gain nothing, and take memory."""
 
 
@@ -156,7 +156,7 @@ def _packing(s: Settings) -> None:
         return
     if not a.use_dynamic_batch_size:
         s.derive("use_dynamic_batch_size", True, "no micro_batch_size")
-    s.derive("max_tokens_per_gpu", TOKENS_PER_PASS, "use_dynamic_batch_size")
+    s.derive("max_tokens_per_gpu", _TOKENS_PER_PASS, "use_dynamic_batch_size")
 
 
 def _length_of_run(s: Settings) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import SPEC, Flag, Rule, Section
-
-if TYPE_CHECKING:
-    from slime_core.config.settings import Settings
+from slime_core.config.sections.base import SPEC, Flag, Section
 
 
 class EnvironmentArgs(Section):
@@ -44,11 +41,3 @@ class ToolArgs(Section):
     schema is given to the chat template. Repeatable."""
     tool_call_parser: Annotated[str, SPEC] = "auto"
     """How the model writes tool calls: a parser's name or path; auto takes the one that knows the chat template."""
-
-
-def _generator(s: Settings) -> None:
-    if s.args.environment_path and s.args.custom_generate_function_path is None:
-        s.derive("custom_generate_function_path", "multi_turn", "environment_path")
-
-
-RULES: tuple[Rule, ...] = (_generator,)

@@ -77,7 +77,7 @@ def test_processes_beyond_cores_and_memory(
     said: str | None,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr("slime_core.launch.device.main_memory", lambda: memory_gib << 30)
+    monkeypatch.setattr("slime_embedded.trainer.settings.main_memory", lambda: memory_gib << 30)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     told = found(weights(tmp_path, parameters), f"--lr 5e-5 {flags}", processes=processes)
     assert len(told) == (said is not None), told

@@ -49,10 +49,10 @@ def slime_check(settings: Settings) -> list[Finding]:
 def _processes(run: Prepared, parameters: int) -> Iterator[Finding]:
     """Trainer processes on this machine's CPU need a core each, and the embedded trainer's a copy of the model."""
     import torch
+    from slime_embedded.trainer.settings import main_memory
 
     from slime_command_plan.choices import in_words
     from slime_command_plan.memory import shown
-    from slime_core.launch.device import main_memory
     from slime_core.launch.findings import Finding, Level
     from slime_core.launch.launchers import launcher_traits
     from slime_core.protocols import TrainerTraits, traits_of
@@ -102,10 +102,10 @@ def _choices(settings: Settings, parameters: int) -> Iterator[Finding]:
 def _memory(settings: Settings) -> Iterator[Finding]:
     """Compare the fullest device of the run plan with a device of this machine."""
     import torch
+    from slime_embedded.trainer.settings import main_memory
 
     from slime_command_plan.memory import shown, total
     from slime_command_plan.run_plan import plan_run
-    from slime_core.launch.device import main_memory
     from slime_core.launch.findings import Finding, Level
     from slime_core.launch.launchers import launcher_traits
 

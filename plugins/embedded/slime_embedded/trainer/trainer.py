@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from slime_core.config import Settings
-from slime_core.config.sections.data import TOKENS_PER_PASS
 from slime_core.errors import ConfigError, TrainError
-from slime_core.launch.device import main_memory
 from slime_core.models.config import load_model_config, read_hf_config
 from slime_core.models.family import decoder_shape
 from slime_core.models.hf_io import read_weights, weight_files
@@ -35,7 +33,7 @@ from slime_embedded.trainer.model_files import load_model, published_weights
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
 from slime_embedded.trainer.schedule import LearningRateSchedule
-from slime_embedded.trainer.settings import TrainerSettings, check_fits
+from slime_embedded.trainer.settings import TrainerSettings, check_fits, main_memory
 
 if TYPE_CHECKING:
     from slime_embedded.models.routing import Routing
@@ -116,9 +114,9 @@ class EmbeddedTrainer:
         At least 1,024; at most 4,096 on CPU, where more gain nothing, and for several nodes, which may differ.
         """
         gpu = args.device != "cpu" and torch.cuda.is_available()
-        most = _MOST_TOKENS if gpu and args.actor_num_nodes == 1 else TOKENS_PER_PASS
+        most = _MOST_TOKENS if gpu and args.actor_num_nodes == 1 else int(args.max_tokens_per_gpu)
         if not (Path(args.hf_checkpoint) / "config.json").is_file():  # a recipe has yet to make it
-            return TOKENS_PER_PASS
+            return most
         shape = decoder_shape(args.hf_checkpoint, cls)
         memory = torch.cuda.get_device_properties(0).total_memory if gpu else main_memory() // processes
         per_token = (shape.num_layers + 1) * sum(shape.activations) * (2 if gpu else 4)

@@ -392,7 +392,14 @@ def test_passes_take_half_of_the_memory_that_is_left(
         file.truncate(4 * 134_515_008)
     monkeypatch.setattr("slime_embedded.trainer.trainer.main_memory", lambda: gib << 30)
     args: Any = SimpleNamespace(
-        **{"device": "cpu", "hf_checkpoint": str(tmp_path), "lora_rank": None, "actor_num_nodes": 1, **changes}
+        **{
+            "device": "cpu",
+            "hf_checkpoint": str(tmp_path),
+            "lora_rank": None,
+            "actor_num_nodes": 1,
+            "max_tokens_per_gpu": 4096,
+            **changes,
+        }
     )
     assert EmbeddedTrainer.tokens_that_fit(args, processes) == tokens
 
