@@ -100,6 +100,9 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     check_named_model(settings)
     check_routing_replay(settings, parts)
     processes = processes_of(settings, parts.trainer)
+    derived = args.max_tokens_per_gpu and not settings.is_given("max_tokens_per_gpu")
+    if derived and hasattr(parts.trainer, "tokens_that_fit"):
+        settings.derive("max_tokens_per_gpu", parts.trainer.tokens_that_fit(args, processes), "memory")
     plugins = [*resolver.provenance(), *({**plugin.ref.provenance(), "kind": "plugins"} for plugin in told)]
     return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, points)
 
