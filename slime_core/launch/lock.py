@@ -26,7 +26,7 @@ def file_lock(path: Path, *, deadline: float, refusal: str) -> Iterator[None]:
     end = time.monotonic() + deadline
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("w")
+        opened = path.open("a")  # a file of another's that has this name keeps its content
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}") from error
     with opened as file:
