@@ -100,6 +100,8 @@ def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, 
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     torch = {**meeting, "TORCHELASTIC_RESTART_COUNT": 0, ERROR_FILE: Path(errors, str(rank))}
     ours: dict[str, Any] = {PARENT: os.getpid(), ROLLOUTS: args.num_rollout}
+    if not args.save:  # outputs/train holds a run by the time that a rank looks for a free directory
+        ours["SLIME_RUN_DIR"] = args.run_dir
     if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:  # their share of the cores
         ours["OMP_NUM_THREADS"] = max(1, len(os.sched_getaffinity(0)) // count)
     return {**os.environ, **{name: str(value) for name, value in {**place, **sizes, **torch, **ours}.items()}}

@@ -92,7 +92,7 @@ def goes_on(settings: Settings, commit: Path | None) -> bool:
         return True
     config, own = run_dir_of(args) / CONFIG, settings.to_yaml(directory=os.getcwd())
     if not config.is_file():  # killed while its processes started, of which there is output alone
-        used = check_run_dir(run_dir_of(args), args.save, resume=True, overwrite=False)
+        used = check_run_dir(args, resume=True)
         return {path.name for path in used} <= {*OUTPUT}
     return _given(config.read_text(encoding="utf-8", errors="replace")) == _given(own)
 
@@ -131,7 +131,7 @@ def restore(
     journal.restore(commit, state)
     # Last: what lies after the commit is deleted, and a resume that is refused deletes nothing.
     if commit.parent.resolve() == journal.store.root.resolve():
-        journal.store.rewind(commit, keep=args.keep_checkpoints)
+        journal.store.rewind(commit, keep=args.keep_checkpoints, spared=journal.best())
     changed = _changes(state["settings"], settings)
     note = f"; changed settings: {', '.join(changed)}" if changed else ""
     print(
@@ -185,7 +185,7 @@ def starting(run: Prepared) -> Iterator[Finding]:
     try:
         commit = None if args.debug_rollout_only else named_commit(args)
         resume = not args.debug_rollout_only and goes_on(run.settings, commit)
-        check_run_dir(run_dir_of(args), args.save, resume=resume, overwrite=args.overwrite)
+        check_run_dir(args, resume=resume)
         if not args.debug_rollout_only and args.load_debug_rollout_data:
             check_saved(args, first_rollout(args, commit))
     except SlimeError as error:
