@@ -59,8 +59,11 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
     command = [*python(), "-m", "slime_core", run.settings.command, *run.settings.argv]
     # The store is here and not in rank 0, so that no rank needs a free port.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = [_guarded(rank, run_dir_of(args) / FOLDER) for rank in range(count)]
-    with Drain(args.drain_timeout) as draining, tempfile.TemporaryDirectory() as errors:
+    folder = run_dir_of(args) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = [_guarded(rank, folder) for rank in range(count)]
+    # Below the run directory, where one that a kill left behind is no riddle.
+    with Drain(args.drain_timeout) as draining, tempfile.TemporaryDirectory(prefix=".errors-", dir=folder) as errors:
         draining.on_ask(lambda: _tell(ranks, draining))
         try:
             for number, rank in enumerate(ranks):

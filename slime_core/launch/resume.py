@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_core.checkpoint.export import check_target
 from slime_core.checkpoint.sources import required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.config import Settings
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_EXPORTS = 10_000
 _PLACES = {"load", "save", "run_dir", "config", "overwrite", "prepare_path", "start_rollout_id", "num_rollout"}
 """Settings that may differ between a run and its continuation without being worth a word."""
 
@@ -186,6 +188,8 @@ def starting(run: Prepared) -> Iterator[Finding]:
         commit = None if args.debug_rollout_only else named_commit(args)
         resume = not args.debug_rollout_only and goes_on(run.settings, commit)
         check_run_dir(args, resume=resume)
+        for rollout_id in range(min(args.num_rollout or 1, _MOST_EXPORTS)) if args.save_hf else ():
+            check_target(Path(args.save_hf.format(rollout_id=rollout_id)))
         if not args.debug_rollout_only and args.load_debug_rollout_data:
             check_saved(args, first_rollout(args, commit))
     except SlimeError as error:
