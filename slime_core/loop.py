@@ -178,7 +178,7 @@ def is_due(interval: int | None, rollout_id: int, num_rollout: int) -> bool:
 
 
 def saves_after(args: Args, rollout_id: int) -> bool:
-    """Every `--save-interval` rollouts, and after the last one in any case: nobody trains weights to lose them."""
+    """Return whether to save every `--save-interval` rollouts, and always after the last, so that weights are kept."""
     return rollout_id + 1 == args.num_rollout or is_due(args.save_interval, rollout_id, args.num_rollout)
 
 
@@ -286,13 +286,13 @@ class _Evaluations:
             task.result()
 
     def give_up_older(self) -> None:
-        """One that was interrupted cannot be done again once the run has gone on: say so. Called when none runs."""
+        """Warn of an interrupted evaluation: its weights are gone, so it cannot be repeated. Called when none runs."""
         if self.interrupted and self._stages.unfinished:
             step = self._stages.unfinished.pop()
             logger.warning("the evaluation of step %d was interrupted: no metrics of it, nothing has its weights", step)
 
     async def cancel(self) -> None:
-        """The run ends: nobody waits for metrics any more."""
+        """Cancel the evaluation in the background, when the run ends."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -30,7 +30,7 @@ def check_target(target: Path) -> None:
 def export_hf(commit: Path, target: Path) -> None:
     """Copy the commit's model, configuration and tokenizer to `target`, replacing an earlier export.
 
-    Files that others have put into the earlier export are kept beside it.
+    Files that others have put into the earlier export are kept next to it.
 
     Raises:
         CheckpointError: Something that slime did not export is there, or the file system refused; the commit is intact.

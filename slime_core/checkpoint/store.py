@@ -84,7 +84,7 @@ class CheckpointStore:
         partial = self.root / f".partial-{target.name}"
         try:
             if partial.exists():
-                remove_commit(partial)
+                _remove_commit(partial)
             partial.mkdir(parents=True)
             for write in writers:
                 write(partial)
@@ -101,7 +101,7 @@ class CheckpointStore:
             os.rename(partial, target)
             self._point_to(target.name)
             for path in before:
-                remove_commit(path)
+                _remove_commit(path)
         except (OSError, SafetensorError, CheckpointError) as error:
             shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
             if isinstance(error, CheckpointError):
@@ -150,7 +150,7 @@ class CheckpointStore:
             older = [path for path in self.commits() if rollout_of(path) < rollout_of(commit)]
             for path in [*reversed(self.commits()), *self.root.glob(".partial-rollout_*")]:
                 if path not in (*older, self.root / commit.name):
-                    remove_commit(path)
+                    _remove_commit(path)
             ledgers = [read_commit(path) for path in self.commits()]
             remove_orphans(self.root / SEGMENTS, [SegmentRef.of(found["segment"]) for found in ledgers if found])
         except OSError as error:
@@ -166,7 +166,7 @@ class CheckpointStore:
             print(f"deleting old checkpoints: {rule}", flush=True)
         for path in old:
             try:
-                remove_commit(path)
+                _remove_commit(path)
             except OSError as error:
                 logger.warning("%s is not needed any more (--keep-checkpoints) and cannot be deleted: %s", path, error)
 
@@ -217,25 +217,27 @@ class CheckpointStore:
         return CheckpointError(f"{damaged}. No commit there is whole: rm -r {first}, and {then}")
 
 
-def is_commit_name(name: str) -> bool:
-    """Return whether a directory of that name is a commit, or one that was being made."""
-    return bool(_NAME.fullmatch(name.removeprefix(".partial-")))
-
-
-def remove_commit(commit: Path) -> None:
-    """Delete a commit; files in it that others have added are kept beside it. Raises OSError."""
+def _remove_commit(commit: Path) -> None:
+    """Delete a commit; files that others have added to it are kept next to it. Raises OSError."""
     if not commit.name.startswith("."):
         partial = commit.with_name(f".partial-{commit.name}")
         if partial.exists():  # of a process that was killed
-            remove_commit(partial)
+            _remove_commit(partial)
         commit = commit.rename(partial)
-    remove_made(commit, lambda name: in_commit(commit, name), commit.with_name(f"kept-{commit.name[9:]}"))
+    is_ours = lambda name: bool(in_commit(commit.parent, f"{commit.name}/{name}"))  # noqa: E731
+    remove_made(commit, is_ours, commit.with_name(f"kept-{commit.name[9:]}"))
 
 
-def in_commit(commit: Path, name: str) -> bool:
-    """Return whether the commit has written that file; in one that is not complete, every file is its own."""
+def in_commit(root: Path, name: str) -> bool | None:
+    """Return whether a commit below `root` has written the file; None if the file is in no commit.
+
+    In a commit that is not complete, every file is its own.
+    """
+    commit, _, file = name.partition("/")
+    if not file or not _NAME.fullmatch(commit.removeprefix(".partial-")):
+        return None
     try:
-        return name in (MANIFEST, *read_manifest(commit)["files"])
+        return file in (MANIFEST, *read_manifest(root / commit)["files"])
     except CheckpointError:
         return True
 

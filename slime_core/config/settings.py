@@ -69,7 +69,7 @@ class Settings:
         return _NAME.sub(lambda match: self.cite(match[1]), text)
 
     def derive(self, name: str, value: Any, why: str) -> None:
-        """Fill in a value that nobody gave; `why` names what it follows from."""
+        """Fill in a value that was not given; `why` names what it follows from."""
         setattr(self.args, name, value)
         self.origins[name] = Origin("derived", why)
 

@@ -77,7 +77,7 @@ def write_segment(
     if previous and not (directory / previous.name).is_file():
         raise CheckpointError(
             f"{directory / previous.name} has been removed while the run wrote there: a commit without this ledger"
-            " segment could not be resumed, so there is none"
+            " segment could not be resumed"
         )
     before = asdict(previous) if previous else None
     number = previous.number + 1 if previous else 1

@@ -21,9 +21,10 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
-from slime_core.checkpoint.store import in_commit, is_commit_name, remove_made
+from slime_core.checkpoint.store import in_commit, remove_made
 from slime_core.errors import ConfigError
-from slime_core.observability.run_dir import CHECKPOINTS, METRICS, RUN_FILES, SUMMARY, check_run_dir, run_dir_of
+from slime_core.observability.jsonl import FILE
+from slime_core.observability.run_dir import CHECKPOINTS, RUN_FILES, SUMMARY, check_run_dir, run_dir_of
 from slime_core.protocols import Args
 
 _POLL = 0.1
@@ -34,7 +35,7 @@ _MADE = (
     "samples/*_[0-9]*.jsonl.zst", "actors/*.log", "engines/*", "stalls/*.txt", "profile/trace.json", "*/.*.partial",
 )  # fmt: skip
 """Files that slime writes into the folders of a run, besides commits."""
-_RECORDS = (METRICS, "eval.json", "eval/*.jsonl", "rollouts/*.jsonl")
+_RECORDS = (FILE, "eval.json", "eval/*.jsonl", "rollouts/*.jsonl")
 
 
 @contextmanager
@@ -127,10 +128,8 @@ def _delete_dropped(places: list[Path]) -> None:
 def _is_made(run: Path, name: str) -> bool:
     """Return whether slime writes a file of that path in a run directory."""
     top, _, below = name.partition("/")
-    commit, _, file = below.partition("/")
-    if top == CHECKPOINTS and file and is_commit_name(commit):
-        return in_commit(run / top / commit, file)
-    return not below or any(fnmatch(name, pattern) for pattern in _MADE)
+    made = in_commit(run / top, below) if top == CHECKPOINTS else None
+    return made if made is not None else not below or any(fnmatch(name, pattern) for pattern in _MADE)
 
 
 @contextmanager

@@ -136,8 +136,8 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 def _check_made_inputs(settings: Settings) -> None:
     """Raise ConfigError if the recipe would make a missing input that was not named together with the recipe.
 
-    A run file names its recipe and the recipe's paths. A model or data set that somebody names elsewhere, as by a flag,
-    is one that they have: a made one must not stand in for it.
+    A run file names its recipe and the recipe's paths. A model or data set that is named elsewhere, as by a flag, is the
+    user's own, and a made one must not stand in for it. A recipe that is a flag itself makes whatever is missing.
     """
     args = settings.args
     paths = {"hf_checkpoint": [args.hf_checkpoint or ""], "prompt_data": [args.prompt_data or ""]}
@@ -162,11 +162,12 @@ def _check_made_inputs(settings: Settings) -> None:
                     f" download: hf download {path} --local-dir {path}. To have --prepare-path {args.prepare_path} make"
                     f" a model there, name it ./{path}"
                 )
-            if (origin.kind, origin.where.rpartition(":")[0]) != (recipe.kind, recipe.where.rpartition(":")[0]):
+            together = (origin.kind, origin.where.rpartition(":")[0]) == (recipe.kind, recipe.where.rpartition(":")[0])
+            if recipe.kind != "flag" and not together:
                 raise ConfigError(
                     f"{cited} is not there, and --prepare-path {args.prepare_path} ({recipe}) makes only what is named"
                     f" together with it. Name {'a model directory' if model else 'a file'} that is there; to have it"
-                    f" made, give --prepare-path {args.prepare_path} in the same place"
+                    f" made, type --prepare-path {args.prepare_path} as well"
                 )
 
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.sections.run import CHECKPOINTS, CONFIG, METRICS, OUTPUT, RUN_FILES, SUMMARY
+from slime_core.config.sections.run import CHECKPOINTS, CONFIG, OUTPUT, RUN_FILES, SUMMARY
 from slime_core.config.settings import HEADER
 from slime_core.distributions import BUNDLE, CORE, installed
 from slime_core.errors import ConfigError, RecordError
 from slime_core.protocols import Args
 
-__all__ = ["CHECKPOINTS", "CONFIG", "METRICS", "OUTPUT", "RUN_FILES", "SUMMARY"]
+__all__ = ["CHECKPOINTS", "CONFIG", "OUTPUT", "RUN_FILES", "SUMMARY"]
 _READ = ("hf_checkpoint", "ref_load", "critic_load", "opd_teacher_load", "prompt_data", "load")
 """Settings whose files a new run reads."""
 
@@ -65,7 +65,7 @@ def check_run_dir(args: Args, *, resume: bool) -> list[Path]:
 
 
 def _is_of_run(path: Path) -> bool:
-    """Return whether a run's file or folder is slime's: a `config.yaml` of slime's is beside it, or commits are in it.
+    """Return whether a run's file or folder is slime's: a `config.yaml` of slime's is next to it, or commits are in it.
 
     A run that was killed while its processes started has their output alone.
     """
@@ -89,7 +89,7 @@ def check_there(run_dir: Path, cause: BaseException | None = None) -> None:
     if not run_dir.is_dir():
         raise RecordError(
             f"{run_dir} has been moved or removed while the run wrote to it. Where it was moved, the same command with"
-            " --run-dir and --load of the new place goes on from its last commit"
+            " --run-dir and --load of the new place continues from its last commit"
         ) from cause
 
 

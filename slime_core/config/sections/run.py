@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from slime_core.config.settings import Settings
 
 
-CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.yaml", "metrics.jsonl", "summary.json", "checkpoints"
+CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
 OUTPUT = ("actors", "engines", "stalls")
 """Folders of the processes' own output, which is there before any record."""
 RUN_FILES = (
-    CONFIG, SUMMARY, METRICS, CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts", "eval", "eval.json",
-    "failures", "samples", "events.jsonl", "incidents.jsonl", "trace.jsonl", "profile", *OUTPUT,
+    CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts", "eval",
+    "eval.json", "failures", "samples", "events.jsonl", "incidents.jsonl", "trace.jsonl", "profile", *OUTPUT,
 )  # fmt: skip
 """Files and folders of a run in its directory."""
 

@@ -11,6 +11,8 @@ from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
 from tests.sweeps import sweep
 
+DEMO = Path(__file__).parents[3] / "plugins/commands/init/slime_command_init/templates/demo.yaml"
+
 Load = Callable[..., Settings]
 
 DERIVED = [
@@ -75,14 +77,14 @@ def test_the_default_directory_is_a_free_one(
 
 
 @pytest.mark.parametrize("command", ["eval", "rollout"])
-def test_the_place_of_a_run_file_is_its_training_runs(tmp_path: Path, command: str) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(
-        f"hf_checkpoint: m\nprompt_data: d\nsave: {tmp_path}/mine\noverwrite: true\neval_prompt_data: [held, h.jsonl]\n"
-    )
-    args = load_settings(["--config", str(file)], command=command, env={}).args
+def test_the_place_of_a_run_file_is_its_training_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The demo's file has `save` and `overwrite`."""
+    monkeypatch.chdir(tmp_path)
+    args = load_settings(["--config", str(DEMO)], command=command, env={}).args
     assert (args.run_dir, args.save, args.overwrite) == (f"outputs/{command}", None, False)
-    typed = load_settings(["--config", str(file), "--save", "there", "--overwrite"], command=command, env={}).args
+    typed = load_settings(["--config", str(DEMO), "--save", "there", "--overwrite"], command=command, env={}).args
     assert (typed.run_dir, typed.save, typed.overwrite) == ("there", None, True)
 
 

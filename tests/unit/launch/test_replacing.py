@@ -14,7 +14,8 @@ import pytest
 
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.config.settings import HEADER
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, RecordError
+from slime_core.launch.journal import Journal
 from slime_core.launch.lock import finish_replacing, open_run_dir, settle_replaced, sole_writer
 
 COMMIT = "checkpoints/rollout_0000001"
@@ -229,3 +230,35 @@ def test_samples_that_are_there_are_not_written_over(tmp_path: Path) -> None:
     args = settings(tmp_path / "run", overwrite=False, save_debug_rollout_data=template)
     with pytest.raises(ConfigError, match=r"0\.jsonl is there already"):
         open_run_dir(args, resume=False)
+
+
+def test_the_best_commit_by_each_evaluation_is_spared(tmp_path: Path) -> None:
+    args = SimpleNamespace(
+        save=None, keep_checkpoints=2, overwrite=False, eval_datasets=[SimpleNamespace(name=n) for n in ("a", "b")]
+    )
+    hooks = SimpleNamespace(slime_log_metrics=lambda step, metrics: None)
+    journal = Journal(args, tmp_path, hooks, [], dict, [], 0.0)
+    assert journal.best(0) == set()
+    for rollout_id, scores in enumerate(((0.1, 0.9), (0.8, 0.2), (0.9, 0.1), (0.8, 0.3))):
+        journal.log(rollout_id + 1, dict(zip(("eval/a", "eval/b"), scores)))
+    for rollout_id in (0, 1, 3):  # the best by a has no commit
+        (tmp_path / "checkpoints" / f"rollout_{rollout_id:07d}").mkdir(parents=True)
+    assert journal.best() == {0, 3}
+    assert journal.best(2) == {0, 2}
+    again = Journal(args, tmp_path, hooks, [], dict, [], 0.0)
+    state = {"evals": {}, "seconds": 1.0, "scores": json.loads(json.dumps(journal.scores))}
+    again.restore(tmp_path, state)
+    assert again.best() == {0, 3}
+
+
+def test_a_run_directory_that_is_gone_ends_the_run(tmp_path: Path) -> None:
+    hooks = SimpleNamespace(slime_log_metrics=lambda step, metrics: None)
+    args = SimpleNamespace(save=None, overwrite=False, eval_datasets=[])
+    run = tmp_path / "run"
+    run.mkdir()
+    journal = Journal(args, run, hooks, [], dict, [], 0.0)
+    journal.log(1, {"x": 1.0})
+    run.rename(tmp_path / "moved")
+    with pytest.raises(RecordError, match="has been moved or removed while the run wrote to it"):
+        journal.log(2, {"x": 1.0})
+    assert not run.exists()

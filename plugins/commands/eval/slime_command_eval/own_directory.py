@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from slime_core.errors import ConfigError
 from slime_core.launch.lock import sole_writer
-from slime_core.observability.run_dir import CHECKPOINTS, METRICS, run_dir_of
+from slime_core.observability.jsonl import FILE as METRICS
+from slime_core.observability.run_dir import CHECKPOINTS, run_dir_of
 from slime_core.protocols import Args
 from slime_core.waits import published
 
