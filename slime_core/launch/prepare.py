@@ -136,8 +136,8 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 def _check_made_inputs(settings: Settings) -> None:
     """Raise ConfigError if the recipe would make a missing input that was not named together with the recipe.
 
-    A run file names its recipe and the recipe's paths. A model or data set that is named elsewhere, as by a flag, is the
-    user's own, and a made one must not stand in for it. A recipe that is a flag itself makes whatever is missing.
+    A run file names its recipe and the recipe's paths. A model or data set that is named elsewhere, as by a flag, is
+    the user's own, and a made one must not stand in for it. A recipe that is a flag itself makes what is missing.
     """
     args = settings.args
     paths = {"hf_checkpoint": [args.hf_checkpoint or ""], "prompt_data": [args.prompt_data or ""]}

@@ -74,7 +74,7 @@ class DiskTransport:
         below = Path(self._args.run_dir or "").resolve() in directory.resolve().parents
         if self._is_first and not (below or self._args.load):
             raise WeightSyncError(
-                f"{directory} is there already, and this run has not written it; choose another --update-weight-disk-dir"
+                f"{directory} is there already, and not by this run; choose another --update-weight-disk-dir"
             )
         shutil.rmtree(directory)
 
