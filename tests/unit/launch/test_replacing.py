@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_command_eval.own_directory import own_directory
 
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.config.settings import HEADER
@@ -262,3 +263,16 @@ def test_a_run_directory_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="has been moved or removed while the run wrote to it"):
         journal.log(2, {"x": 1.0})
     assert not run.exists()
+
+
+@pytest.mark.parametrize("held", ["metrics.jsonl", "checkpoints"])
+def test_an_evaluation_writes_nothing_into_a_training_run(tmp_path: Path, held: str) -> None:
+    run = tmp_path / "run"
+    (run / held).mkdir(parents=True)
+    args = settings(run, user_code_timeout=1.0)
+    with pytest.raises(ConfigError, match="holds a training run"), own_directory(args, "eval"):
+        raise AssertionError("it was let in")
+    assert [path.name for path in run.iterdir()] == [held]
+    (run / held).rmdir()
+    with own_directory(args, "eval"):
+        assert (run / ".lock").exists()
