@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from slime_core.config import Settings
+from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
 from tests.sweeps import sweep
+
+DEMO = Path(__file__).parents[3] / "plugins/commands/init/slime_command_init/templates/demo.yaml"
 
 Load = Callable[..., Settings]
 
@@ -58,6 +61,35 @@ DERIVED = [
 def test_derived(load: Load, argv: str, name: str, value: object, origin: str) -> None:
     s = load(*argv.split())
     assert (getattr(s.args, name), str(s.origins[name])) == (value, origin)
+
+
+@pytest.mark.parametrize("held", ["config.yaml", "metrics.jsonl", "checkpoints", "stalls", "eval.json"])
+def test_the_default_directory_is_a_free_one(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "train" / held).mkdir(parents=True)
+    s = load()
+    assert s.args.run_dir == "outputs/train-2"
+    assert "outputs/train holds a run, so this one goes to outputs/train-2" in "".join(s.warnings)
+    (tmp_path / "outputs" / "train-2" / held).mkdir(parents=True)
+    assert load().args.run_dir == "outputs/train-3"
+    for flags in ("--overwrite", "--load outputs/train", "--run-dir outputs/train", "--save outputs/train"):
+        s = load(*flags.split())
+        assert s.args.run_dir == "outputs/train"
+        assert not any("holds a run" in warning for warning in s.warnings)
+
+
+@pytest.mark.parametrize("command", ["eval", "rollout"])
+def test_the_place_of_a_run_file_is_its_training_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The demo's file has `save` and `overwrite`."""
+    monkeypatch.chdir(tmp_path)
+    args = load_settings(["--config", str(DEMO)], command=command, env={}).args
+    assert (args.run_dir, args.save, args.overwrite) == (f"outputs/{command}", None, False)
+    typed = load_settings(["--config", str(DEMO), "--save", "there", "--overwrite"], command=command, env={}).args
+    assert (typed.run_dir, typed.save, typed.overwrite) == ("there", None, True)
 
 
 BROKEN = [

@@ -151,6 +151,7 @@ def test_a_model_that_a_recipe_makes(capsys: pytest.CaptureFixture[str], tmp_pat
     shown = said(
         capsys, "--config", demo, "--device", "cpu", "--run-dir", str(tmp_path),
         "--hf-checkpoint", str(tmp_path / "model"), "--prompt-data", str(tmp_path / "train.jsonl"),
+        "--prepare-path", "addition",
     )  # fmt: skip
     assert "note: no memory estimate; --prepare-path makes the model" in shown
 
