@@ -88,6 +88,7 @@ class Broken(Scorer):
 
 
 def _run_args(tmp_path: Path, **changes) -> Args:
+    (tmp_path / "run").mkdir(exist_ok=True)
     return Args(**{"rm_timeout": 5.0, "run_dir": str(tmp_path / "run"), "reward_key": "acc", **changes})
 
 
