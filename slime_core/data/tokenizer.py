@@ -90,11 +90,14 @@ def encode_prompt(
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a plain prompt, with the tokenizer's own leading token (BOS) unless the text already begins with it."""
-    bos = tokenizer.bos_token
-    first, *rest = spelled(tokenizer, text)
-    ids = list(tokenizer.encode(first, add_special_tokens=not (bos and text.startswith(bos))))
-    return ids + [token for piece in rest for token in tokenizer.encode(piece, add_special_tokens=False)]
+    """Return the ids of a plain prompt: the tokenizer's leading special tokens (BOS) once, and no trailing ones (EOS).
+
+    A tokenizer may append EOS to every text (`add_eos_token`, left by fine-tuning); a prompt that ends with it is over.
+    """
+    ids = encode_rendered(tokenizer, text)
+    bare, whole = (list(tokenizer.encode("a", add_special_tokens=added)) for added in (False, True))
+    leading = next((whole[:at] for at in range(len(whole)) if whole[at : at + len(bare)] == bare), [])
+    return ids if ids[: len(leading)] == leading else leading + ids
 
 
 def encode_rendered(tokenizer: Any, text: str) -> list[int]:

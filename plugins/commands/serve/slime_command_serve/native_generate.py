@@ -29,6 +29,7 @@ from slime_command_serve.http.streams import (
     unless_disconnected,
 )
 from slime_command_serve.http.threads import DeadlineThreads
+from slime_core.data.tokenizer import encode_text
 from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
@@ -215,5 +216,5 @@ async def _prompts(
     context = (await engine.info())["max_context_length"]
     for text in texts:
         check_text(len(text), context, "text")
-    ids = await threads.call("tokenising the text", lambda: [tokenizer.encode(text) for text in texts])
+    ids = await threads.call("tokenising the text", lambda: [encode_text(tokenizer, text) for text in texts])
     return ids, isinstance(body.text, str)

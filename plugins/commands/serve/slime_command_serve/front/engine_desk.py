@@ -24,7 +24,7 @@ from slime_command_serve.front.wanted import Conversations, Wanted
 from slime_command_serve.http.errors import BadRequest, Refused, shown
 from slime_command_serve.http.limits import check_text
 from slime_command_serve.http.threads import DeadlineThreads
-from slime_core.data.tokenizer import encode_rendered
+from slime_core.data.tokenizer import encode_rendered, encode_text
 from slime_core.data.tools import tool_parser
 from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.errors import EngineError
@@ -109,7 +109,7 @@ class EngineDesk:
             prompts = wanted.prompts
             return await self.threads.call(
                 "tokenising the prompt",
-                lambda: [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
+                lambda: [encode_text(tokenizer, p) if isinstance(p, str) else p for p in prompts],
             )
         self.conversations.resolve(wanted)
         check_conversation(wanted, context)
