@@ -64,10 +64,7 @@ class TextStream:
     @property
     def safe_text(self) -> str:
         """`text` without an ending that may turn out to be the beginning of a stop string."""
-        held = max(
-            (n for stop in self._params.stop for n in range(1, len(stop)) if self.text.endswith(stop[:n])), default=0
-        )
-        return self.text[: len(self.text) - held]
+        return self.text[: len(self.text) - held_back(self.text, self._params.stop)]
 
     def _find_stop(self, new: int) -> str | None:
         start = max(0, len(self.text) - new - self._longest_stop)
@@ -77,6 +74,17 @@ class TextStream:
             return None
         self.stop_at, stop = min(hits)
         return stop
+
+
+def held_back(text: str, stops: Seq[str]) -> int:
+    """How many characters at the end of the text may turn out to be the beginning of a stop string."""
+    held = 0
+    for stop in filter(None, stops):
+        at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while at >= 0 and not stop.startswith(text[at:]):
+            at = text.find(stop[0], at + 1)
+        held = max(held, len(text) - at if at >= 0 else 0)
+    return held
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -34,6 +34,8 @@ from slime_core.types import GenerationOutput
 if TYPE_CHECKING:
     from slime_core.engines.embedded.engine import EmbeddedEngine
 
+_AT_ONCE = 1024
+"""Tokens, and alternatives of tokens, of an answer that is read in the event loop."""
 _RESPONSES = 1024
 """Responses that `previous_response_id` may name: the newest."""
 
@@ -142,7 +144,9 @@ class EngineDesk:
                         told += len(log_probs)
                         yield Piece(reasoning, content, log_probs)
         assert output is not None, "the engine ended without an answer"
-        asked.answer = self._answer(asked, output, opened, plain, told)
+        made = partial(self._answer, asked, output, opened, plain, told)
+        long = len(output.token_ids) * (1 + (wanted.top_logprobs or 0)) > _AT_ONCE
+        asked.answer = await self.threads.call("reading the answer", made) if long else made()
         if wanted.stream:
             last = live.finish(asked.answer.content, asked.answer.reasoning)
             log_probs = asked.answer.log_probs[told:] if last[1] else []
