@@ -91,7 +91,7 @@ class ModelConfig:
             if rope.get("rope_type", rope.get("type", "default")) == "default":
                 rope = {}
             eos = hf.get("eos_token_id")
-            return cls(
+            made = cls(
                 model_type=str(hf["model_type"]),
                 vocab_size=int(hf["vocab_size"]),
                 hidden_size=hidden,
@@ -113,6 +113,28 @@ class ModelConfig:
             )
         except KeyError as error:
             raise ConfigError(f"config.json has no {error.args[0]!r}, which every decoder needs") from error
+        except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"config.json: a size of the model is no number, or 0: {error}") from error
+        for name, most in _LARGEST.items():
+            if not 1 <= getattr(made, name) <= most:
+                raise ConfigError(f"config.json: {name} is {getattr(made, name)}; allowed: 1 to {most}")
+        return made
+
+    @property
+    def least_parameters(self) -> int:
+        """Parameters that the model has at least: embeddings, queries, outputs of attention, dense feed-forward."""
+        dense = 3 * self.intermediate_size if self.moe is None else 0
+        each = self.hidden_size * (2 * self.num_heads * self.head_dim + dense)
+        return self.vocab_size * self.hidden_size + self.num_layers * each
+
+
+_LARGEST = {
+    "vocab_size": 10**8, "hidden_size": 10**6, "intermediate_size": 10**7, "num_layers": 10**4, "num_heads": 10**4,
+    "num_kv_heads": 10**4, "head_dim": 10**5, "max_position_embeddings": 10**9,
+}  # fmt: skip
+"""Sizes beyond which a `config.json` is of no model that there is."""
 
 
 def read_hf_config(directory: str | Path) -> dict[str, Any]:
@@ -137,6 +159,12 @@ def load_model_config(directory: str | Path) -> ModelConfig:
     family = resolve("models", str(hf["model_type"]), origin=f"{directory}/config.json: model_type")
     config = family.obj(hf)
     assert isinstance(config, ModelConfig), f"model family {hf['model_type']} returned {type(config)}"
+    stored = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
+    if 0 < stored < config.least_parameters:
+        raise ConfigError(
+            f"{directory}: config.json is of a model of {config.least_parameters:,} parameters or more, and the weights"
+            f" (*.safetensors) have {stored:,} bytes; it is another model's, or files are missing or cut"
+        )
     return config
 
 

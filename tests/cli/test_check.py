@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -176,6 +177,17 @@ def test_labels_are_read_before_the_run(
     with pytest.raises((WrongAnswer, KeyError)) as caught:
         PROBES["rewards"](bench, resolved)
     assert said in f"{bench.row['place']}: {type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_model_that_is_cut_is_named(tiny: TinyRun, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny.root / "model", model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", hf_checkpoint=model))
+    assert status == 1
+    (error,) = [f["message"] for f in findings if f["level"] == "error"]
+    assert error.startswith(f"{weights} is cut or damaged")
 
 
 def test_a_run_without_labels_is_not_ready(tiny: TinyRun, tmp_path: Path) -> None:

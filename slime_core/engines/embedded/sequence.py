@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slime_core.engines.embedded.sampling_params import SamplingParams
+from slime_core.text import held_back
 
 if TYPE_CHECKING:
     from slime_core.engines.embedded.constraints import Constraint
@@ -74,17 +75,6 @@ class TextStream:
             return None
         self.stop_at, stop = min(hits)
         return stop
-
-
-def held_back(text: str, stops: Seq[str]) -> int:
-    """How many characters at the end of the text may turn out to be the beginning of a stop string."""
-    held = 0
-    for stop in filter(None, stops):
-        at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-        while at >= 0 and not stop.startswith(text[at:]):
-            at = text.find(stop[0], at + 1)
-        held = max(held, len(text) - at if at >= 0 else 0)
-    return held
 
 
 @dataclass(eq=False)

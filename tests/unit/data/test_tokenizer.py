@@ -119,6 +119,33 @@ def test_a_text_begins_as_the_model_wants_and_does_not_end(
     assert chat == tokenizer.encode("<|user|>7<|end|><|assistant|>", add_special_tokens=False)
 
 
+def test_a_template_that_takes_for_ever_is_ended(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_core.data.tokenizer.TEMPLATE_S", 0.2)
+    tokenizer = load_tokenizer(tokenizer_dir)
+    loop = "{% for i in range(99999) %}"
+    tokenizer.chat_template = f"{loop * 3}{'{% endfor %}' * 3}x"
+    with pytest.raises(DataError, match=r"the chat template took longer than 0\.2 s and was ended"):
+        encode_prompt(tokenizer, "hi", CHAT)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert encode_prompt(tokenizer, "7", CHAT) == [tokenizer.convert_tokens_to_ids("7")]
+
+
+def test_code_of_a_model_directory_is_not_advised(tokenizer_dir: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "code"
+    shutil.copytree(tokenizer_dir, directory)
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(own))
+    (directory / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
+    with pytest.raises(ConfigError, match="needs code from the model directory") as caught:
+        load_tokenizer(directory)
+    assert "trust_remote_code" not in str(caught.value)
+
+
+def test_a_hub_name_is_answered_with_the_command() -> None:
+    with pytest.raises(ConfigError, match=r"does not download: hf download org/Model-1B --local-dir models/Model-1B"):
+        load_tokenizer("org/Model-1B")
+
+
 def test_directories_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such directory; --hf-checkpoint"):
         load_tokenizer(tmp_path / "none")

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from slime_testing_probes.fresh_process import FreshProcess
 
 from slime_core.config.sections.rollout import context_of
 from slime_core.data.dataset import has_row, open_rows
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer, render_messages
-from slime_core.errors import SlimeError
+from slime_core.errors import ConfigError, SlimeError
 from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.resume import first_rollout, named_commit
@@ -294,8 +294,12 @@ def _disk(run: Prepared) -> Iterator[Finding]:
 
 
 def _elements(path: Path) -> int:
-    with safe_open(path, framework="pt") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    """Elements of a file of weights. Raises ConfigError for one that is cut."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path} is cut or damaged ({error}); download it again") from error
 
 
 def _existing(path: Path) -> Path:

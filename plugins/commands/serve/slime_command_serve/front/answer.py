@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from slime_command_serve.front.wanted import Message
-from slime_core.engines.embedded.sequence import held_back
+from slime_core.text import held_back
 from slime_core.tools import ParsedTurn, ToolCall, ToolParser, split_reasoning
 from slime_core.types import GenerationOutput
 
