@@ -51,7 +51,7 @@ class Rows(Protocol):
         """`file:line` or `file, row n`, for messages."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares: size, number of rows, hash of the first and last 64 KiB."""
+        """Return what a resumed run compares: size, number of rows, hash of the first and last 64 KiB."""
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
@@ -205,7 +205,7 @@ class JsonlRows:
         return f"{self.path}:{line}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares."""
+        """Return what a resumed run compares."""
         return _fingerprint(self.path, len(self))
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class StreamedRows(JsonlRows):
         return self._found[index], self._found[index + 1]
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares; the rows are not counted for it."""
+        """Return what a resumed run compares; the rows are not counted for it."""
         return _fingerprint(self.path, None)
 
 
@@ -313,7 +313,7 @@ class ParquetRows:
         return f"{self.path}, row {self._range[index] + 1}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares."""
+        """Return what a resumed run compares."""
         return _fingerprint(self.path, len(self))
 
     def close(self) -> None:

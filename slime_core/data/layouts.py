@@ -52,7 +52,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 
 @dataclass(frozen=True)
 class Layout:
-    """What was recognised; names are those of the row."""
+    """Columns that were recognised, by the names in the row."""
 
     prompt: str
     answer: str | None
@@ -70,7 +70,7 @@ class Layout:
     """Column of the system message."""
 
     def read(self, row: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Prompt and label of a row. Raises DataError for a row without the columns, or whose prompt is none."""
+        """Prompt and label of a row. Raises DataError if the row lacks the columns or a usable prompt."""
         prompt, label = checked_prompt(column(row, self.prompt), self.prompt), None
         choices = _choices(row.get(self.choices)) if self.choices else {}
         lettered = "\n".join(f"{letter}. {text}" for letter, text in zip(ascii_uppercase, choices.values()))
@@ -102,7 +102,7 @@ class Layout:
 
 
 def recognise(row: Mapping[str, Any], label_key: str | None = None, *, demonstrates: bool = False) -> Layout:
-    """The layout of a row in which nobody has named the prompt.
+    """Recognise the columns of a row without `--input-key`.
 
     Args:
         row: The first one of the data.
@@ -213,7 +213,7 @@ def _choices(value: Any) -> dict[str, str]:
 
 
 def _compared(value: Any) -> tuple[Any, str]:
-    """What of an answer can be compared, and how it was found.
+    """Return the part of an answer that can be compared, and how it was found.
 
     Of messages it is the last one's text; of text what follows `####` (GSM8K), is in the last box (MATH), or follows
     `The answer is:` at the end (MetaMathQA); of all else it is the value.
@@ -233,7 +233,7 @@ def _compared(value: Any) -> tuple[Any, str]:
 
 
 def _asked(value: Any) -> str:
-    """What a prompt says: the text, or that of all messages but the assistant's."""
+    """Return the text of a prompt; of messages, the text of all but the assistant's."""
     if not isinstance(value, list):
         return value.strip() if isinstance(value, str) else ""
     return "\n".join(str(m.get("content")) for m in checked_prompt(value, "") if m.get("role") != "assistant")

@@ -100,7 +100,7 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._columns = columns
         self.layout = recognised(rows, columns)
-        """Of the columns, where nobody has named them."""
+        """Recognised columns; None with `--input-key`."""
         path = split_path(str(spec))[0]
         self._source_name = path.stem
         self._images: ImagePrompts | None = None
@@ -206,7 +206,7 @@ def is_conversation(prompt: str | list[dict[str, Any]]) -> bool:
 
 
 def recognised(rows: Rows, columns: Columns) -> Layout | None:
-    """What the columns are, where `--input-key` does not say it. Raises DataError when they cannot be told."""
+    """Recognise the columns if `--input-key` is not given. Raises DataError if they are ambiguous."""
     if columns.input is not None:
         return None
     from slime_core.data.layouts import recognise

@@ -50,7 +50,7 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 
 def without_advice(error: Exception) -> str:
-    """What transformers says, unless it is to run code of the model directory, which slime does not."""
+    """Return the message of transformers, without its advice to run code of the model directory."""
     if "trust_remote_code" in str(error):
         return (
             "it needs code from the model directory (auto_map), and slime runs none; use a model of transformers' own"
@@ -158,18 +158,18 @@ def render_messages(
 
     given = [dict(message) for message in messages]
     try:
-        with _deadline(TEMPLATE_S):
+        with _deadline(_TEMPLATE_S):
             text = tokenizer.apply_chat_template(
                 given, tools=list(tools) if tools else None, tokenize=False, **(template_kwargs or {})
             )
     except _TooSlow:
-        raise DataError(f"the chat template took longer than {TEMPLATE_S:g} s and was ended") from None
+        raise DataError(f"the chat template took longer than {_TEMPLATE_S:g} s and was ended") from None
     except (TemplateError, TypeError, KeyError, ValueError) as error:
         raise DataError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
     return str(text)
 
 
-TEMPLATE_S = 10.0
+_TEMPLATE_S = 10.0
 """Seconds that a chat template, which is a program, may take."""
 
 

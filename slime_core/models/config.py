@@ -25,7 +25,7 @@ class MoEConfig:
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    """Of each expert."""
+    """Width of each expert."""
     normalize_top_k: bool
     """Divide the router probabilities of the chosen experts by their sum."""
     layers: tuple[int, ...]
@@ -121,13 +121,6 @@ class ModelConfig:
                 raise ConfigError(f"config.json: {name} is {getattr(made, name)}; allowed: 1 to {most}")
         return made
 
-    @property
-    def least_parameters(self) -> int:
-        """Parameters that the model has at least: embeddings, queries, outputs of attention, dense feed-forward."""
-        dense = 3 * self.intermediate_size if self.moe is None else 0
-        each = self.hidden_size * (2 * self.num_heads * self.head_dim + dense)
-        return self.vocab_size * self.hidden_size + self.num_layers * each
-
 
 _LARGEST = {
     "vocab_size": 10**8, "hidden_size": 10**6, "intermediate_size": 10**7, "num_layers": 10**4, "num_heads": 10**4,
@@ -137,7 +130,7 @@ _LARGEST = {
 
 
 def read_hf_config(directory: str | Path) -> dict[str, Any]:
-    """The parsed `config.json` of an HF-layout directory. Raises ConfigError when it is none."""
+    """The parsed `config.json` of an HF-layout directory. Raises ConfigError if it cannot be read."""
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{directory}: no HF-layout model here (no config.json)")
@@ -150,6 +143,13 @@ def read_hf_config(directory: str | Path) -> dict[str, Any]:
     return hf
 
 
+def _least_parameters(config: ModelConfig) -> int:
+    """Count embeddings, queries, outputs of attention and dense feed-forward: the model has at least these."""
+    dense = 3 * config.intermediate_size if config.moe is None else 0
+    each = config.hidden_size * (2 * config.num_heads * config.head_dim + dense)
+    return config.vocab_size * config.hidden_size + config.num_layers * each
+
+
 def load_model_config(directory: str | Path) -> ModelConfig:
     """Ask the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
     from slime_core.plugins.resolve import resolve
@@ -159,9 +159,9 @@ def load_model_config(directory: str | Path) -> ModelConfig:
     config = family.obj(hf)
     assert isinstance(config, ModelConfig), f"model family {hf['model_type']} returned {type(config)}"
     stored = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
-    if 0 < stored < config.least_parameters:
+    if 0 < stored < (least := _least_parameters(config)):
         raise ConfigError(
-            f"{directory}: config.json is of a model of {config.least_parameters:,} parameters or more, and the weights"
+            f"{directory}: config.json is of a model of {least:,} parameters or more, and the weights"
             f" (*.safetensors) have {stored:,} bytes; it is another model's, or files are missing or cut"
         )
     return config

@@ -120,7 +120,7 @@ def test_a_text_begins_as_the_model_wants_and_does_not_end(
 
 
 def test_a_template_that_takes_for_ever_is_ended(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_core.data.tokenizer.TEMPLATE_S", 0.2)
+    monkeypatch.setattr("slime_core.data.tokenizer._TEMPLATE_S", 0.2)
     tokenizer = load_tokenizer(tokenizer_dir)
     loop = "{% for i in range(99999) %}"
     tokenizer.chat_template = f"{loop * 3}{'{% endfor %}' * 3}x"

@@ -92,7 +92,7 @@ def _reward_of(sample: Sample) -> str | None:
 
 @dataclass(frozen=True)
 class _Limits:
-    """What rows are held to."""
+    """Limits that rows are checked against."""
 
     vocab_size: int
     positions: int | None

@@ -87,7 +87,7 @@ class FreshProcess:
             pass  # it has died; the events say so
 
     def findings(self) -> Iterator[Finding]:
-        """What became of each component; OK lines for those without trouble are summed up in one."""
+        """Yield what became of each component; OK lines for those without trouble are summed up in one."""
         bad: set[int] = set()
         while True:
             number, event = -1, "start"

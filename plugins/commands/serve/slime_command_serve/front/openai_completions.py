@@ -122,14 +122,14 @@ def _name(entry: Mapping[str, Any]) -> str:
 
 
 class _Offsets:
-    """Where in an answer's text its tokens begin."""
+    """Offsets of tokens in an answer's text."""
 
     def __init__(self) -> None:
         self._at = 0
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def next(self, entry: Mapping[str, Any]) -> int:
-        """Of the next token."""
+        """Return the offset of the next token."""
         at = self._at
         self._at += len(self._characters.decode(bytes(entry["bytes"])))
         return at

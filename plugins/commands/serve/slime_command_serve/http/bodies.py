@@ -34,7 +34,7 @@ _MOST_ENTRIES = 1 << 14
 MOST_IDS = 1 << 19
 """Token ids of a request."""
 NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
-"""What asks for nothing, for `only`."""
+"""Values that ask for nothing, for `only`."""
 
 
 def _strings(value: Any) -> Any:
@@ -58,7 +58,7 @@ class Body(BaseModel):
     most_values: ClassVar[int] = 1 << 17
     """Values of the whole body."""
     most_entries: ClassVar[Mapping[str, int]] = {}
-    """Of fields that may have others than `_MOST_ENTRIES`."""
+    """Limits of fields that have another one than `_MOST_ENTRIES`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -160,7 +160,7 @@ async def _json(body: bytes, most_values: int) -> Any:
 
 
 _MARKS = ((b"{", b"["), (b",",))
-"""What begins a list or an object; what comes between two values."""
+"""Bytes that begin a list or an object; bytes between two values."""
 
 
 @lru_cache(maxsize=1)
@@ -169,12 +169,12 @@ def _lock_of(loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
 
 
 def _counting() -> asyncio.Lock:
-    """One large body at a time, so that several take no more of the interpreter than one."""
+    """Return the lock under which large bodies are counted, one after the other."""
     return _lock_of(asyncio.get_running_loop())
 
 
 def _counted(body: bytes, most_values: int) -> tuple[int, int]:
-    """How many of `_MARKS` there are; outside of texts, where with texts there are too many."""
+    """Count `_MARKS` in the bytes; if those are too many, count the ones outside of strings."""
     containers, others = (sum(map(body.count, marks)) for marks in _MARKS)
     if containers <= _MOST_CONTAINERS and containers + others <= most_values:
         return containers, others

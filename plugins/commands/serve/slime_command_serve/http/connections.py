@@ -1,4 +1,4 @@
-"""Connections that give their place to others: headers have a deadline, and who waits with nothing open may be closed.
+"""Connections of the server: headers have a deadline, and idle connections are closed when places run out.
 
 uvicorn makes a `Connection` of every socket that it accepts (`application.listen`). Its own limit counts connections
 and refuses requests, so a few thousand sockets that never finish their headers, or stay open after one answer, would
@@ -22,7 +22,7 @@ _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0
 
 
 class Connection(H11Protocol):
-    """One client's."""
+    """Connection of one client."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -45,7 +45,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Whatever comes between two requests begins the next one's headers."""
+        """Start the deadline of headers when bytes come between two requests."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._await_headers()

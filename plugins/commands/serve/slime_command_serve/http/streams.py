@@ -1,7 +1,7 @@
 """Answers as they come: server-sent events, several engine calls behind one request, clients that go away.
 
-Whoever goes away, or fails, ends all calls of the request; and what is wrong with a request is raised before the status
-of its stream is sent.
+A client that goes away, or a call that fails, ends all calls of the request. An invalid request raises before the
+status of its stream is sent.
 """
 
 from __future__ import annotations
