@@ -74,9 +74,9 @@ class Body(BaseModel):
                     allowed = " or ".join(repr(other) for other in cls.only[key])
                     raise ValueError(f"{key} is {shown(value)}, which is not offered; allowed: {allowed}")
             elif key in cls.model_fields:
-                if isinstance(value, list | dict) and len(value) > cls.most_entries.get(key, _MOST_ENTRIES):
-                    allowed = cls.most_entries.get(key, _MOST_ENTRIES)
-                    raise ValueError(f"{key} has {len(value)} entries; allowed: {allowed}")
+                most = cls.most_entries.get(key, _MOST_ENTRIES)
+                if isinstance(value, list | dict) and len(value) > most:
+                    raise ValueError(f"{key} has {len(value)} entries; allowed: {most}")
                 kept[key] = value
             else:
                 raise ValueError(unknown(key, cls.model_fields))
