@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from slime_core.data.dataset import exact_json
 from slime_core.errors import DataError, RecordError, RolloutError
 from slime_core.protocols import Args, RolloutTraits
 from slime_core.routed_experts import json_default
@@ -105,8 +107,8 @@ def _json_rows(path: Path, lines: Iterable[bytes]) -> list[Any]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(orjson.loads(line))
-        except orjson.JSONDecodeError as error:
+            rows.append(exact_json(line))
+        except ValueError as error:
             raise DataError(f"{path}:{number}: no sample as JSON in {len(line)} bytes: {error}") from error
     return rows
 
@@ -216,4 +218,6 @@ def to_json(value: Any, what: str) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY, default=json_default)
     except TypeError as error:
+        with suppress(TypeError, ValueError):  # orjson writes integers of up to 64 bits
+            return json.dumps(value, default=json_default, allow_nan=False).encode()
         raise RolloutError(f"{what} cannot be saved: {error}; keep JSON values in sample.metadata") from error

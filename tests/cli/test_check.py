@@ -6,15 +6,17 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slime_command_check import check
 from slime_testing_probes import fresh_process
-from slime_testing_probes.probes import PROBES, Bench
+from slime_testing_probes.probes import PROBES, Bench, WrongAnswer
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError
@@ -141,11 +143,61 @@ def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, t
 
     models.write_text("sglang: [{name: judge, model_path: /models/judge, server_groups: [{num_gpus: 1}]}]")
     args = Args(group_rm=False, rollout_engine="sglang", sglang_config=str(models), judge="judge")
-    bench = Bench(args, "1+1=", "2", {})
+    bench = Bench(args)
     PROBES["rewards"](bench, resolve("rewards", str(reward)))
     args.judge = "jugde"
     with pytest.raises(ConfigError, match="no model 'jugde' is served; there are: 'judge'"):
         PROBES["rewards"](bench, resolve("rewards", str(reward)))
+
+
+LABELS: list[tuple[str, list[Any], dict[str, Any], str | None]] = [
+    ("exact", ["2", None], {}, None),
+    ("exact", [None, None], {}, "pays 0.0 for every answer, since it compares with the label, and none of the 2 rows"),
+    *((name, [None, None], {}, "none of the 2 rows read has one") for name in ("f1", "dapo", "gpqa", "boxed_exact")),
+    ("gpqa", [None, None], {"correct_letter": "B"}, None),
+    ("random", [None, None], {}, None),
+    ("own.py", [{"n": 1}, {"m": 2}], {}, "row 2: KeyError: 'n'"),
+    ("own.py", [{"n": 1}, {"n": 2}], {}, None),
+]
+
+
+@pytest.mark.parametrize(("spec", "labels", "metadata", "said"), LABELS)
+def test_labels_are_read_before_the_run(
+    spec: str, labels: list[Any], metadata: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("def reward(args, sample):\n    return float(sample.label['n'])\n")
+    spec = str(tmp_path / spec) if spec.endswith(".py") else spec
+    rows = [{"place": f"row {n}", "spec": spec, "prompt": "1+1=", "label": label, "metadata": metadata}
+            for n, label in enumerate(labels, start=1)]  # fmt: skip
+    bench = Bench(Args(group_rm=False), rows)
+    resolved = resolve("rewards", spec)
+    if said is None:
+        PROBES["rewards"](bench, resolved)
+        return
+    with pytest.raises((WrongAnswer, KeyError)) as caught:
+        PROBES["rewards"](bench, resolved)
+    assert said in f"{bench.row['place']}: {type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_model_that_is_cut_is_named(tiny: TinyRun, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny.root / "model", model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", hf_checkpoint=model))
+    assert status == 1
+    (error,) = [f["message"] for f in findings if f["level"] == "error"]
+    assert error.startswith(f"{weights} is cut or damaged")
+
+
+def test_a_run_without_labels_is_not_ready(tiny: TinyRun, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"prompt": "1+1=", "data_source": "x"}) + "\n")
+    flags = {"input_key": None, "label_key": None, "custom_rm_path": None, "rm_type": "dapo", "prompt_data": data}
+    status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", eval_prompt_data=None, eval_interval=None, **flags))
+    assert status == 1
+    (error,) = [f["message"] for f in findings if f["level"] == "error"]
+    assert "none of the 1 rows read has one; name the column: --label-key NAME" in error
 
 
 @pytest.mark.slow

@@ -13,11 +13,13 @@ import asyncio
 import base64
 import contextlib
 import copy
+import functools
 import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import EngineError, SlimeError
@@ -33,12 +35,29 @@ class WrongAnswer(Exception):
     """The component answered something it may not."""
 
 
-class Bench:
-    """Small samples to call components with."""
+_MADE_UP = {"place": "", "spec": None, "prompt": "1+1=", "label": "2", "metadata": {}}
+"""The row of a bench without data."""
+_ROWS_S = 1.0
+"""Seconds in which rows after the first are scored."""
 
-    def __init__(self, args: Args, prompt: Any, label: Any, metadata: dict[str, Any]) -> None:
-        self.args = args
-        self._prompt, self._label, self._metadata = prompt, label, metadata
+
+class Bench:
+    """Small samples to call components with, of the first row of `rows`."""
+
+    def __init__(
+        self, args: Args, rows: Sequence[Mapping[str, Any]] = (), called: Callable[[], None] = lambda: None
+    ) -> None:
+        """`called` is to be called before each call after the first, whose deadline begins then."""
+        self.args, self.rows, self.called = args, rows, called
+        self.row = rows[0] if rows else _MADE_UP
+
+    @property
+    def _label(self) -> Any:
+        return self.row["label"]
+
+    @property
+    def _prompt(self) -> Any:
+        return self.row["prompt"]
 
     def prompt(self) -> Sample:
         """A sample before generation, one token per character."""
@@ -46,14 +65,18 @@ class Bench:
 
         text = self._prompt if isinstance(self._prompt, str) else json.dumps(self._prompt)
         sample = Sample(prompt=copy.deepcopy(self._prompt), label=self._label, tokens=CharTokenizer().encode(text))
-        sample.metadata = copy.deepcopy(self._metadata)
+        sample.metadata = copy.deepcopy(self.row["metadata"])
         sample.group_index = sample.index = 0
         sample.session_id = "preflight"
         return sample
 
     def answered(self) -> Sample:
         """The sample with its label for an answer."""
-        sample, text = self.prompt(), str(self._label) if self._label not in (None, "") else "42"
+        return self.answering(str(self._label) if self._label not in (None, "") else "42")
+
+    def answering(self, text: str) -> Sample:
+        """The sample with an answer."""
+        sample = self.prompt()
         tokens = [ord(c) for c in text]
         sample.append_response_tokens(None, tokens, [-0.5] * len(tokens), text=text)
         sample.status = SampleStatus.COMPLETED
@@ -77,9 +100,55 @@ def _reward(bench: Bench, resolved: Resolved) -> None:
     if inspect.isclass(resolved.obj) and asks_by_name(resolved.obj):
         return  # a model, which is built once, where it scores
     caller = RewardCaller(resolved, bench.args, inline=True, group=bool(bench.args.group_rm))
-    samples = bench.group(scored=False) if caller.scores_groups else [bench.answered()]
+    # A term of a sum has the rows of the sum, which its origin names.
+    own = [r for r in bench.rows if r["spec"] == resolved.spec or resolved.origin.endswith(f" {r['spec']!r}")]
+    bench.row = own[0] if own else bench.row
+
+    def score(*samples: Sample) -> list[Any]:
+        return asyncio.run(caller.score(samples))
+
     with contextlib.suppress(EngineError):  # it asks a model of an engine that does not run yet
-        asyncio.run(caller.score(samples))
+        if caller.scores_groups:
+            score(*bench.group(scored=False))
+            return
+        score(bench.answered())
+        until = time.monotonic() + _ROWS_S
+        for bench.row in own[1:]:
+            if time.monotonic() > until:
+                break
+            bench.called()
+            score(bench.answered())
+        if own and all(row["label"] is None for row in own):
+            bench.called()
+            _check_unlabelled(bench, score)
+
+
+_ANSWERS = ("", "42", r"\boxed{42}", "Answer: 42", "The answer is (B).", "```python\nprint(42)\n```")
+"""In the forms that rewards read."""
+
+
+def _check_unlabelled(bench: Bench, score: Callable[..., list[Any]]) -> None:
+    """Raise WrongAnswer for a reward that pays every answer alike, but with a label would not."""
+
+    def paid(label: Any) -> list[Any]:
+        samples = [bench.answering(text) for text in _ANSWERS]
+        for sample in samples:
+            sample.label = label
+        return score(*samples)
+
+    without = paid(None)
+    if any(reward != without[0] for reward in without):
+        return
+    for label in ("42", "B"):
+        try:
+            depends = paid(label) != without
+        except ValueError:  # it reads labels, and not these
+            depends = True
+        if depends:
+            raise WrongAnswer(
+                f"pays {without[0]} for every answer, since it compares with the label, and none of the"
+                f" {len(bench.rows)} rows read has one; name the column: --label-key NAME"
+            )
 
 
 def _generator(bench: Bench, resolved: Resolved) -> None:
@@ -234,12 +303,12 @@ def main(descriptor: int) -> None:
                 loaded.append((number, item["kind"], resolve(item["kind"], item["spec"], origin=item["origin"])))
             except SlimeError as error:
                 tell(event="broken", number=number, message=str(error))
-        bench = Bench(args, order["prompt"], order["label"], order["metadata"])
         for number, kind, resolved in loaded:
             probe = PROBES.get(kind)
             if probe is None or number in order["skip"]:
                 continue
-            tell(event="call", number=number)
+            bench = Bench(args, order["rows"], functools.partial(tell, event="call", number=number))
+            bench.called()
             try:
                 probe(bench, resolved)
             except PluginNotFiniteError as error:
@@ -247,8 +316,9 @@ def main(descriptor: int) -> None:
             except (WrongAnswer, SlimeError) as error:
                 tell(event="wrong", number=number, message=str(error))
             except Exception as error:
-                event = "failed" if order["real"] and not _may_work(error) else "raised"
-                tell(event=event, number=number, message=f"{type(error).__name__}: {error}")
+                event = "failed" if order["rows"] and not _may_work(error) else "raised"
+                place = f"{bench.row['place']}: " if bench.row["place"] else ""
+                tell(event=event, number=number, message=f"{place}{type(error).__name__}: {error}")
         tell(event="done")
         out.flush()
         os._exit(0)  # without exit handlers and threads of user code, which may hang
