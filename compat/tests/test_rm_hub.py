@@ -223,13 +223,13 @@ def test_calling_and_counting_filters() -> None:
 
 
 async def test_the_teachers_answer_becomes_log_probs(make_args: MakeArgs, engine: Any) -> None:
-    args = make_args(rm_url=f"{engine.url}/teacher")
+    args = make_args(rm_url=f"{engine.url}/teacher", rollout_temperature=0.7)
     sample = done(tokens=[1, 2, 3], response_length=2)
     answer = await reward_func(args, sample)
     (asked,) = engine.bodies("/teacher")
     assert answer == {"echo": asked}
     assert asked["input_ids"] == [1, 2, 3]
-    assert asked["sampling_params"]["max_new_tokens"] == 0
+    assert (asked["sampling_params"]["max_new_tokens"], asked["sampling_params"]["temperature"]) == (0, 0.7)
     assert asked["return_logprob"] is True
     entries = [[None, 1, None], [-0.5, 2, None], [-0.75, 3, None]]
     sample.reward = {"meta_info": {"input_token_logprobs": entries}}
