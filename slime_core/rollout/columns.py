@@ -14,6 +14,7 @@ from typing import Any
 from slime_core.errors import RolloutError
 from slime_core.multimodal import IMAGES, TrainInputs
 from slime_core.routed_experts import RoutedExperts
+from slime_core.sampled_among import as_list
 from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
 
 REQUIRED = ("tokens", "response_lengths", "rewards", "loss_masks")
@@ -99,7 +100,10 @@ def sampling_mask_columns(
         ids, offsets = [], [0] * (len(mask) + 1)
         if any(mask):
             sample = samples[row] if len(samples) == len(loss_masks) else Sample()
-            ids, offsets = sample.rollout_top_p_token_ids or [], sample.rollout_top_p_token_offsets or []
+            ids, offsets = (
+                as_list(sample.rollout_top_p_token_ids) or [],
+                as_list(sample.rollout_top_p_token_offsets) or [],
+            )
             if len(offsets) != len(mask) + 1:
                 raise RolloutError(
                     f"--use-sampling-mask: sample {sample.index} does not say what its tokens were sampled among;"
