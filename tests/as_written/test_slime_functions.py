@@ -73,6 +73,7 @@ async def generate(args, sample: Sample, sampling_params):
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
     body = {"input_ids": sample.tokens, "sampling_params": sampling_params, "return_logprob": True}
     meta = (await post(url, body))["meta_info"]
+    assert args.sglang_server_concurrency * args.rollout_num_gpus == args.sglang_server_concurrency
     log_probs, tokens = zip(*[entry[:2] for entry in meta["output_token_logprobs"]])
     sample.append_response_tokens(args, tokens=tokens, log_probs=log_probs, trainable=True, meta_info=meta)
     sample.reward = {"score": float(sample.index % 2), "acc": True}

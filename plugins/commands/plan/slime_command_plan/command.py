@@ -69,8 +69,6 @@ def run(argv: list[str]) -> int:
 
 
 def _plan(rest: list[str], num_gpus: int | None, num_cpus: float | None) -> Any:
-    if not rest[0].startswith("-"):
-        rest = ["--config", *rest]
     from slime_command_plan.run_plan import plan_run
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.presets import load_settings
