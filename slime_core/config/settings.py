@@ -47,8 +47,8 @@ class Settings:
     """False: configuration files that are not on this machine are left out."""
 
     def is_given(self, name: str) -> bool:
-        """Whether a file, the environment or a flag set it."""
-        return self.origins[name].kind in ("file", "env", "flag")
+        """Whether a file, the environment, a flag or an argument of Python set it."""
+        return self.origins[name].kind in ("file", "env", "flag", "argument")
 
     def is_absent(self, name: str) -> bool:
         """Whether the configuration file that a setting names is one to leave out; warns of it."""

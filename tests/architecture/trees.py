@@ -16,6 +16,8 @@ KINDS = ("agents", "commands", "engines", "launchers", "sandboxes", "testing", "
 LOCKSTEP = sorted(
     package
     for place in (
+        "embedded",
+        "python",
         *(f"{kind}/*" for kind in KINDS),
         "environments/session",
         "hooks/trackers",
