@@ -28,7 +28,7 @@ from slime_core.call_counters import SpecInfo as SpecInfo
 from slime_core.multimodal import image_ref, image_url, images_of
 from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
 from slime_core.routed_experts import routed_experts_after_call
-from slime_core.sampled_among import as_list, kept_after_call
+from slime_core.sampled_among import kept_after_call
 from slime_core.secrets import hidden
 from slime_core.stored_sample import Attributes, field_values, plain_values
 
@@ -226,7 +226,7 @@ class Sample(Attributes):
         new_log_probs, versions = self._checked_extension(list(tokens), log_probs, trainable, meta_info)
         total = len(self.tokens) + len(tokens)
         routed = routed_experts_after_call(self.rollout_routed_experts, meta_info if trainable else {}, total, args)
-        kept = as_list(self.rollout_top_p_token_ids), as_list(self.rollout_top_p_token_offsets)
+        kept = _listed(self.rollout_top_p_token_ids), _listed(self.rollout_top_p_token_offsets)
         if trainable and tokens:
             mask = self.loss_mask or [1] * self.response_length
             kept = kept_after_call(kept, mask, tokens, meta_info.get("output_token_sampling_mask"))
@@ -355,7 +355,7 @@ class Sample(Attributes):
         versions = self.token_weight_versions
         if versions and len(versions) != length:
             raise ValueError(f"{self._name()}: token_weight_versions has {len(versions)} entries for {length} tokens")
-        ids, offsets = as_list(self.rollout_top_p_token_ids) or (), self.rollout_top_p_token_offsets
+        ids, offsets = _listed(self.rollout_top_p_token_ids) or (), self.rollout_top_p_token_offsets
         if offsets is not None and (len(offsets) != length + 1 or offsets[-1] != len(ids)):
             raise ValueError(
                 f"{self._name()}: rollout_top_p_token_offsets needs {length + 1} entries, up to the number of"
@@ -418,6 +418,12 @@ class Sample(Attributes):
         for key, value in data.items():
             setattr(sample, key, value)
         return sample
+
+
+def _listed(column: Any) -> list[int] | None:
+    """Return the column as a list; THUDM/slime's code also has tensors."""
+    found: list[int] | None = column.tolist() if hasattr(column, "tolist") else column
+    return found
 
 
 Group: TypeAlias = list[Sample]

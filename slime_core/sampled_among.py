@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 _Kept: TypeAlias = tuple[list[int] | None, list[int] | None]
 """Ids, token after token, and [tokens + 1] where each token's begin; (None, None) where they are not known."""
-
-
-def as_list(column: Any) -> list[int] | None:
-    """The column as a list; THUDM/slime's code also has tensors."""
-    return column.tolist() if hasattr(column, "tolist") else column
 
 
 def kept_after_call(

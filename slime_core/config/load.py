@@ -58,7 +58,8 @@ def load_settings(
         SystemExit: `--help`, or the like for another program's flags, was among the flags and has been printed.
     """
     env = os.environ if env is None else env
-    if argv and (Path(argv[0]).suffix in (".yaml", ".yml") or Path(argv[0]).is_file()):
+    first = Path(argv[0] if argv and not argv[0].startswith("-") else "")
+    if first.suffix in (".yaml", ".yml") or first.is_file():
         argv = ["--config", *argv]
     unusable: list[str] = []
     if foreign is None:

@@ -14,7 +14,6 @@ from typing import Any
 from slime_core.errors import RolloutError
 from slime_core.multimodal import IMAGES, TrainInputs
 from slime_core.routed_experts import RoutedExperts
-from slime_core.sampled_among import as_list
 from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
 
 REQUIRED = ("tokens", "response_lengths", "rewards", "loss_masks")
@@ -100,16 +99,14 @@ def sampling_mask_columns(
         ids, offsets = [], [0] * (len(mask) + 1)
         if any(mask):
             sample = samples[row] if len(samples) == len(loss_masks) else Sample()
-            ids, offsets = (
-                as_list(sample.rollout_top_p_token_ids) or [],
-                as_list(sample.rollout_top_p_token_offsets) or [],
-            )
+            told = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+            ids, offsets = ([] if column is None else list(map(int, column)) for column in told)
             if len(offsets) != len(mask) + 1:
                 raise RolloutError(
                     f"--use-sampling-mask: sample {sample.index} does not say what its tokens were sampled among;"
                     " generate functions append_response_tokens(meta_info=...); SGLang has it for a finite top_k only"
                 )
-        columns.append((list(ids), list(offsets)))
+        columns.append((ids, offsets))
     return [ids for ids, _ in columns], [offsets for _, offsets in columns]
 
 
