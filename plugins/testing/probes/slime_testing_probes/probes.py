@@ -100,7 +100,7 @@ def _reward(bench: Bench, resolved: Resolved) -> None:
     with contextlib.suppress(EngineError):  # it asks a model of an engine that does not run yet
         rewards = asyncio.run(caller.score(samples))
         for sample, reward in zip(samples, rewards):
-            sample.reward = reward
+            sample.reward = dict(reward) if isinstance(reward, Mapping) else reward
         if resolved.spec == bench.reward_spec:
             bench.scored = samples
 
