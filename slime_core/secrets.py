@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -86,8 +87,15 @@ def hidden_bytes(content: bytes) -> bytes:
     return content
 
 
+_ERASED = "\r\x1b[K"
+
+
 class Masked:
     """A stream of text, without secrets."""
+
+    written = 0.0
+    """When text was last written to any of them (`time.monotonic`)."""
+    _status: Any = None
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -96,9 +104,20 @@ class Masked:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """How many characters were written."""
+        """How many characters were written. Replaces a status line."""
+        if Masked._status is not None:
+            status, Masked._status = Masked._status, None
+            status.write(_ERASED)
+            status.flush()
+        Masked.written = time.monotonic()
         self._stream.write(hidden(text))
         return len(text)
+
+    def show_status(self, text: str) -> None:
+        """Write a line that the next text, to whichever stream, replaces."""
+        Masked._status = self._stream
+        self._stream.write(_ERASED + hidden(text))
+        self._stream.flush()
 
     def writelines(self, lines: Iterable[str]) -> None:
         """As one text."""

@@ -95,6 +95,8 @@ def _main(words: list[str]) -> int:
 def _guarded(argv: list[str], termination: Termination | None) -> int:
     """The command, with every expected way out turned into an exit status."""
     command, status = None, 0
+    if argv[:1] == ["help"] and len(argv) > 1:
+        argv = [*argv[1:], "--help"]
     learn_flags(argv)
     try:
         if not argv or argv[0] in _HELP:
@@ -139,7 +141,10 @@ def _run(command: Command, argv: list[str]) -> int:
 
     parser = Parser(prog="slime", allow_abbrev=False)
     command.add_parser(parser.add_subparsers(dest="command", required=True))
-    return int(command.run(parser.parse_args(argv)))
+    namespace, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise ConfigError(f"slime {argv[0]}: unrecognized arguments: {' '.join(unknown)}")
+    return int(command.run(namespace))
 
 
 def overview(argv: Sequence[str] = ()) -> str:

@@ -142,7 +142,7 @@ class PromptReader:
             metadata=metadata,
             generate_function_path=metadata.get("generate_function_path"),
             custom_rm_path=metadata.get("custom_rm_path"),
-            apply_chat_template_kwargs=dict(columns.template_kwargs) or None,
+            apply_chat_template_kwargs=dict(columns.template_kwargs),
         )
         if self._images is not None:
             self._take_images(self._images, sample, row)

@@ -92,7 +92,7 @@ class RewardCaller:
                 others nor the process's end.
             spec: What `reward` was resolved from, for workers to resolve again.
             inline: Call plain functions on the event loop's thread, without deadline (this is a worker's own side).
-            group: Call a function with the list of samples whatever its parameter is called (`--group-rm`).
+            group: Call a function with the list of samples, unless its parameter is called `sample` (`--group-rm`).
 
         Raises:
             PluginError: The component declares an `execution` there is not, or cannot be built.
@@ -116,13 +116,19 @@ class RewardCaller:
         if self._build is not None:
             function = unbound(obj, "compute_reward" if self._scores_texts else "__call__")
         self._function = function
+        if group and _takes_one_sample(function):
+            group = False
+            if not inline:
+                logger.warning(
+                    "%s scores one 'sample' at a time, so --group-rm has no effect on it; a function of 'samples' gets"
+                    " the list of the group",
+                    self.label,
+                )
         self.batched: bool = group or self._scores_texts or _scores_lists(function)
         """True: one call scores a list. False: the rollout may score every sample as soon as it is generated."""
         self.scores_groups: bool = group or traits_of(obj, RewardTraits, self.label).scores_groups
         """True: the list must be the whole group, since scores depend on each other."""
         self._keywords = declared(function, ("evaluation",))
-        if group and not inline and not self._scores_texts and _takes_one_sample(function):
-            logger.warning("%s: --group-rm passes a list of samples as 'sample'", self.label)
         self._timeout: float | None = None if inline else args.rm_timeout
         self._slots = Slots(args.rm_concurrency)
         # What code registered has no address a fresh interpreter could find it at.

@@ -282,6 +282,8 @@ class SampleRunner:
             problem = problem or admission.problem(sibling, self._image_token)
             if sibling.status == SampleStatus.PENDING:
                 problem = problem or "returned a sample whose status is still PENDING"
+            if sibling.status == SampleStatus.ABORTED and sibling.remove_sample:  # the engine's own abort removes none
+                problem = problem or "gave up: it returned the sample ABORTED, with remove_sample"
             problem = problem or reward_problem(sibling.reward)
             if problem:
                 sibling.fail(where, problem)

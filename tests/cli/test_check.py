@@ -237,6 +237,37 @@ def test_hooks_that_answer_nonsense(tiny: TinyRun, tmp_path: Path) -> None:
         assert "returned" in message
 
 
+MAPPING = (
+    "def reward_func(args, sample, **kwargs):\n    return {'score': float(len(sample.response) % 3), 'acc': True}\n"
+)
+READS_IT = "def post(args, samples, **kwargs):\n    raw = [s.reward['score'] for s in samples]\n    return raw, raw\n"
+SERVICE = "async def reward_func(args, sample, **kwargs):\n    raise ConnectionError('no teacher yet')\n"
+
+
+@pytest.mark.parametrize(
+    ("reward", "flags", "known"),
+    [
+        (MAPPING, {}, True),
+        pytest.param(MAPPING, {"reward_key": "acc"}, True, marks=pytest.mark.slow),
+        pytest.param(SERVICE, {}, False, marks=pytest.mark.slow),
+    ],
+)
+def test_functions_that_read_rewards_get_what_the_run_s_reward_returns(
+    reward: str, flags: dict[str, Any], known: bool, tmp_path: Path, tiny: TinyRun
+) -> None:
+    (tmp_path / "rm.py").write_text(reward)
+    (tmp_path / "post.py").write_text(READS_IT)
+    argv = tiny.argv(
+        tmp_path / "run", rm_type=None, custom_rm_path=f"{tmp_path / 'rm.py'}:reward_func", **flags,
+        custom_reward_post_process_path=f"{tmp_path / 'post.py'}:post",
+    )  # fmt: skip
+    status, findings = _check(*argv)
+    assert status == 0
+    told = [finding for finding in findings if finding["subject"] == "components" and finding["level"] != "ok"]
+    assert [finding["level"] for finding in told] == ([] if known else ["warning"]), told
+    assert all("post" not in finding["message"] for finding in told)
+
+
 @pytest.mark.slow
 def test_data(tiny: TinyRun, tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"

@@ -90,6 +90,9 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         """Raises RunError where no run has written."""
         self.path = Path(path)
+        if not self.path.is_dir():
+            what = "is a file, not a run directory" if self.path.exists() else "no such directory"
+            raise RunError(f"{self.path}: {what}; name a run directory, such as outputs/train")
         if not is_run(self.path):
             raise RunError(f"{self.path}: no run has written there; name a --run-dir, such as outputs/train")
 

@@ -4,7 +4,8 @@
 Nothing that a component does here (crash, hang, print) reaches the run. A component that raises on a row of the data is
 an error, as one that answers the wrong type is. A warning it is where there is no row, so that the sample is made up,
 or where a run may answer better: a service that is not there, a stand-in that lacks what is asked of it, a score that
-is NaN.
+is NaN. Functions that read rewards get what the run's own reward returned; where it could not be called, the rewards
+are made up and what such a function raises is not reported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_core.errors import EngineError, SlimeError
+from slime_core.errors import EngineError, PluginError, RolloutError, SlimeError
 from slime_core.plugins.adapters import PluginNotFiniteError
 from slime_core.plugins.messages import unpack_args
 from slime_core.plugins.registry import Resolved
@@ -50,6 +51,8 @@ class Bench:
         """`called` is to be called before each call after the first, whose deadline begins then."""
         self.args, self.rows, self.called = args, rows, called
         self.row = rows[0] if rows else _MADE_UP
+        self.scored: Group = []
+        """Samples with the reward that the run gives them; empty while it is unknown."""
 
     @property
     def _label(self) -> Any:
@@ -58,6 +61,13 @@ class Bench:
     @property
     def _prompt(self) -> Any:
         return self.row["prompt"]
+
+    @property
+    def reward_spec(self) -> str | None:
+        """The reward that scores this row in the run."""
+        metadata = self.row["metadata"]
+        own = metadata.get("custom_rm_path") or metadata.get("rm_type")
+        return own or self.args.custom_rm_path or self.args.rm_type
 
     def prompt(self) -> Sample:
         """A sample before generation, one token per character."""
@@ -82,14 +92,21 @@ class Bench:
         sample.status = SampleStatus.COMPLETED
         return sample
 
-    def group(self, *, scored: bool = True) -> Group:
-        """As many answers to one prompt as a run has, at most four, with rewards 0 and 1 in turn."""
-        size = min(self.args.n_samples_per_prompt, 4)
-        samples = [self.answered() for _ in range(size)]
+    def group(self) -> Group:
+        """As many answers to one prompt as a run has, at most four. Rewards that are numbers are 0 and 1 in turn.
+
+        A mapping keeps the entries that the run's reward returned.
+        """
+        size, key = min(self.args.n_samples_per_prompt, 4), self.args.reward_key
+        known = self.scored or [self.answered()]
+        samples = [copy.deepcopy(known[i % len(known)]) for i in range(size)]
         for i, sample in enumerate(samples):
-            key = self.args.reward_key
-            value = float(i % 2)
-            sample.index, sample.reward = i, ({key: value} if key else value) if scored else None
+            sample.index = i
+            if key:
+                told = sample.reward if isinstance(sample.reward, Mapping) else {}
+                sample.reward = {**told, key: float(i % 2)}
+            elif not isinstance(sample.reward, Mapping):
+                sample.reward = float(i % 2)
         return samples
 
 
@@ -107,11 +124,17 @@ def _reward(bench: Bench, resolved: Resolved) -> None:
     def score(*samples: Sample) -> list[Any]:
         return asyncio.run(caller.score(samples))
 
+    size = min(bench.args.n_samples_per_prompt, 4) if caller.scores_groups else 1
+    samples = [bench.answered() for _ in range(size)]
+    for i, sample in enumerate(samples):
+        sample.index = i
     with contextlib.suppress(EngineError):  # it asks a model of an engine that does not run yet
+        for sample, reward in zip(samples, score(*samples)):
+            sample.reward = dict(reward) if isinstance(reward, Mapping) else reward
+        if resolved.spec == bench.reward_spec:
+            bench.scored = samples
         if caller.scores_groups:
-            score(*bench.group(scored=False))
             return
-        score(bench.answered())
         until = time.monotonic() + _ROWS_S
         for bench.row in own[1:]:
             if time.monotonic() > until:
@@ -170,6 +193,9 @@ def _generator(bench: Bench, resolved: Resolved) -> None:
             raise WrongAnswer(f"returned a sample out of order: {error}") from error
         if sample.status == SampleStatus.PENDING:
             raise WrongAnswer("returned a sample whose status is still PENDING")
+    samples = result if isinstance(result, list) else [result]
+    if all(sample.reward is not None for sample in samples):  # then no reward function is called
+        bench.scored = samples
 
 
 def _filter(bench: Bench, resolved: Resolved) -> None:
@@ -180,16 +206,26 @@ def _filter(bench: Bench, resolved: Resolved) -> None:
 
 
 def _buffer(bench: Bench, resolved: Resolved) -> None:
-    from slime_core.plugins.signatures import construct
+    """Add, observe and take two groups through the wrapper that the run has around every form of buffer."""
+    from slime_core.data.buffer import SampleBuffer, resolve_buffer
 
+    buffer = SampleBuffer(bench.args, bench.args.n_samples_per_prompt, resolve_buffer(bench.args))
     waiting = [bench.group(), bench.group()]
-    if inspect.isclass(resolved.obj):
-        buffer = construct(resolved.obj, bench.args)
+    for i, group in enumerate(waiting):
+        for sample in group:
+            sample.group_index = i
+    try:
+        buffer.take(1)
+        buffer.observe(waiting, True)
+        buffer.take(1)
         buffer.add(waiting)
-        answer = buffer.take(1)
-    else:
-        answer = resolved.obj(bench.args, None, waiting, 1)
-    _expect(isinstance(answer, list) and len(answer) <= 1, answer, "a list of at most as many groups as asked for")
+        buffer.take(1)
+    except RolloutError as error:
+        raise WrongAnswer(str(error)) from error
+    except PluginError as error:
+        if isinstance(error.__cause__, Exception) and _may_work(error.__cause__):
+            raise error.__cause__ from None
+        raise
 
 
 def _post_process(bench: Bench, resolved: Resolved) -> None:
@@ -275,6 +311,12 @@ PROBES: Mapping[str, Callable[[Bench, Resolved], None]] = {
 what exists in a run alone."""
 ON_ROWS = PROBES.keys() - {"estimators", "advantages"}
 """Kinds that are called with a row of the data; estimators get made-up numbers."""
+_READ_REWARDS = (
+    "filters", "buffers", "reward_post_processes", "sample_converters", "slime_filter_samples",
+)  # fmt: skip
+"""Kinds that get scored samples."""
+_GIVE_REWARDS = ("rewards", "generators")
+"""Kinds that are called first."""
 
 
 def _may_work(error: Exception) -> bool:
@@ -303,19 +345,27 @@ def main(descriptor: int) -> None:
                 loaded.append((number, item["kind"], resolve(item["kind"], item["spec"], origin=item["origin"])))
             except SlimeError as error:
                 tell(event="broken", number=number, message=str(error))
-        for number, kind, resolved in loaded:
+        scored: Group = []
+        for number, kind, resolved in sorted(loaded, key=lambda item: item[1] not in _GIVE_REWARDS):
             probe = PROBES.get(kind)
             if probe is None or number in order["skip"]:
                 continue
             bench = Bench(args, order["rows"], functools.partial(tell, event="call", number=number))
+            bench.scored = scored
             bench.called()
             try:
                 probe(bench, resolved)
+                scored = bench.scored
             except PluginNotFiniteError as error:
                 tell(event="raised", number=number, message=str(error))
-            except (WrongAnswer, SlimeError) as error:
+            except WrongAnswer as error:
                 tell(event="wrong", number=number, message=str(error))
             except Exception as error:
+                if kind in _READ_REWARDS and not scored:
+                    continue
+                if isinstance(error, SlimeError):
+                    tell(event="wrong", number=number, message=str(error))
+                    continue
                 event = "failed" if order["rows"] and not _may_work(error) else "raised"
                 place = f"{bench.row['place']}: " if bench.row["place"] else ""
                 tell(event=event, number=number, message=f"{place}{type(error).__name__}: {error}")
