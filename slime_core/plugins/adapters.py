@@ -16,12 +16,20 @@ import math
 import os
 import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import awaited, contained
-from slime_core.plugins.execution import LOAD_DEADLINE, Component, Slots, deadline, execution_of
+from slime_core.plugins.execution import (
+    LOAD_DEADLINE,
+    Component,
+    DeadlineExceeded,
+    Slots,
+    deadline,
+    execution_of,
+    overrun,
+)
 from slime_core.plugins.options import option_name
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.signatures import (
@@ -37,7 +45,7 @@ from slime_core.plugins.signatures import (
 from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.types import Sample
-from slime_core.waits import placed, waiting
+from slime_core.waits import Overdue, by_deadline, placed, waiting
 
 if TYPE_CHECKING:
     from slime_core.plugins.workers.pool import WorkerPool
@@ -197,18 +205,26 @@ class RewardCaller:
                 placed()()
                 value = await _THREADS.call(call)
         else:
-            async with self._slots(), deadline(self._timeout, "--rm-timeout"):
+            async with self._slots():
                 placed()()
                 value = call()
-                return await awaited(self.label, value) if inspect.isawaitable(value) else value
+                return await self._bounded(value) if inspect.isawaitable(value) else value
         if not inspect.isawaitable(value):
             return value
         if self.execution == "here":
             await asyncio.sleep(0)  # whoever drives it has no loop so far
             return await awaited(self.label, value)
-        async with self._slots(), deadline(self._timeout, "--rm-timeout"):
+        async with self._slots():
             placed()()
-            return await awaited(self.label, value)
+            return await self._bounded(value)
+
+    async def _bounded(self, value: Awaitable[Any]) -> Any:
+        try:
+            return await by_deadline(awaited(self.label, value), self._timeout)
+        except Overdue as overdue:
+            error = DeadlineExceeded(overrun(self._timeout, "--rm-timeout"))
+            error.left_behind = overdue.left_behind
+            raise error from None
 
     def _seed(self, samples: Sequence[Sample]) -> int:
         """Of the random generators of a worker for one call, so that a reward that tosses coins repeats itself."""

@@ -27,6 +27,7 @@ from slime_core.protocols import Args, RolloutEngine
 from slime_core.rollout import stage_state
 from slime_core.rollout.batch import make_batch, refuse_bad
 from slime_core.rollout.contracts import eval_output, train_output
+from slime_core.rollout.deadlines import StageRunner
 from slime_core.rollout.engine_weights import deliver
 from slime_core.rollout.evaluations import TIMEOUT, Interruptible, cancel_all, evaluated
 from slime_core.rollout.gate import GatedEngine
@@ -64,7 +65,7 @@ class RolloutStage:
         self.args = args
         self.parts = parts
         self.weight_version = 0
-        self._loop = runner or asyncio.Runner()
+        self._loop = runner or StageRunner()
         self._plain = threading.Lock()
         """Held by a plain rollout function, which need not bear another beside it."""
         self.ledger = Ledger()
