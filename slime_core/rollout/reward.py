@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.admission import Sealed
 from slime_core.errors import ConfigError, PluginError
+from slime_core.plugins.execution import DeadlineExceeded
 from slime_core.protocols import Args
 from slime_core.types import Sample, SampleStatus
 from slime_core.waits import waiting, when_placed
@@ -211,7 +212,7 @@ class RewardStage:
                 was = sample.status.value
                 sample.fail(scorer.label, error)
                 sample.metadata["failure"] |= {"status": was, **({"saved": saved} if saved else {})}
-                if getattr(error, "left_behind", False):
+                if isinstance(error, DeadlineExceeded) and error.left_behind:
                     sample.metadata["failure"]["left_behind"] = True
             return
         for sample, reward in zip(samples, rewards):

@@ -83,6 +83,9 @@ def sources(row: Kind, form: str) -> dict[str, str]:
     return ways
 
 
+ROW = {"place": "", "spec": None, "prompt": "2+2=", "label": "4", "metadata": {}}
+
+
 def preflight(row: Kind, source: Path, bench: Bench) -> None:
     """What the fresh process of the preflight does with one component."""
     kind = row.registered if row.name in KINDS else row.name
@@ -103,6 +106,6 @@ def test_every_form_of_the_tables(tmp_path: Path) -> None:
             file = tmp_path / f"form_{abs(hash((flag, form)))}_{number}.py"
             file.write_text(source)
             try:
-                preflight(ROWS[flag], file, Bench(ARGS, "2+2=", "4", {}))
+                preflight(ROWS[flag], file, Bench(ARGS, [ROW]))
             except Exception as error:
                 pytest.fail(f"{flag}, {form} as {way}: {type(error).__name__}: {error}")

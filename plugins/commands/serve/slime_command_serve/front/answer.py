@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from slime_command_serve.front.wanted import Message
 from slime_core.text import held_back
@@ -30,6 +30,14 @@ def finish_of(output: GenerationOutput) -> str:
     """ "stop", "length" or "abort"."""
     reason = output.meta_info.get("finish_reason")
     return str(reason.get("type") if isinstance(reason, dict) else reason)
+
+
+@runtime_checkable
+class _Holding(Protocol):
+    """A parser that knows from where on content may become a call."""
+
+    def held_from(self, content: str, tools: Sequence[Any]) -> int:
+        """Return that place."""
 
 
 class Piece(NamedTuple):
@@ -202,8 +210,8 @@ class LiveText:
 
     def _held_from(self, content: str) -> int:
         """Return the place from which the parser says that content may become a call."""
-        held_from = getattr(self.reader.parser, "held_from", None)
-        return held_from(content, self.tools) if held_from and self.tools else len(content)
+        parser = self.reader.parser
+        return parser.held_from(content, self.tools) if self.tools and isinstance(parser, _Holding) else len(content)
 
     def raw(self, text: str) -> str:
         """New text where none of it is anything but content, given the whole text so far."""
