@@ -17,7 +17,7 @@ from typing import Any
 from slime_core.protocols import RewardTraits, declares, traits_of
 from slime_core.sample import Sample
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[^\S\n]*")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _WITHOUT_BRACES = re.compile(r"([^$\n]+?)\s*(?:\$|\\[)\]])|(\S+)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 

@@ -45,6 +45,8 @@ _APART = re.compile(r"\d \d")
 _AND = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{ ?percent ?\}| percent)$")
 _DEGREES = re.compile(r"\^\{\\circ\}(?:\s*[CF])?$|\s*\\?(?:text\{ ?)?degrees?(?: ?\})?$")
+_ANGLE_OF = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+"""Functions whose degrees are part of the value."""
 _DENIED = re.compile(r"\b(?:or|and|not|is|but|wrong|incorrect|false|no)\b", re.IGNORECASE)
 _OF_SETS = re.compile(r"\\(?:cup|cap|setminus|mathbb|emptyset)(?![A-Za-z])")
 _UNIT = re.compile(
@@ -88,7 +90,10 @@ def shape_of(text: str) -> Shape:
     if "\\dots" in text:
         return Shape("as spelt", text)
     words = _AND.split(text)
-    if len(words) > 1 and all(re.search(r"\d|\\|^\s*[A-Za-z]?\s*$", word) for word in words):
+    if len(words) > 1:
+        intervals = [_interval(shape_of(word)) for word in words] if "or" in text else [None]
+        if all(interval is not None and interval.kind == "tuple" for interval in intervals):
+            return Shape("union", text, tuple(interval for interval in intervals if interval is not None))
         text = ",".join(words)
     for separator in (";", ","):
         parts, found = _split(text, {separator: separator})
@@ -414,7 +419,7 @@ def _numeral(text: str) -> tuple[str | None, str | None]:
 
 def _same_measure(answer: str, label: str) -> bool:
     """Values with their percent signs, degrees and units, which an answer may leave out or add."""
-    for mark in (_PERCENT, _DEGREES):
+    for mark in (_PERCENT,) if _ANGLE_OF.search(answer + label) else (_PERCENT, _DEGREES):
         ours, theirs = mark.search(answer), mark.search(label)
         if not (ours or theirs):
             continue

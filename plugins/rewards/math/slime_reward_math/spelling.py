@@ -17,7 +17,7 @@ _GREEK = ("alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu",
 _CHARACTERS = {
     "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ",
     "\u00f7": r"\div ", "\u2264": r"\leq ", "\u2265": r"\geq ", "\u2260": r"\neq ", "\u2248": r"\approx ",
-    "\u2261": r"\equiv ", "\u221e": r"\infty ", "\u221a": r"\sqrt", "\u00b0": r"^{\circ}", "\u2205": r"\emptyset ",
+    "\u2261": r"\equiv ", "\u221e": r"\infty ", "\u221a": r"\sqrt", "\u00b0": r"^\circ ", "\u2205": r"\emptyset ",
     "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b1": r"\pm ", "\u2213": r"\mp ",
     "\u2026": r"\dots ", "\u22ef": r"\dots ", "\u2223": "|", "\u211d": r"\mathbb{R}", "\u2124": r"\mathbb{Z}",
     "\u2115": r"\mathbb{N}", "\u211a": r"\mathbb{Q}", "\u2102": r"\mathbb{C}", "\u2216": "\\setminus ",
@@ -47,16 +47,18 @@ _WORDS = (
     (r"\\(?:colon|ratio)(?![A-Za-z])", ":"),
     (r"\\(?:imath|jmath)(?![A-Za-z])", lambda m: m[0][1]),
     (r"\\(?:rm|bf|it|sf)(?![A-Za-z])\s*", ""),
-    (r"\\(?:degree|textdegree)(?![A-Za-z])|\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})", r"^{\\circ}"),
     (r"\\\$|\$|\\\(|\\\)|\\\[|\\\]|\\(?:euro|texteuro|pounds|textsterling)(?![A-Za-z])(?:\{\})?", ""),
     (r"\\!\s*", ""),
     (r"\{,\}", ","),
     (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"\\(?:text|mathrm|mbox)\s*\{\s*\}", ""),
     (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])|\\(?:hspace|hskip)\*?\{[^{}]*\}|\{\}", " "),
     (r"\\operatorname\*", r"\\operatorname"),
     (r"\*\*", "^"),
 )
 _REPLACED = tuple((re.compile(pattern), new) for pattern, new in _WORDS)
+_DEGREE = re.compile(r"\\(?:degree|textdegree)(?![A-Za-z])|\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
+_HEXADECIMAL = re.compile(r"\\text\{\s*([0-9A-Fa-f]+)\s*\}(?=\s*_)")
 _FONT = re.compile(
     r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|it|bf|sf|tt|normal)|mbox|hbox|operatorname|boldsymbol|bm"
     r"|underline|emph)\s*(?:\{([^{}]*)\}|([A-Za-z0-9])(?![A-Za-z]))"
@@ -70,7 +72,7 @@ _REPEATING = re.compile(
 _BETWEEN_DOTS = re.compile(r"\\dot\s*\{?\s*(\d)\s*\}?\s*(\d*)\s*\\dot\s*\{?\s*(\d)\s*\}?")
 _AND_SO_ON = re.compile(r"(?<![\d.])(\d+)\.(\d*?)(?:(\d)\3{2,}|(\d{2,}?)\4+)\s*\\dots")
 _MIXED = re.compile(r"(?<![\d.}\w^_{/])(\d+)\s*\\frac\{\s*(\d+)\s*\}\{\s*(\d+)\s*\}(?!\s*[\^!])")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?!\d|[, ]\d)")
+_THOUSANDS = re.compile(r"(?<![\d.,_^])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?!\d|[, ]\d)")
 
 
 def canonical(text: str) -> str:
@@ -82,8 +84,8 @@ def canonical(text: str) -> str:
         text = pattern.sub(new, text)
     for _ in range(3):  # nested
         text = _BOX.sub(r"\1", _FONT.sub(_without_font, text))
-    text = re.sub(r"\s+", " ", text).strip()
-    text = _without_end(text)
+    text = re.sub(r"\s+", " ", _DEGREE.sub(r"^{\\circ}", text)).strip(' "`')
+    text = _HEXADECIMAL.sub(r"\1", _without_end(text))
     if not text.startswith(("(", "[", "\\{")):  # there a comma parts two numbers
         text = _THOUSANDS.sub(lambda m: re.sub("[, ]", "", m[0]), text)
     text = _BETWEEN_DOTS.sub(r"\\overline{\1\2\3}", text)
@@ -119,8 +121,8 @@ def _ascii(character: str) -> str:
 def _without_font(match: re.Match[str]) -> str:
     r"""A letter, a function or a number without its font; words stay `\text{...}`, in lower case, or stand alone."""
     content = (match[1] if match[1] is not None else match[2]).strip()
-    if content in ("and", "or", ", and", ", or", ",and", ",or"):
-        return ","
+    if content.strip(" ,") in ("and", "or"):
+        return f" {content.strip(' ,')} "
     if content.lower() in FUNCTIONS:
         return f"\\{content.lower()} "
     if len(content) == 1 or not re.search(r"[A-Za-z]{2}", content) or match[0] == match.string.strip():

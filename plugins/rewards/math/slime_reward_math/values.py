@@ -28,6 +28,7 @@ _ENOUGH = 3
 """Points at which both have a value."""
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 _DEGREES = re.compile(r"\^\{\\circ\}")
+_PRIMED = re.compile(r"\d'")
 _BOUND = re.compile(r"\\(?:sum|prod)_\{i=")
 _NOT_FINITE = (sympy.nan, sympy.zoo, sympy.oo, -sympy.oo)
 
@@ -70,7 +71,7 @@ def is_closed(text: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def expression(text: str, fold: bool) -> Any:
     """The sympy expression or matrix of a text; None of what is none. `fold`: capitals are small letters."""
-    if len(text) > LONGEST or explodes(text):
+    if len(text) > LONGEST or explodes(text) or _PRIMED.search(text):
         return None
     text = mixed_as_sums(_DEGREES.sub(r"\\cdot\\frac{\\pi}{180}", text))
     text = _DECIMAL.sub(lambda m: f"(\\frac{{{int(m[1] + m[2])}}}{{1{'0' * len(m[2])}}})", text)
