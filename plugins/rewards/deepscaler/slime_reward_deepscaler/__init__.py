@@ -33,7 +33,7 @@ def extract_answer(sample: Sample) -> str | None:
     return None if answer is None else normalized(answer) or None
 
 
-@declares(RewardTraits(execution="process", extract_answer=extract_answer))  # sympy can take for ever
+@declares(RewardTraits(execution="process", extract_answer=extract_answer))  # sympy takes seconds
 def reward(args: Args, sample: Sample) -> float:
     """1.0 or 0.0; what cannot be parsed, on either side, is unequal unless spelt alike."""
     answer = _boxed_answer(sample.response)

@@ -1,14 +1,13 @@
-r"""Reward 1.0 when response and label are mathematically equal, judged by math-verify, else 0.0.
+r"""Reward 1.0 when response and label are mathematically equal, else 0.0.
 
-The answer is the content of the last `\boxed{...}`; without a box, what math-verify finds in the last 500
-characters (LaTeX first, then a plain expression). A response that is one bare expression (`boxed_math` passes the box's
-content) is read as if it were boxed. The label may be boxed or bare.
+The answer is the content of the last `\boxed{...}`; without a box, what math-verify finds in the last 500 characters
+(LaTeX first, then a plain expression). A response that is one bare expression (`boxed_math` passes the box's content)
+is read as if it were boxed. The label may be boxed or bare.
 
-math-verify's own time limits are built on SIGALRM, which works in no thread but the main one, and rewards may be scored
-in threads. They are switched off here; the deadline of a score is `--rm-timeout`. Since no deadline can interrupt an
-evaluation inside the interpreter's big-integer code, answers whose powers or factorials would not fit in memory
-(`9^{9^{9}}`, `size.py`) are refused before they are evaluated: they score 1.0 only when spelt as the label is. Without
-a box, a number that is denied (`not 4`, `4 is wrong`) or quoted, or beside `or`, is not read.
+Answer and label are brought into one spelling (`spelling`), taken apart (`shape`) and compared as exact values by sympy
+(`values`), within 2 s of processor time (`limit`). Answers whose powers or factorials would not fit in memory
+(`9^{9^{9}}`, `size`) are equal only to what is spelt alike. Without a box, a number that is denied (`not 4`, `4 is
+wrong`) or quoted, or beside `or`, is not read.
 """
 
 from __future__ import annotations
