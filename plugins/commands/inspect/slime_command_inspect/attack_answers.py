@@ -125,8 +125,13 @@ def made_cases() -> list[Case]:
     rows: list[tuple[str, Any, dict[str, Any]]] = [(f"What is {n - 5} + 5?", str(n), {}) for n in (42, 1234, 7, -15)]
     rows += [(f"Which of them?\n{listed}", letter, {"choices": choices}) for letter in "BDAC"]
     rows += [("Which city?", "Paris", {}), ("Who?", "Marie Curie", {}), ("Which sea?", "Baltic Sea", {})]
-    rows += [("How likely?", "0.0000002", {}), ("Which point?", "(1, 2)", {}), ("Which roots?", r"\{3, 4\}", {})]
-    rows += [("In base 2?", "1011_2", {}), ("Which numbers?", r"1, 2, \dots, 9", {}), ("Which anagram?", "listen", {})]
+    rows += [("How likely?", "0.0000002", {}), ("Which anagram?", "listen", {})]
+    rows += [
+        ("Which point?", "(1, 2)", {"equal": [r"(1, \frac{4}{2})"]}),
+        ("Which roots?", r"\{3, 4\}", {"equal": [r"\{3, \frac{8}{2}\}"]}),
+        ("In base 2?", "1011_2", {"equal": ["1011_{2}"]}),
+        ("Which numbers?", r"1, 2, \dots, 9", {"equal": [r"1, 2, \ldots, 9"]}),
+    ]
     return [case for row in rows if (case := case_of(*row))]
 
 

@@ -42,7 +42,7 @@ _DENIED = re.compile(
     r"|\bnunca es|\btodo menos)\s+"
     r"(?:(?:be|equals?|to|the|number|answer|simply|just|exactly|is|gleich|die|\u00e9gal \u00e0|igual a)\s+)*"
     rf"(?=[$(\s]*[-+\d\\]){_VALUE}"
-    rf"|(?<![\w.,$\\])\$?-?(?:\d[\d.,/]*|\\[\w.,\\{{}}/^]+)\$?\s+"
+    rf"|(?<![\w.,$\\])\$?-?(?:\d[\d.,/]*(?:_\{{?\w+\}}?)?|\\[\w.,\\{{}}/^]+)\$?\s+"
     r"(?:(?:is|was|are|seems|must be|would be)\s+(?:\w+ly\s+)?"
     rf"(?:not|wrong|incorrect|false|impossible)\b|(?:is|was|does|ca|wo)n['\u2019]t\b|can\s?not\b|does not\b"
     r"|(?:ist|est|es)\s+(?:nicht|falsch|faux|fausse|pas|incorrect[oa]?|fals[oa])\b)"

@@ -165,6 +165,10 @@ def test_a_number_that_is_denied_or_one_of_several_is_no_answer(response: str) -
     assert score(response, "4") == 0.0
 
 
+def test_a_numeral_that_is_denied_is_no_answer() -> None:
+    assert [score(f"1011_2 {words}.", "1011_2") for words in ("is wrong", "ist falsch", "est faux")] == [0.0] * 3
+
+
 @pytest.mark.parametrize(
     "response", ["It is not 5 but 4.", "5 is wrong, it is 4.", "Nicht 5, 4.", "It is not obvious: 4", "It is 4."]
 )
