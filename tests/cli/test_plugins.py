@@ -56,7 +56,7 @@ def test_list_reads_descriptions_from_folders(tmp_path: Path, capsys: pytest.Cap
     write(tmp_path, "acme-odd", "acme_odd", "this is no Python")
     assert main(["plugins", "list", "--kind", "rewards", "--plugin-dir", str(tmp_path)]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if " acme" in line]
-    assert [row.split("  ")[-1].strip()[:24] for row in rows] == ["Half a point", "not usable: SyntaxError:"]
+    assert [row.split("  ")[-1].strip()[:22] for row in rows] == ["Half a point", "not usable (acme-odd):"]
 
 
 def test_list_json_of_one_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_command_plugins.naming import kind_word, origin, registered_kind
 from slime_core.errors import PluginError
-from slime_core.plugins.commands import first_line, source_of
+from slime_core.plugins.commands import help_line
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
 from slime_core.plugins.registry import ComponentRef, Registry
 from slime_core.text import json_text
@@ -58,12 +58,8 @@ def _description(ref: ComponentRef) -> str:
     """The first line of its module's docstring, read without importing the module."""
     if ref.registered is not None or ref.target.startswith("/"):
         return ref.target
-    try:
-        folder = [str(ref.folder)] if ref.folder else None
-        text = first_line(source_of(ref.target, folder).read_bytes())
-    except (ImportError, OSError, SyntaxError, ValueError) as error:
-        text = f"not usable: {type(error).__name__}: {error}"
-    return shorten(text or ref.target, _WIDTH, placeholder=" ...")
+    text = help_line(ref.target, ref.distribution, [str(ref.folder)] if ref.folder else None)
+    return shorten(text, _WIDTH, placeholder=" ...")
 
 
 def _check(registry: Registry, refs: Iterable[ComponentRef]) -> list[str]:
