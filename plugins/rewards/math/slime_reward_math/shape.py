@@ -385,10 +385,10 @@ def _same_one(answer: str, label: str) -> bool:
         return times[0][1] == times[1][1]
     if _APART.search(answer) or _APART.search(label):
         return False
-    ours, theirs = _modulus(answer), _modulus(label)
-    if theirs and ours and theirs != ours:
+    modulus, expected = _modulus(answer), _modulus(label)
+    if modulus and expected and modulus != expected:
         return False
-    answer, label = (_MODULO.sub("", text).strip() if m else text for text, m in ((answer, ours), (label, theirs)))
+    answer, label = (_MODULO.sub("", text).strip() for text in (answer, label))
     return _same_measure(answer, label)
 
 
