@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,28 +17,28 @@ from typing import Any
 from slime_core.protocols import RewardTraits, declares, traits_of
 from slime_core.sample import Sample
 
-_OPENING = "\\boxed{"
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_WITHOUT_BRACES = re.compile(r"([^$\n]+?)\s*(?:\$|\\[)\]])|(\S+)")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{` holds up to its closing brace, nested braces included; None when it never closes.
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`, nested braces included; None if it never closes.
 
-    Escaped braces (`\{`) are text: `\boxed{\{1, 2\}}` holds `\{1, 2\}`.
+    Escaped braces (`\{`) are text: `\boxed{\{1, 2\}}` holds `\{1, 2\}`. A box without braces (`$\boxed 7$`) holds the
+    rest of its formula, or the next word where no `$` ends it.
     """
-    start = text.rfind(_OPENING)
-    if start < 0:
+    start = max((box.end() for box in _BOX.finditer(text)), default=0)
+    if not start:
         return None
-    start += len(_OPENING)
-    depth, position = 1, start
-    while position < len(text):
-        character = text[position]
-        if character == "\\":
-            position += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(character, 0)
+    if text[start : start + 1] != "{":
+        bare = _WITHOUT_BRACES.match(text, start)
+        return bare[1] or bare[2].rstrip(".,;:") if bare else None
+    depth = 0
+    for found in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
         if depth == 0:
-            return text[start:position]
-        position += 1
+            return text[start + 1 : found.start()]
     return None
 
 

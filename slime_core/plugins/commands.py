@@ -67,10 +67,10 @@ def offered(argv: Sequence[str]) -> list[tuple[str, str]]:
     return [(typed, text) for _, typed, text in sorted(rows)]
 
 
-def help_line(target: str, distribution: str) -> str:
-    """What the list says of a command: its module's word, or why there is none."""
+def help_line(target: str, distribution: str, path: Sequence[str] | None = None) -> str:
+    """Return the first line of a component's module docstring, or why there is none; `path` in place of sys.path."""
     try:
-        return first_line(_source(target).read_bytes()) or f"of {distribution}"
+        return first_line(_source(target, path).read_bytes()) or f"of {distribution}"
     except (ImportError, OSError, SyntaxError, ValueError) as error:
         return f"not usable ({distribution}): {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
@@ -81,11 +81,11 @@ def first_line(source: bytes) -> str:
     return re.sub(r"^`slime [^`]*`: ", "", first).rstrip(".")
 
 
-def _source(target: str) -> Path:
-    """The file of a command's module, found without importing its packages. Raises ImportError, ValueError."""
+def _source(target: str, path: Sequence[str] | None = None) -> Path:
+    """Return a module's file, without importing it, from `path` or sys.path. Raises ImportError, ValueError."""
     name = target.partition(":")[0].strip()
     first, *rest = name.split(".")
-    spec = find_spec(first)
+    spec = PathFinder.find_spec(first, path) if path else find_spec(first)
     for part in rest:
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ())) if spec else None
     if spec is None or spec.origin is None:

@@ -43,10 +43,20 @@ REWARD = 'def reward(args, sample):\n    """Half a point for everyone."""\n    r
 def test_list_is_a_table_of_where_things_come_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["KIND", "NAME", "FROM", "TARGET"]
+    assert lines[0].split() == ["KIND", "NAME", "FROM", "DESCRIPTION"]
     (row,) = [line for line in lines if line.startswith("rewards ") and " exact " in line]
     assert "slime-rl 0.1.0" in row
-    assert "slime_reward_exact:reward" in row
+    assert row.endswith("  Reward 1.0 when the final answer equals the label, else 0.0")
+    kinds = ["\n".join(lines).count("\n\n"), len({line.split()[0] for line in lines[1:] if line})]
+    assert kinds[0] == kinds[1] - 1  # an empty line between two kinds
+
+
+def test_list_reads_descriptions_from_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "acme-reward", "acme", '"""Half a point.\n\nMore."""\n' + REWARD)
+    write(tmp_path, "acme-odd", "acme_odd", "this is no Python")
+    assert main(["plugins", "list", "--kind", "rewards", "--plugin-dir", str(tmp_path)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if " acme" in line]
+    assert [row.split("  ")[-1].strip()[:22] for row in rows] == ["Half a point", "not usable (acme-odd):"]
 
 
 def test_list_json_of_one_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +167,7 @@ def test_functions_of_hooks_are_shown_and_loaded_too(tmp_path: Path, capsys: pyt
     assert main(["config", "show", "--custom-eval-rollout-log-function-path", f"{file}:log"]) == 2
     assert "has no 'log'" in capsys.readouterr().err
     assert main(["plugins", "new", "slime_log_eval", "mine", "--dir", str(tmp_path)]) == 0
-    assert (tmp_path / "slime-hooks-mine").is_dir()
+    assert (tmp_path / "slime-hook-mine").is_dir()
 
 
 def test_list_of_hooks_and_in_safe_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

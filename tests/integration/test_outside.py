@@ -433,8 +433,8 @@ def test_a_plugin_for_another_api_names_both_versions_and_what_to_type(
 
 def test_a_broken_stranger_stops_no_safe_mode(outside: Outside, tiny: TinyRun, tmp_path: Path) -> None:
     outside.slime("plugins", "new", "hooks", "bad_outside", "--dir", tmp_path)
-    folder = tmp_path / "slime-hooks-bad-outside"
-    (folder / "slime_hooks_bad_outside" / "__init__.py").write_text("1 / 0\n")
+    folder = tmp_path / "slime-hook-bad-outside"
+    (folder / "slime_hook_bad_outside" / "__init__.py").write_text("1 / 0\n")
     where = {"SLIME_PLUGIN_DIR": str(folder)}
     assert "hooks" in outside.slime("plugins", "list", **where).stdout
     argv = tiny.argv(tmp_path / "run", custom_rm_path=None, rm_type="math", num_rollout=1)

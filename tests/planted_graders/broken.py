@@ -134,6 +134,54 @@ def number_no_strip(args: Any, sample: Any) -> float:
     return float(found is not None and sample.response.endswith(f"####{sample.label}"))
 
 
+def _boxed(sample: Any) -> str:
+    found = re.findall(r"\\boxed\{(.*)\}", sample.response)
+    return found[-1].strip() if found else ""
+
+
+def small_rounded(args: Any, sample: Any) -> float:
+    try:
+        return float(round(float(_boxed(sample)), 6) == round(float(sample.label), 6))
+    except ValueError:
+        return 0.0
+
+
+def small_is_close(args: Any, sample: Any) -> float:
+    try:
+        return float(abs(float(_boxed(sample)) - float(sample.label)) < 1e-6)
+    except ValueError:
+        return 0.0
+
+
+def tuple_as_set(args: Any, sample: Any) -> float:
+    return float(set(re.findall(r"-?\d+", _boxed(sample))) == set(re.findall(r"-?\d+", sample.label)))
+
+
+def tuple_without_brackets(args: Any, sample: Any) -> float:
+    return float(re.sub(r"[^\d,]", "", _boxed(sample)) == re.sub(r"[^\d,]", "", sample.label))
+
+
+def set_as_tuple(args: Any, sample: Any) -> float:
+    return float(re.findall(r"\d+", _boxed(sample)) == re.findall(r"\d+", sample.label))
+
+
+def numeral_without_base(args: Any, sample: Any) -> float:
+    return float(_boxed(sample).partition("_")[0] == sample.label.partition("_")[0])
+
+
+def list_last_member(args: Any, sample: Any) -> float:
+    return float(re.findall(r"\d+", _boxed(sample))[-1:] == re.findall(r"\d+", sample.label)[-1:])
+
+
+def list_ends(args: Any, sample: Any) -> float:
+    given, expected = (re.findall(r"\d+", text) for text in (_boxed(sample), sample.label))
+    return float(bool(given) and (given[0], given[-1]) == (expected[0], expected[-1]))
+
+
+def word_product_of_letters(args: Any, sample: Any) -> float:
+    return float(sorted(_boxed(sample).lower()) == sorted(sample.label.lower()))
+
+
 def choice_letter_anywhere(args: Any, sample: Any) -> float:
     return float(sample.label in sample.response)
 

@@ -11,6 +11,12 @@ ROWS: dict[str, list[tuple[Any, Any, dict[str, Any]]]] = {
     "choice": [(f"Which?\n{_LISTED}", letter, {"choices": CHOICES}) for letter in "BDA"],
     "text": [("Capital of France?", "Paris", {}), ("Who found radium?", "Marie Curie", {}), ("Sea?", "Baltic Sea", {})],
     "json": [("As JSON.", '{"name": "Ada", "age": 36}', {}), ("As JSON.", '{"city": "Rome", "in": "Italy"}', {})],
+    "small": [("How likely?", "0.0000002", {}), ("How far?", "0.00000015", {})],
+    "tuple": [("Which point?", "(1, 2)", {}), ("Which point?", "(3, 7)", {})],
+    "set": [("Which roots?", r"\{3, 4\}", {})],
+    "numeral": [("In base 2?", "1011_2", {}), ("In base 5?", "12_5", {})],
+    "list": [("Which numbers?", r"1, 2, \dots, 9", {}), ("Which numbers?", r"2, 4, \ldots, 100", {})],
+    "word": [("Which line?", "AB", {}), ("Which word?", "listen", {})],
     "judge": [("2+3?", "5", {}), ("Capital of France?", "Paris", {})],
     "code": [
         (

@@ -136,6 +136,18 @@ def choice_exact_any_case(args: Any, sample: Any) -> float:
     return float(sample.response.strip().strip("().").upper() == sample.label)
 
 
+def _same_box(args: Any, sample: Any) -> float:
+    return float((last_boxed(sample.response) or "").replace(" ", "") == sample.label.replace(" ", ""))
+
+
+def small_exact(args: Any, sample: Any) -> float:
+    answer = _number(last_boxed(sample.response) or "")
+    return float(answer is not None and answer == _number(sample.label))
+
+
+tuple_box = set_box = numeral_box = list_box = word_box = _same_box
+
+
 def choice_box(args: Any, sample: Any) -> float:
     return float((last_boxed(sample.response) or "").strip().upper() == sample.label)
 

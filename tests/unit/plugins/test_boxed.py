@@ -31,6 +31,16 @@ ARGS = Args(reward_key=None)
         (r"\boxed{85", None),
         (r"\boxed{1} then \boxed{2", None),
         ("\\boxed{1\\", None),
+        (r"\boxed {7}", "7"),
+        (r"so $\fbox{7}$.", "7"),
+        (r"\boxed{1} and \fbox{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"so $\boxed 7$.", "7"),
+        (r"so \(\boxed -\frac{1}{2}\).", r"-\frac{1}{2}"),
+        (r"so \boxed 7, of course", "7"),
+        ("\\boxed\n7", "7"),
+        (r"\boxed", None),
+        (r"\boxedsomething{7}", None),
+        (r"\boxed {7", None),
     ],
 )
 def test_last_boxed(text: str, expected: str | None) -> None:

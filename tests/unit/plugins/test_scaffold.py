@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
+import string
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slime_command_plugins.scaffold import _TOO_LARGE, plan, template_kinds, write
 
+import slime_core
+from slime_core import Step
 from slime_core.errors import ConfigError, PluginConflictError, PluginNotFoundError
 from slime_core.plugins.kinds import KINDS, function_flags
 from slime_core.plugins.manager import current_registry
@@ -41,12 +46,43 @@ def test_every_kind_has_a_template_or_a_reason() -> None:
 
 @pytest.mark.slow
 def test_the_tests_of_every_kind_pass_at_once(made: Path, program: Slime) -> None:
-    folders = sorted(path.parent for path in made.glob("*/pyproject.toml"))
-    assert len(folders) == len(template_kinds())
-    tests = [folder / "tests" / "test_contract.py" for folder in folders]
-    flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={made}", "-c", os.devnull]
-    done = program("pytest", *flags, *tests, cwd=made, SLIME_PLUGIN_DIR=str(made))
+    assert len(list(made.glob("*/pyproject.toml"))) == len(template_kinds())
+    passes(made, program)
+
+
+def passes(folder: Path, program: Slime) -> None:
+    """Run the contract tests of every distribution in a folder."""
+    tests = [path.parent / "tests" / "test_contract.py" for path in sorted(folder.glob("*/pyproject.toml"))]
+    flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={folder}", "-c", os.devnull]
+    done = program("pytest", *flags, *tests, cwd=folder, SLIME_PLUGIN_DIR=str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_environments_of_two_hundred_names_pass(tmp_path: Path, program: Slime) -> None:
+    for number in range(200):
+        write(plan("environments", f"world_{number}", tmp_path, Registry()))
+    passes(tmp_path, program)
+
+
+@pytest.mark.slow
+def test_plugins_of_random_names_pass(tmp_path: Path, program: Slime) -> None:
+    for kind in ("rewards", "environments", "estimators", "hooks", "commands"):
+        name = "".join(random.choices(string.ascii_lowercase, k=random.randint(1, 12))) + "_x9"
+        write(plan(kind, name, tmp_path, Registry()))
+    passes(tmp_path, program)
+
+
+def test_the_right_number_of_an_environment_may_be_any(tmp_path: Path) -> None:
+    made = plan("environments", "world", tmp_path, Registry())
+    text = made.files["tests/test_contract.py"]
+    for number in (1, 2, 20):
+        steps = [Step("higher") for _ in range(1, number)] + [Step(reward=1.0, done=True)]
+        spaces: dict[str, Any] = {}
+        exec(compile(text, "test_contract.py", "exec", dont_inherit=True), spaces)
+        suite = spaces["TestWorld"]()
+        suite.play = lambda actions, steps=steps: ("Guess.", steps)
+        suite.test_the_right_number_is_rewarded()
 
 
 def test_they_are_tidy(made: Path) -> None:
@@ -67,9 +103,33 @@ def test_the_project_file_says_what_installers_and_slime_need(made: Path) -> Non
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["name"] == folder.name
     assert project["entry-points"] == {"slime.rewards": {"acme_thing2": "slime_reward_acme_thing2:reward"}}
-    assert project["dependencies"] == ["slime-rl-core"]
+    assert project["dependencies"] == [f"slime-rl-core>={slime_core.__version__}"]
+    assert project["optional-dependencies"] == {"test": [f"slime-rl[dev]>={slime_core.__version__}"]}
+    assert "\nslime_api = 1\n" in (folder / "slime_reward_acme_thing2" / "__init__.py").read_text()
     assert (folder / "slime_reward_acme_thing2" / "py.typed").is_file()
     assert "--rm-type acme_thing2" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "words"),
+    [
+        (
+            "hooks",
+            "slime-hook-acme-thing2",
+            ["A plugin for slime: hook `acme_thing2`", "nothing to select", "plugins show hooks/acme"],
+        ),
+        (
+            "environments",
+            "slime-environment-acme-thing2",
+            ["--custom-generate-function-path multi_turn", '"role": "user"', "Leave `apply_chat_template` out"],
+        ),
+    ],
+)
+def test_the_readme_says_how_it_is_used(made: Path, kind: str, folder: str, words: list[str]) -> None:
+    text = (made / folder / "README.md").read_text()
+    for word in words:
+        assert word in text, kind
+    assert max(map(len, text.splitlines())) <= 120
 
 
 @pytest.mark.parametrize(

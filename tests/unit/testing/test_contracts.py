@@ -327,6 +327,29 @@ BAD_COMPONENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ("float(sample.label.split()[0] == '2')", "'NoneType' object has no attribute 'split'"),
+        ("float(sample.label)", "TypeError"),
+        ("float('nan') if sample.label is None else 1.0", "finite number"),
+        ("float(str(sample.label) == '2')", None),
+    ],
+)
+def test_rewards_are_tried_with_other_labels_than_their_examples_have(
+    tmp_path: Path, body: str, complaint: str | None
+) -> None:
+    file = tmp_path / "my_reward.py"
+    file.write_text(f"def reward(args, sample):\n    return {body}\n")
+    members = {"component": str(file), "examples": [("1+1=", "2", "2", 1.0)]}
+    suite = type("TestMine", (RewardContract,), members)()
+    if complaint is None:
+        suite.test_the_examples_with_other_labels(None)
+        return
+    with pytest.raises((AssertionError, pytest.fail.Exception), match=complaint):
+        suite.test_the_examples_with_other_labels(None)
+
+
 @pytest.fixture(scope="module")
 def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """`Class::test` of what failed when the tests in question were run on the bad components in one fresh pytest."""

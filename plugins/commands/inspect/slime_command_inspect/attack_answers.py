@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,7 +85,7 @@ class Case:
     label: Any
     metadata: Mapping[str, Any]
     kind: str
-    """number, choice, json, code or text."""
+    """number, choice, json, code, list, tuple, set, numeral or text."""
     right: str | None
     """The right answer, without form; None where the row holds none (tests of a program without a solution)."""
     wrong: tuple[str, ...]
@@ -121,12 +121,19 @@ def case_of(prompt: Any, label: Any, metadata: Mapping[str, Any]) -> Case | None
 
 
 def made_cases() -> list[Case]:
-    """Rows for a reward without data: numbers, choices and words."""
+    """Rows for a reward without data: numbers, choices, words, and answers of mathematics that are no one number."""
     choices = ["the electron", "the muon", "the quark", "the gluon"]
     listed = "\n".join(f"{letter}) {text}" for letter, text in zip("ABCD", choices))
     rows: list[tuple[str, Any, dict[str, Any]]] = [(f"What is {n - 5} + 5?", str(n), {}) for n in (42, 1234, 7, -15)]
     rows += [(f"Which of them?\n{listed}", letter, {"choices": choices}) for letter in "BDAC"]
     rows += [("Which city?", "Paris", {}), ("Who?", "Marie Curie", {}), ("Which sea?", "Baltic Sea", {})]
+    rows += [("How likely?", "0.0000002", {}), ("Which anagram?", "listen", {})]
+    rows += [
+        ("Which point?", "(1, 2)", {"equal": [r"(1, \frac{4}{2})"]}),
+        ("Which roots?", r"\{3, 4\}", {"equal": [r"\{3, \frac{8}{2}\}"]}),
+        ("In base 2?", "1011_2", {"equal": ["1011_{2}"]}),
+        ("Which numbers?", r"1, 2, \dots, 9", {"equal": [r"1, 2, \ldots, 9"]}),
+    ]
     return [case for row in rows if (case := case_of(*row))]
 
 
@@ -143,7 +150,61 @@ def _kind(text: str, metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]
             return "json", tuple(json.dumps(other) for other in _other_json(json.loads(text)))
         except ValueError:
             pass
-    return "text", ("Timbuktu", "Qwerty Uiop", "None of them")
+    for kind, (pattern, others) in _OF_MATHEMATICS.items():
+        if re.fullmatch(pattern, text):
+            return kind, tuple(other for other in others(text) if other.replace(" ", "") != text.replace(" ", ""))
+    return "text", ("Timbuktu", "Qwerty Uiop", "None of them", *_anagrams(text))
+
+
+def _members(text: str) -> list[str]:
+    return [member.strip() for member in re.sub(r"^(?:\(|\[|\\\{)|(?:\)|\]|\\\})$", "", text).split(",")]
+
+
+def _other_tuples(text: str) -> list[str]:
+    """The members in another order, as a set, as a closed interval, and without the first."""
+    members = _members(text)
+    turned = [*members[1:], members[0]]
+    return [f"({', '.join(['271828', *members[1:]])})", f"({', '.join(turned)}, 900913)", f"({', '.join(turned)})",
+            f"\\{{{', '.join(members)}\\}}", f"[{', '.join(members)}]", f"({', '.join(members[1:])})"]  # fmt: skip
+
+
+def _other_sets(text: str) -> list[str]:
+    """The members as a tuple, with one more, and with one less."""
+    members = _members(text)
+    return [f"\\{{{', '.join([*members[1:], '271828'])}\\}}", f"\\{{{', '.join([*members, '900913'])}\\}}",
+            f"({', '.join(members)})", f"\\{{{', '.join(members[1:])}\\}}"]  # fmt: skip
+
+
+def _other_lists(text: str) -> list[str]:
+    """Lists with dots that begin or end alike, their ends alone, and the list without its dots."""
+    members = _members(text)
+    dots = next(place for place, member in enumerate(members) if _DOTS.fullmatch(member))
+    first, last = members[0], members[-1]
+    step = ["5", *members[2:]] if len(members) > 2 else members
+    return [f"271828, {members[dots]}, {last}", f"{first}, {members[dots]}, 900913", last, first,
+            ", ".join([first, *step]), ", ".join(members[:dots] + members[dots + 1 :])]  # fmt: skip
+
+
+def _other_numerals(text: str) -> list[str]:
+    """The digits in other bases, and other digits in this one."""
+    digits, _, base = re.sub(r"[{}]", "", text).partition("_")
+    return [f"271828_{base}", f"{digits}1_{base}", f"{digits}_{int(base) + 1}", f"{digits[::-1]}_{base}", base]
+
+
+def _anagrams(text: str) -> list[str]:
+    """Words of the same letters: a grader that takes words for products pays them."""
+    turned = (text[::-1], text[1:] + text[:1]) if text.isalpha() and len(text) > 1 else ()
+    return [other for other in turned if other.lower() != text.lower()]
+
+
+_DOTS = re.compile(r"\\[lc]?dots|\.\.\.")
+_OF_MATHEMATICS: Mapping[str, tuple[str, Callable[[str], list[str]]]] = {
+    "list": (rf"[^()\[\]]*,\s*(?:{_DOTS.pattern})(?:\s*,[^()\[\]]*)?", _other_lists),
+    "tuple": (r"\([^()]*,[^()]*\)", _other_tuples),
+    "set": (r"\\\{[^{}]*,[^{}]*\\\}", _other_sets),
+    "numeral": (r"\d+_(?:\d+|\{\d+\})", _other_numerals),
+}
+"""Kind -> how a label of it is spelt, and other answers; the first two are far from right."""
 
 
 def _other_numbers(text: str) -> tuple[str, ...]:
@@ -155,6 +216,10 @@ def _other_numbers(text: str) -> tuple[str, ...]:
         others += [str(round(int(text) * 1.02 + 0.5))]
     elif re.fullmatch(r"-?\d+\.\d+", text):
         others += [text.partition(".")[0], f"{float(text) + 0.3:.6g}", f"{float(text) * 1.02:.6g}", text[:-1]]
+    if (
+        same_number(text, "0") is False and same_number(f"{text}e3", f"{text}e3") and 0 < abs(float(text)) < 1e-3
+    ):  # a tolerance
+        others += ["0", f"{float(text) * 2:.12f}", f"{float(text) / 10:.12f}"]
     return tuple(o for o in dict.fromkeys(others) if o not in ("", "-") and same_number(o, text) is not True)
 
 

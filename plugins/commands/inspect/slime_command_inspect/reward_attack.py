@@ -145,8 +145,16 @@ async def _kind(auditor: _Auditor, cases: Sequence[Case], made: bool) -> None:
             auditor.report.false_fails.append(
                 Found("right", auditor.templates[read[0]].format(case.right)[:_SHOWN], case.label, table.high)
             )
+        if made and forms and not await _reads_equals(auditor, case, table, forms[0]):
+            continue  # not a reward of mathematics
         if forms or (case.kind == "code" and table.high > 0):
             await _attacked(auditor, case, table, forms[:_MOST_FORMS])
+
+
+async def _reads_equals(auditor: _Auditor, case: Case, table: _Table, form: str) -> bool:
+    """Whether it pays the spellings that a made row declares equal."""
+    paid = await auditor.pay(case, [auditor.templates[form].format(text) for text in case.equal])
+    return all(reward is not None and reward >= table.bar([form], form) for reward in paid)
 
 
 @dataclass

@@ -38,7 +38,7 @@ Spec = tuple[str, str, ComponentRef | None]
 def run_contracts(specs: list[Spec]) -> dict[Spec, Outcome]:
     """The outcome for each of the plugins, given as kind, spec, and the registered component if there is one."""
     if find_spec("pytest") is None:
-        return {spec: Outcome("not run, since pytest is not installed: pip install pytest") for spec in specs}
+        return {spec: Outcome("not run, since pytest is not installed: pip install 'slime-rl[dev]'") for spec in specs}
     outcomes: dict[Spec, Outcome] = {}
     by_folder: dict[Path, list[Spec]] = {}
     for spec in specs:

@@ -1,19 +1,23 @@
-"""`slime plugins list`: a table from metadata; `--check` loads what it lists."""
+"""`slime plugins list`: a table from metadata and first docstring lines; `--check` loads what it lists."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterable
+from textwrap import shorten
 from typing import Any
 
 from slime_command_plugins.naming import kind_word, origin, registered_kind
 from slime_core.errors import PluginError
+from slime_core.plugins.commands import help_line
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
 from slime_core.plugins.registry import ComponentRef, Registry
 from slime_core.text import json_text
 
-_HEADER = ("KIND", "NAME", "FROM", "TARGET")
+_HEADER = ("KIND", "NAME", "FROM", "DESCRIPTION")
+_WIDTH = 80
+"""Characters of a description."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +39,11 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.json:
         print(json_text([_facts(ref) for ref in refs], indent=2))
     else:
-        rows = [(kind_word(ref), ref.name, origin(ref), ref.target) for ref in refs]
-        print("\n".join(table([_HEADER, *rows])))
+        rows = [(kind_word(ref), ref.name, origin(ref), _description(ref)) for ref in refs]
+        for before, row, line in zip([None, None, *rows], [None, *rows], table([_HEADER, *rows])):
+            if before and row and before[0] != row[0]:
+                print()  # between kinds
+            print(line)
     left_out = sorted({ref.distribution for ref in registry.left_out})
     if left_out:
         print(f"left out by {registry.allow.set_by}: {', '.join(left_out)}", file=sys.stderr)
@@ -45,6 +52,14 @@ def run(namespace: argparse.Namespace) -> int:
     for message in wrong:
         print(f"not usable: {message}", file=sys.stderr)
     return int(namespace.check and bool(wrong or registry.problems))
+
+
+def _description(ref: ComponentRef) -> str:
+    """The first line of its module's docstring, read without importing the module."""
+    if ref.registered is not None or ref.target.startswith("/"):
+        return ref.target
+    text = help_line(ref.target, ref.distribution, [str(ref.folder)] if ref.folder else None)
+    return shorten(text, _WIDTH, placeholder=" ...")
 
 
 def _check(registry: Registry, refs: Iterable[ComponentRef]) -> list[str]:

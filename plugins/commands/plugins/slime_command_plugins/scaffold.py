@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
 
+import slime_core
 from slime_core.errors import ConfigError, PluginConflictError
 from slime_core.plugins.hooks import hook_flags
 from slime_core.plugins.kind import Kind
@@ -56,6 +57,20 @@ _TARGETS = {
 }
 """What the entry point names in the package; empty for a hook module, which is the package itself."""
 
+_NOTES = {
+    "hooks": "There is nothing to select: every installed hook plugin is called in every run.\n"
+    "`--no-plugins` leaves all of them out.",
+    "commands": "There is nothing to select: `slime --help` lists the command once the package is installed.",
+    "models": "There is nothing to select: checkpoints whose `config.json` names this `model_type` use it.",
+    "environments": "The generator `multi_turn` plays it. Rows of `prompt_data` are chat messages, which it continues:"
+    """
+
+    {"input": [{"role": "user", "content": "Play."}]}
+
+Leave `apply_chat_template` out of the run's file: it would turn the rows into text.""",
+}
+"""Kind -> how it comes to be used, where no setting alone says so."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -95,7 +110,7 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
     _check_name(name)
     if key in _TOO_LARGE:
         raise ConfigError(f"slime plugins new {kind}: there is no template; {_TOO_LARGE[key]}")
-    singular = "hooks" if row is None else row.singular
+    singular = "hook" if row is None else row.singular
     distribution = f"slime-{singular}-{name}".replace("_", "-")
     package = f"slime_{singular}_{name}"
     _check_clash(HOOK_GROUP if row is None else row.registered, name, distribution, registry)
@@ -113,6 +128,9 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
         "group": HOOK_GROUP if row is None else row.group,
         "spec": f"{stem}/{name}",
         "use": _use(row, name),
+        "note": _NOTES.get(stem, f"That setting selects `{name}`, on the command line or in a run's file."),
+        "version": slime_core.__version__,
+        "api": str(1 if row is None else row.api),
         "target": f"{package}{target}",
         "requires": "slime-rl" if key == "tool_parsers" else "slime-rl-core",  # whose base classes they derive from
         "Class": "".join(part.capitalize() for part in name.split("_") if part),
@@ -167,6 +185,8 @@ def _use(row: Kind | None, name: str) -> str:
         return "slime train --config run.yaml"
     if row.name == "commands":
         return f"slime {name.replace('_', '-')}"
+    if row.name == "environments":
+        return f"slime train --config run.yaml --custom-generate-function-path multi_turn --environment-path {name}"
     flags = [flag for flag in row.flags if flag.startswith("--")]
     if not flags:
         return "slime train --config run.yaml --hf-checkpoint MODEL"

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from slime_reward_exact import last_boxed, reward
 
 from slime_core import Sample, SampleStatus
+from tests.sweeps import sweep
 
 
 @pytest.mark.parametrize(
@@ -33,8 +34,33 @@ def test_a_truncated_response_has_no_final_answer() -> None:
 
 def test_labels_of_other_types() -> None:
     assert reward(None, Sample(response=r"\boxed{True}", label=True)) == 1.0
-    assert reward(None, Sample(response=r"\boxed{2}", label=2.0)) == 0.0
     assert reward(None, Sample(response="None", label=None)) == 0.0
+    assert reward(None, Sample(response="{}", label={})) == 1.0
+
+
+@sweep(
+    "response, label, expected",
+    [
+        (r"\boxed{42}", 42.0, 1.0),
+        ("42", 42.0, 1.0),
+        ("42.0", 42, 1.0),
+        ("1,000", 1000, 1.0),
+        ("42", "42.0", 0.0),  # texts are compared as texts
+        ("43", 42.0, 0.0),
+        ("0.5", 0.5, 1.0),
+        ("nan", float("nan"), 1.0),
+        ("1", True, 0.0),
+        (r"\boxed{7}", r"so $\fbox{7}$.", 1.0),
+        (r"\boxed{7}", r"so $\boxed 7$.", 1.0),
+        (r"\boxed {7}", r"so $\boxed {7}$.", 1.0),
+        ("Rome", ["Paris", "rome"], 1.0),
+        ("Oslo", ["Paris", "rome"], 0.0),
+        ("[]", [], 0.0),
+        ("2", [1, 2.0], 1.0),
+    ],
+)
+def test_labels_by_value_by_box_and_any_of_a_list(response: str, label: object, expected: float) -> None:
+    assert reward(None, Sample(response=response, label=label)) == expected
 
 
 @settings(deadline=None)

@@ -1,27 +1,36 @@
 """Token F1 between response and label, the measure of extractive question answering (Rajpurkar et al., SQuAD, 2016).
 
-Both sides are lower-cased and stripped of punctuation (the sign and the point of a number are none), articles and
-repeated blanks. The answers yes, no and noanswer share no meaning with longer texts, so they must match exactly, and so
-must a label of one character (A is a choice, not an article) and an empty one, which says that there is no answer.
+Both sides are lower-cased and stripped of punctuation (the sign and the point of a number are none; unlike in SQuAD's
+script, curly quotes and the marks of other scripts are punctuation, too), articles and repeated blanks. The answers
+yes, no and noanswer share no meaning with longer texts, so they must match exactly, and so must a label of one
+character (A is a choice, not an article) and an empty one, which says that there is no answer. A label that is a whole
+number of type float is that integer, and the best of a list of labels counts.
 """
 
 from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
+from typing import Any
 
 from slime_core import Args, RewardTraits, Sample, declares
 
 _ARTICLES = ("a", "an", "the")
-_PUNCTUATION = re.compile(rf"(?!(?<![\w.])-(?=[\d.])|(?<=\d)[./](?=\d))[{re.escape(string.punctuation)}]")
+_MARK = re.compile(r"(?!(?<![\w.])-(?=[\d.])|(?<=\d)[./](?=\d))(?:[^\w\s]|_)")
 _EXACT = {"yes", "no", "noanswer"}
 
 
 @declares(RewardTraits(execution="thread"))
 def reward(args: Args, sample: Sample) -> float:
-    """F1 in [0, 1]; 0.0 without a label."""
-    return 0.0 if sample.label is None else f1_score(sample.response, str(sample.label))
+    """Return F1 in [0, 1]; 0.0 without a label."""
+    labels = sample.label if isinstance(sample.label, (list, tuple)) else [sample.label]
+    return max((f1_score(sample.response, _text(label)) for label in labels if label is not None), default=0.0)
+
+
+def _text(label: Any) -> str:
+    return str(int(label) if isinstance(label, float) and label.is_integer() else label)
 
 
 def f1_score(prediction: str, label: str) -> float:
@@ -47,4 +56,10 @@ def normalized_tokens(text: str) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    return _PUNCTUATION.sub("", text.lower()).split()
+    return _MARK.sub(_no_punctuation, text.lower().replace("\u2212", "-")).split()
+
+
+def _no_punctuation(match: re.Match[str]) -> str:
+    """Nothing for punctuation of any script; other signs, such as vowels written as marks, stay."""
+    mark = match[0]
+    return "" if mark in string.punctuation or unicodedata.category(mark)[0] == "P" else mark

@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_reward_f1 import f1_score, normalized_tokens
+from slime_reward_f1 import f1_score, normalized_tokens, reward
+
+from slime_core import Sample
+from tests.sweeps import sweep
 
 
 def test_normalisation() -> None:
@@ -32,6 +35,28 @@ def test_normalisation() -> None:
 )
 def test_f1(prediction: str, label: str, expected: float) -> None:
     assert f1_score(prediction, label) == pytest.approx(expected)
+
+
+@sweep(
+    "response, label, expected",
+    [
+        ("42", 42.0, 1.0),
+        ("42", 42, 1.0),
+        ("42", 42.5, 0.0),
+        ("42.5", 42.5, 1.0),
+        ("nan", float("nan"), 1.0),
+        ("\u201cParis\u201d", "Paris", 1.0),
+        ("\u300cParis\u300d\u3002", "Paris", 1.0),
+        ("\u2212" + "3", "-3", 1.0),
+        ("Rome", ["Paris", "Rome"], 1.0),
+        ("in Rome", ["Paris", "Rome"], 2 / 3),
+        ("Rome", [], 0.0),
+        ("Rome", [None], 0.0),
+        ("Rome", {}, 0.0),
+    ],
+)
+def test_labels_that_are_no_text_and_marks_that_are_not_ascii(response: str, label: object, expected: float) -> None:
+    assert reward(None, Sample(response=response, label=label)) == pytest.approx(expected)
 
 
 @settings(deadline=None)

@@ -29,7 +29,7 @@ _PHRASES = tuple(
 )
 _LISTED = re.compile(r"^[ \t]*\(?([A-Z])[).:]", re.MULTILINE)
 _ALONE = re.compile(rf"(?<![A-Za-z'\"\u2019\u201c])([A-Z]|(?<=\()[a-z](?=\))){_ENDS}")
-_ONLY = re.compile(r"[\W_]*([a-z])[\W_]*")
+_ONLY = re.compile(r"[\W_]*([A-Za-z])[\W_]*")
 _WORD = re.compile(r"\s+(?!(?:is|because|since|as|or|and)\b)[a-z]")
 _DENIED_BEFORE = re.compile(
     r"(?:(?:(?:\b|can)not|n['\u2019]t|\bnever|\bneither|\bnor|\bno|\brather than|\binstead of|\bexcept(?: for)?"

@@ -29,14 +29,26 @@ class _TooLarge(Exception):
 
 def explodes(expression: str) -> bool:
     """True when a power has more than `MOST_DIGITS` digits, or a factorial or binomial is of more than 1,000."""
-    reader = _Reader([token for token in _TOKEN.findall(expression) if token not in _WRAPPING])
     try:
-        while reader.peek():
-            reader.sum()
-            reader.take()  # a bracket that nothing opened
+        _read(expression)
     except _TooLarge:
         return True
     return False
+
+
+def digits(expression: str) -> float:
+    """Digits within which the value of an expression differs from every other one of its size; at most 20,000."""
+    reader = _read(expression)
+    return min(reader.seen, 20_000.0) + len(expression)
+
+
+def _read(expression: str) -> _Reader:
+    """A reader that has read all of it. Raises _TooLarge."""
+    reader = _Reader([token for token in _TOKEN.findall(expression) if token not in _WRAPPING])
+    while reader.peek():
+        reader.sum()
+        reader.take()  # a bracket that nothing opened
+    return reader
 
 
 class _Reader:
@@ -45,6 +57,8 @@ class _Reader:
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
         self.position = self.depth = 0
+        self.seen = 0.0
+        """Logarithms of all powers, together."""
 
     def peek(self) -> str:
         return self.tokens[self.position] if self.position < len(self.tokens) else ""
@@ -69,6 +83,11 @@ class _Reader:
 
     def power(self) -> float:
         """An atom with all its factorials and exponents; `9^9^9` is `9^(9^9)`."""
+        value = self._power()
+        self.seen += value
+        return value
+
+    def _power(self) -> float:
         value = self.factorials(self.atom())
         if self.peek() not in ("^", "**"):
             return value

@@ -1,17 +1,26 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import logging
 import re
 import signal
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_reward_math import explodes, final_answer, reward
+from slime_reward_math.limit import within
 
 from slime_core import Sample
+from slime_core.config import Args
+from slime_core.plugins.execution import Component
+from slime_core.plugins.workers.pool import WorkerPool
 from tests.sweeps import sweep
 
 
@@ -156,11 +165,120 @@ def test_a_number_that_is_denied_or_one_of_several_is_no_answer(response: str) -
     assert score(response, "4") == 0.0
 
 
+def test_a_numeral_that_is_denied_is_no_answer() -> None:
+    assert [score(f"1011_2 {words}.", "1011_2") for words in ("is wrong", "ist falsch", "est faux")] == [0.0] * 3
+
+
 @pytest.mark.parametrize(
     "response", ["It is not 5 but 4.", "5 is wrong, it is 4.", "Nicht 5, 4.", "It is not obvious: 4", "It is 4."]
 )
 def test_a_number_beside_one_that_is_denied_is(response: str) -> None:
     assert score(response, "4") == 1.0
+
+
+PAIRS = [json.loads(line) for line in Path(__file__).with_name("pairs.jsonl").read_text().splitlines()]
+"""Labels of many kinds with right and wrong answers; benchmarks/math_grades.py compares graders on them."""
+MISSED = {("a_{1+n}", "a_{n+1}"), (r"\zeta(2)", r"\frac{\pi^2}{6}"), ("f(x)=-2x+5", "y = -2x + 5"), ("x+1=0", "-1")}
+"""Right answers that are not paid."""
+
+
+def wrongly_graded(rows: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {
+        (answer, row["label"])
+        for row in rows
+        for right in (True, False)
+        for answer in row["right" if right else "wrong"]
+        if score(rf"so \boxed{{{answer}}}", row["label"]) != right
+    }
+
+
+def test_a_pair_of_every_kind() -> None:
+    first = {row["kind"]: row for row in reversed(PAIRS)}
+    assert len(first) == 16
+    few = [{**row, "right": row["right"][:2], "wrong": row["wrong"][:2]} for row in first.values()]
+    assert wrongly_graded(few) == set()
+
+
+@pytest.mark.slow
+def test_no_wrong_answer_is_paid_and_right_ones_are() -> None:
+    assert sum(len(row["right"]) + len(row["wrong"]) for row in PAIRS) >= 1200
+    assert wrongly_graded(PAIRS) == MISSED
+
+
+ENDLESS = [
+    (r"\int_0^\infty \frac{\sin(x^3)}{x^2+\ln(x+2)}dx", "2"),
+    (r"\sum_{n=1}^{\infty}\frac{\sin(n^2)}{n^3+1}", "1"),
+    (r"\cup".join(f"({i},{i + 1})" for i in range(60)), "(0,60)"),
+    ("(1+x)^{3000}", "(x+1)^{2999}(x+2)"),
+    ("{" * 450 + "1" + "}" * 450, "2"),
+    ("(" * 450 + "x" + ")" * 450, "y"),
+]
+
+
+def assert_within_two_seconds(cases: list[tuple[str, str]]) -> None:
+    for answer, label in cases:
+        started = time.thread_time()
+        assert score(rf"\boxed{{{answer}}}", label) == 0.0
+        assert time.thread_time() - started < 2.0, answer
+        started = time.thread_time()
+        assert score(f"It is ${answer}$, I think.", label) == 0.0
+        assert time.thread_time() - started < 2.0, answer
+
+
+def test_a_comparison_takes_two_seconds_of_processor_time_at_most() -> None:
+    answer, label = ENDLESS[0]
+    started = time.thread_time()
+    assert score(rf"\boxed{{{answer}}}", label) == 0.0
+    assert time.thread_time() - started < 2.0
+    assert score(r"\boxed{(x+1)^2}", "x^2+2x+1") == 1.0  # what comes after is not the worse for it
+
+
+@pytest.mark.slow
+def test_so_does_every_one_in_any_thread_and_nothing_is_left_running() -> None:
+    before, found = threading.active_count(), list[BaseException | None]()
+
+    def in_a_thread() -> None:
+        try:
+            assert_within_two_seconds(ENDLESS[:2])
+            found.append(None)
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=in_a_thread) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert_within_two_seconds(ENDLESS)
+    for thread in threads:
+        thread.join(120)
+    assert found == [None] * 2
+    assert threading.active_count() == before
+
+
+@pytest.mark.slow
+def test_so_does_one_in_a_worker_process() -> None:
+    pool = WorkerPool(Args(reward_key=None), 1)
+    answer, label = ENDLESS[0]
+    samples = [Sample(response=rf"\boxed{{{answer}}}", label=label), Sample(response=r"\boxed{1+x}", label="x+1")]
+    try:
+        found = asyncio.run(pool.score(Component("math"), samples, False, 60.0))
+    finally:
+        pool.close()
+    assert found == [0.0, 1.0]
+
+
+def test_a_call_that_catches_the_exception_is_interrupted_again() -> None:
+    def stubborn() -> int:
+        for _ in range(2):
+            with contextlib.suppress(BaseException):
+                while True:
+                    sum(range(100))
+        while True:
+            sum(range(100))
+
+    assert within(0.05, stubborn) is None
+    assert within(5.0, lambda: 7) == 7
+    with pytest.raises(KeyError):
+        within(5.0, lambda: {}["none"])
 
 
 def test_nothing_is_logged_per_answer(caplog: pytest.LogCaptureFixture) -> None:

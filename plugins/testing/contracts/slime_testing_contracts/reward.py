@@ -86,6 +86,22 @@ class RewardContract(Contract):
             )
         _check(found, response, label)
 
+    @pytest.mark.parametrize("label", [None, "", 5, 2.5, [], ["2"], {}], ids=repr)
+    def test_the_examples_with_other_labels(self, label: Any) -> None:
+        """Rows differ in their labels' types. A label of a type that the reward does not read may raise ValueError."""
+        for prompt, response, _, _ in self.examples:
+            try:
+                (found,) = self.score(answered_sample(prompt, response, label))
+            except ValueError:  # its way of saying that the row cannot be scored
+                continue
+            except Exception as error:
+                pytest.fail(
+                    f"for the example's response {_short(response)} with the label {label!r} it raised"
+                    f" {type(error).__name__}: {error}; return 0 for a label that says nothing, and raise a ValueError"
+                    " that names a label which the reward cannot read"
+                )
+            _check(found, response, label)
+
     def test_chat_prompt(self) -> None:
         """Prompts may be chat messages."""
         sample = answered_sample(label=self.label)
