@@ -125,7 +125,7 @@ def exact_json(text: str | bytes) -> Any:
     return json.loads(text) if long else orjson.loads(text)  # orjson makes floats of such integers
 
 
-def column(row: Row, name: str, flag: str = "") -> Any:
+def column(row: Mapping[str, Any], name: str, flag: str = "") -> Any:
     """Return the value of a column; `a.b` is the value of key `b` in the objects of column `a`.
 
     Raises:

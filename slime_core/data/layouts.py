@@ -118,7 +118,8 @@ def recognise(row: Mapping[str, Any], label_key: str | None = None, *, demonstra
         return next((there[name] for name in names if isinstance(row.get(there.get(name, "")), str)), None)
 
     if "instruction" in there and any(name in there for name in ("output", "response")):
-        prompt, beside = there["instruction"], ("input", "context")
+        prompt = there["instruction"]
+        beside: tuple[str, ...] = ("input", "context")
     else:
         prompt, beside = _prompt_column(row, there), _BESIDE
     choices = next((there[name] for name in ("choices", "options") if _choices(row.get(there.get(name, "")))), None)

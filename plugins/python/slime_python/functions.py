@@ -129,11 +129,11 @@ def _kept(kind: str, given: Any) -> str:
     return here.keep(kind, _on_thread(given) if kind == "reward" else given)
 
 
-def _on_thread(reward: Callable[..., Any]) -> Callable[..., Any]:
+def _on_thread(reward: Any) -> Any:
     """Return the reward with the trait that keeps it in this process."""
     if inspect.iscoroutinefunction(reward):
         return reward
-    called = reward.__call__ if _is_object(reward) else reward
+    called: Callable[..., Any] = reward.__call__ if _is_object(reward) else reward
 
     @functools.wraps(called)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -213,7 +213,7 @@ class Trainer:
     def model(self) -> Path:
         """Directory of the newest weights: of the last commit, else of the model that was given."""
         commits = sorted((Path(self.settings.args.save) / "checkpoints").glob("rollout_*"))
-        return commits[-1] if commits else Path(self.settings.args.hf_checkpoint)
+        return commits[-1] if commits else Path(str(self.settings.args.hf_checkpoint))
 
     # -- the model as it is -----------------------------------------------------------------------------------
 

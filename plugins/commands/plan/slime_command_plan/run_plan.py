@@ -194,7 +194,8 @@ class _Model:
         """Bytes of a GPU that an engine takes which keeps a fixed share of it, as servers do; None for others."""
         if gpu_bytes is None or not hasattr(self.engine, "launch_plan"):
             return None
-        return gpu_bytes * (vars(self.args).get("sglang_mem_fraction_static") or _STATIC)
+        given = hasattr(self.args, "sglang_mem_fraction_static") and self.args.sglang_mem_fraction_static
+        return gpu_bytes * (given or _STATIC)
 
 
 _STATIC = 0.85

@@ -289,8 +289,8 @@ class Run:
 
 
 def _is_shadow(row: Row) -> bool:
-    parts = [row.get(name) for name in ("rewards", "filters", "seconds")]
-    whole = all(isinstance(part, dict) for part in parts) and parts[2].keys() >= parts[0].keys()
+    parts = [part for name in ("rewards", "filters", "seconds") if isinstance(part := row.get(name), dict)]
+    whole = len(parts) == 3 and parts[2].keys() >= parts[0].keys()
     return whole and row.keys() >= {"kept", "score", "group_index"}
 
 

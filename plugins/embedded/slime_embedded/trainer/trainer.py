@@ -113,8 +113,9 @@ class EmbeddedTrainer:
 
         At least 1,024; at most 4,096 on CPU, where more gain nothing, and for several nodes, which may differ.
         """
+        assert args.max_tokens_per_gpu is not None, "derived where nobody gave it"
         gpu = args.device != "cpu" and torch.cuda.is_available()
-        most = _MOST_TOKENS if gpu and args.actor_num_nodes == 1 else int(args.max_tokens_per_gpu)
+        most = _MOST_TOKENS if gpu and args.actor_num_nodes == 1 else args.max_tokens_per_gpu
         if not (Path(args.hf_checkpoint) / "config.json").is_file():  # a recipe has yet to make it
             return most
         shape = decoder_shape(args.hf_checkpoint, cls)

@@ -66,7 +66,7 @@ class FreshProcess:
         self._rows = list(rows)
         sent, size = [], 0
         for place, spec, sample in rows:
-            row = {"place": place, "spec": spec and absolute_spec(spec), "prompt": sample.prompt}
+            row: dict[str, Any] = {"place": place, "spec": spec and absolute_spec(spec), "prompt": sample.prompt}
             row |= {"label": sample.label, "metadata": sample.metadata}
             size += len(json.dumps(row, default=str))
             if size > _MOST_SENT:
