@@ -333,7 +333,8 @@ class Sample(Attributes):
         if meta_info.get("weight_version") is not None:
             self.weight_versions.append(str(meta_info["weight_version"]))
         self.prefix_cache_info.add(meta_info)
-        speculates = hasattr(args, "sglang_speculative_algorithm") and args.sglang_speculative_algorithm
+        asked: Any = args  # of any run, or a stand-in without the setting
+        speculates = hasattr(asked, "sglang_speculative_algorithm") and asked.sglang_speculative_algorithm
         if "spec_verify_ct" in meta_info or speculates:
             self.spec_info.add(meta_info, num_tokens)
 

@@ -237,7 +237,9 @@ def _asked(value: Any) -> str:
     """Return the text of a prompt; of messages, the text of all but the assistant's."""
     if not isinstance(value, list):
         return value.strip() if isinstance(value, str) else ""
-    return "\n".join(str(m.get("content")) for m in checked_prompt(value, "") if m.get("role") != "assistant")
+    return "\n".join(
+        str(m.get("content")) for m in checked_prompt(value, "") if isinstance(m, dict) and m.get("role") != "assistant"
+    )
 
 
 def _plain(name: str) -> str:

@@ -212,7 +212,7 @@ class Trainer:
     @property
     def model(self) -> Path:
         """Directory of the newest weights: of the last commit, else of the model that was given."""
-        commits = sorted((Path(self.settings.args.save) / "checkpoints").glob("rollout_*"))
+        commits = sorted((Path(str(self.settings.args.save)) / "checkpoints").glob("rollout_*"))
         return commits[-1] if commits else Path(str(self.settings.args.hf_checkpoint))
 
     # -- the model as it is -----------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Trainer:
 
         if Path(path).exists():
             raise ConfigError(f"save({str(path)!r}): the directory exists; name a new one")
-        if self.model == Path(self.settings.args.hf_checkpoint):
+        if self.model == Path(str(self.settings.args.hf_checkpoint)):
             raise ConfigError(f"save({str(path)!r}): nothing has been committed yet; train first")
         export_hf(self.model, Path(path))
         return Path(path)

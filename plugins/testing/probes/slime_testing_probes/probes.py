@@ -36,7 +36,7 @@ class WrongAnswer(Exception):
     """The component answered something it may not."""
 
 
-_MADE_UP = {"place": "", "spec": None, "prompt": "1+1=", "label": "2", "metadata": {}}
+_MADE_UP: Mapping[str, Any] = {"place": "", "spec": None, "prompt": "1+1=", "label": "2", "metadata": {}}
 """The row of a bench without data."""
 _ROWS_S = 1.0
 """Seconds in which rows after the first are scored."""
