@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from slime_core.ops.corrections import interpolated_log_probs as interpolated_log_probs
     from slime_core.ops.corrections import mismatch_metrics as mismatch_metrics
     from slime_core.ops.corrections import off_policy_sequences as off_policy_sequences
+    from slime_core.ops.groups import deviation as deviation
     from slime_core.ops.groups import group_members as group_members
     from slime_core.ops.groups import group_normalize as group_normalize
     from slime_core.ops.logprobs import SamplingMask as SamplingMask

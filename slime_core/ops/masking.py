@@ -2,7 +2,7 @@
 
 Called by the stages, trainers and estimator plugins. Layout: the response tokens of several samples laid end to end,
 [T] with T = sum(lengths). A masked-out position may hold anything, NaN included, and never reaches a result, so every
-product with a mask goes through `masked`. torch adds up `segment_reduce` and norms on a CPU in one float32 number, which
+product with a mask goes through `masked`. On a CPU torch adds up `segment_reduce` and norms in one float32 number and
 loses small terms, so neither is called on long float32 tensors elsewhere.
 """
 

@@ -33,8 +33,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 class NoUnorderedSums(TorchDispatchMode):
     """Raise at an operation whose additions have no fixed order on a CPU with several threads.
 
-    Measured with torch 2.13 on 2 threads, [4000, 576] rows into [600, 576]: `index_put_(accumulate=True)`, which is also
-    the gradient of `x[index]`, gives another result each time; `index_add_`, `scatter_add_`, `scatter_reduce_`,
+    Measured with torch 2.13 on 2 threads, [4000, 576] into [600, 576]: `index_put_(accumulate=True)`, which is also the
+    gradient of `x[index]`, gives another result each time; `index_add_`, `scatter_add_`, `scatter_reduce_`,
     `bincount`, `segment_reduce` and the gradients of `embedding`, `gather` and `index_select` give one.
     """
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from slime_core.ops import deviation
 from slime_hook_invariants.incident import Incident
 from slime_hook_invariants.trained import Trained
 
@@ -39,7 +40,7 @@ def normalised(it: Trained) -> Iterator[Incident]:
             )
         plain = all(batch.sibling_counts[p] == 1 for p in positions) and not it.withholds
         if args.advantage_estimator in _SCALED and args.grpo_std_normalization and plain:
-            spread, own = _deviation(shaped), _deviation([batch.raw_rewards[p] for p in positions])
+            spread, own = deviation(shaped), deviation([batch.raw_rewards[p] for p in positions])
             if spread > 0.02 and abs(spread - 1.0) > 0.02 and abs(spread - own / (own + _EPSILON)) > 0.02:
                 yield Incident(
                     "advantages_deviate_by_one",
@@ -58,11 +59,6 @@ def normalised(it: Trained) -> Iterator[Incident]:
             "the better answer of a group has the lower advantage: a sign is turned, or rewards go to other samples",
             f"in {against} of {compared} groups",
         )
-
-
-def _deviation(values: list[float]) -> float:
-    """Of a sample; `statistics.stdev` takes fractions for it, and as long as all other checks of a rollout."""
-    return math.dist(values, [math.fsum(values) / len(values)] * len(values)) / math.sqrt(len(values) - 1)
 
 
 def advantages_of_rewards(it: Trained) -> Iterator[Incident]:
