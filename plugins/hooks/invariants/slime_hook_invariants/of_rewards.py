@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from slime_core.ops import deviation
-from slime_hook_invariants.incident import Incident
+from slime_hook_invariants.incident import CENTRED, Incident
 from slime_hook_invariants.trained import Trained
 
-_CENTRED = ("grpo", "gspo", "cispo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 _SCALED = ("grpo", "gspo", "cispo")
 _EPSILON = 1e-6
 """What is added to the deviation; rewards that differ by little more do not deviate by 1 then."""
@@ -22,7 +21,7 @@ def normalised(it: Trained) -> Iterator[Incident]:
     """Where the estimator centres, the shaped rewards of a group add up to 0; where it scales, they deviate by 1."""
     args, batch = it.args, it.batch
     by_others = args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path
-    if args.advantage_estimator not in _CENTRED or not args.rewards_normalization or by_others:
+    if args.advantage_estimator not in CENTRED or not args.rewards_normalization or by_others:
         return
     against = compared = 0
     for group, positions in it.groups.items():
