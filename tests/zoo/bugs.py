@@ -111,6 +111,15 @@ def _update(around: Callable[..., None]) -> Plant:
     return wrapped("slime_core.trainers.embedded.optimizer.FlatAdamW._update", around)
 
 
+def _handed_out() -> Plant:
+    def plant(patch: Any) -> None:
+        wrapped("slime_core.trainers.embedded.trainer.published_weights", m.as_at_first("layers.0.input_layernorm"))(
+            patch
+        )
+
+    return plant
+
+
 def _first_rate(optimizer: Any, lr: float) -> float:
     return optimizer.__dict__.setdefault("first_rate", lr)
 
@@ -194,6 +203,8 @@ BUGS = (
         wrapped("slime_core.rollout.batch._group_indices", m.groups_shuffled), "group_of_one_prompt", says="shuffled"),
     Bug("reward_clipped", "rewards are clipped between the grader and the estimator", "openai/baselines #216",
         wrapped("slime_core.rollout.batch._reward", m.clipped_reward), "rewards_as_scored", says="clipped", settings={"rollout_max_response_len": 24}),
+    Bug("reward_clipped_in_groups", "rewards are clipped as they are compared in their groups", "openai/baselines #216",
+        _shaped(lambda f, rewards, *rest: f([min(r, 0.03) for r in rewards], *rest)), "rewards_as_scored", says="clipped", settings={"rollout_max_response_len": 24}),
     Bug("text_of_another_tokenizer", "another tokenizer makes the text that is scored", "TIGER-AI-Lab/General-Reasoner #2",
         wrapped("slime_core.engines.embedded.core.EngineCore.text", m.digits_exchanged), "text_of_the_tokens", says="another tokenizer decodes",
         emulated="two pairs of characters are exchanged in the text"),
@@ -239,7 +250,7 @@ BUGS = (
     Bug("old_untempered", "old log-probs are of another temperature than new ones", "huggingface/trl #454",
         _scored(m.temperature(lambda t: 1.0, _before_it)), "ratio_begins_at_one", says="of another temperature", settings=_OWN | _COLD),
     Bug("temperature_now_and_then", "every third pass of the trainer is at temperature 1", "huggingface/trl #3029", _scored(m.temperature(lambda t: 1.0, m.EveryThird())),
-        "engine_is_the_trainer", says="temperature", settings=_COLD | {"micro_batch_size": 4}),
+        "engine_is_the_trainer", says="temperature", settings=_COLD | {"micro_batch_size": 4, "dtype": "float32"}),
     # -- weights
     Bug("tensor_not_sent", "one tensor is not sent to the engine", "verl-project/verl #205", _written("layers.0.mlp"), "engine_serves_the_trained", 2, says="a tensor is not sent"),
     Bug("norm_not_sent", "the engine skips tensors that it knows by another name", "Tencent-Hunyuan/UniRL #166", _written("model.norm"),
@@ -247,8 +258,8 @@ BUGS = (
         emulated="a tensor is skipped under its own name, as engine and trainer use the same ones"),
     Bug("layer_norm_not_sent", "one layer's norm is not sent to the engine", "huggingface/trl #5269", _written("layers.0.input_layernorm"),
         "engine_serves_the_trained", 2, says="a tensor is not sent"),
-    Bug("norm_left_out", "one layer's norm is not among the weights that the trainer hands out, so that comparing them finds nothing", "huggingface/trl #5269",
-        wrapped("slime_core.trainers.embedded.trainer.published_weights", m.left_out("layers.0.input_layernorm")), "every_tensor_is_sent",
+    Bug("norm_handed_out_once", "the trainer hands out one layer's norm as it was at first, so that comparing what is served finds nothing", "huggingface/trl #5269",
+        _handed_out(), "every_tensor_is_sent",
         says="never hands out", settings={"check_weight_update_equal": True}),
     Bug("embeddings_not_sent", "tied embeddings are not sent to the engine", "PrimeIntellect-ai/prime-rl #2823", _written("embed_tokens"),
         "engine_serves_the_trained", 2, says="a tensor is not sent"),

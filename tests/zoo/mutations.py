@@ -413,7 +413,7 @@ def digits_exchanged(original: Any, core: Any, sequence: Any) -> str:
 
 def clipped_reward(original: Any, *args: Any) -> float:
     """Rewards are clipped on their way into the batch."""
-    return float(min(original(*args), 0.5))
+    return float(min(original(*args), 0.1))
 
 
 def bounds_exchanged(original: Any, kl: Any, advantages: Any, low: float, high: float | None, *rest: Any) -> Any:
@@ -438,10 +438,12 @@ class EveryThird:
         return self._calls % 3 == 0
 
 
-def left_out(*parts: str) -> Callable[..., Iterator[tuple[str, torch.Tensor]]]:
-    """Some tensors are not among those that the trainer hands out."""
+def as_at_first(part: str) -> Callable[..., Iterator[tuple[str, torch.Tensor]]]:
+    """A tensor is kept when it is first handed out, and handed out so again."""
+    first: dict[str, torch.Tensor] = {}
 
     def handed(original: Any, *args: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, tensor) for name, tensor in original(*args) if not any(part in name for part in parts))
+        for name, tensor in original(*args):
+            yield name, first.setdefault(name, tensor.detach().clone()) if part in name else tensor
 
     return handed

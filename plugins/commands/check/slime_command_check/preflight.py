@@ -20,6 +20,7 @@ from typing import Any
 from safetensors import safe_open
 from slime_testing_probes.fresh_process import FreshProcess
 
+from slime_command_check.overlap import overlap
 from slime_core.config.sections.rollout import context_of
 from slime_core.data.dataset import has_row, open_rows
 from slime_core.data.rows import Columns, PromptReader
@@ -75,7 +76,7 @@ def _data(run: Prepared) -> tuple[Sample | None, list[Finding]]:
         else:
             first = first or sample
         findings += said
-    return first, findings
+    return first, [*findings, *overlap(args)]
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Updates:
 
     def __init__(self) -> None:
         self._before: _State | None = None
+        self._rollout = -2
         self._passes: list[torch.Tensor] = []
         """Gradient of one parameter from each backward pass, before it is accumulated."""
         self._watched: torch.nn.Parameter | None = None
@@ -50,13 +51,15 @@ class Updates:
         if not isinstance(model, torch.nn.Module) or not alone or not hasattr(optimizer, "moment_steps"):
             return
         named = {n: p for n, p in model.named_parameters() if p.requires_grad and p.grad is not None}
-        all_stepped = it.steps and not any(s.metrics.get("skipped_steps") for s in it.steps)
-        yield from self._accumulated(it, named, stepped=bool(all_stepped))
-        before, self._before = self._before, _state(named, optimizer)
-        if before is not None and self._before is not None and all_stepped:
-            yield from _moved(it.args, before, self._before, [step.metrics["lr"] for step in it.steps])
+        before, now, rollout = self._before, _state(named, optimizer), it.batch.rollout_id
+        next_one, self._before, self._rollout = rollout == self._rollout + 1, now, rollout
+        known = next_one and bool(it.steps) and not any(s.metrics.get("skipped_steps") for s in it.steps)
+        yield from self._accumulated(it, named, known=known)
+        if known and before is not None and now is not None and not it.args.reset_optimizer_states:
+            counted = now._replace(steps=before.steps + len(it.steps))
+            yield from _moved(it.args, before, counted, [step.metrics["lr"] for step in it.steps])
 
-    def _accumulated(self, it: Trained, named: dict[str, torch.nn.Parameter], *, stepped: bool) -> Iterator[Incident]:
+    def _accumulated(self, it: Trained, named: dict[str, torch.nn.Parameter], *, known: bool) -> Iterator[Incident]:
         """The last step's gradient is the sum of its passes', scaled by the clipping."""
         passes, watched, self._passes = self._passes, self._watched, []
         if watched is None or watched.grad is None:
@@ -64,7 +67,7 @@ class Updates:
             if self._watched is not None:
                 self._watched.register_hook(self._note)
             return
-        if not stepped or not passes or it.tensors.advantages is None:
+        if not known or not passes or it.tensors.advantages is None:
             return
         norm, limit = it.steps[-1].metrics.get("grad_norm", 0.0), it.args.clip_grad
         scale = limit / (norm + 1e-6) if limit and norm > limit else 1.0

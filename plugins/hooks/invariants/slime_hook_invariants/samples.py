@@ -108,11 +108,11 @@ def _rewards_kept(args: Args, known: Kept, batch: TrainBatch) -> Iterator[Incide
     for group, pairs in groups.items() if args.advantage_estimator in CENTRED else ():
         scored_by, shaped = map(list, zip(*pairs))
         spreads = (deviation(scored_by), deviation(shaped)) if len(pairs) > 1 else (0.0, 0.0)
-        if min(spreads) <= 1e-4 * max(1.0, *map(abs, scored_by)):
+        if spreads[0] <= 1e-4 * max(1.0, *map(abs, scored_by)):
             continue
         means = math.fsum(scored_by) / len(pairs), math.fsum(shaped) / len(pairs)
         together = math.fsum((r - means[0]) * (s - means[1]) for r, s in pairs) / (len(pairs) - 1)
-        if together < 0.999 * spreads[0] * spreads[1] and together > 0:
+        if spreads[1] == 0.0 or 0 < together < 0.999 * spreads[0] * spreads[1]:
             numbers = f"group {group}: scored {scored_by[:4]}, trained on {[round(s, 4) for s in shaped[:4]]}"
             yield Incident("rewards_as_scored", cause, numbers)
             return
