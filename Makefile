@@ -29,7 +29,7 @@ ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGL
 install: $(STAMP)
 
 # torch first and pinned: a looser requirement may pull gigabytes of CUDA libraries.
-$(DEMO_STAMP): pyproject.toml $(CONSTRAINTS) requirements.txt compat/pyproject.toml plugins/pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
+$(DEMO_STAMP): pyproject.toml $(CONSTRAINTS) requirements.txt compat/pyproject.toml plugins/pyproject.toml $(wildcard plugins/*/pyproject.toml plugins/*/*/pyproject.toml)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --upgrade pip
 	$(BIN)/python $(PIP_INSTALL) torch==2.13.0
@@ -126,6 +126,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --config pyproject.toml
+	$(BIN)/python scripts/prose.py --check
 
 types: install
 	$(BIN)/mypy

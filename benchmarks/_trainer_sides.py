@@ -56,7 +56,7 @@ def slime_trainer(job: dict[str, Any]) -> Any:
         hf_checkpoint=job["model"], device=job["device"], dtype=job["dtype"], distributed_timeout_minutes=5, **SETTINGS
     )
     if job["trainer"] == "embedded":
-        from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+        from slime_embedded.trainer.trainer import EmbeddedTrainer
 
         return EmbeddedTrainer(args)
     from slime_trainer_megatron.trainer import MegatronTrainer

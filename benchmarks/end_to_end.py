@@ -143,10 +143,10 @@ def write_inputs(work: Path, num_prompts: int, shape: str) -> tuple[Path, Path, 
     """A model of the quick start's kind with random weights, its prompts as text, and the reward function."""
     from slime_command_init import task
     from slime_command_init.tiny_model import hf_config, write_tokenizer
+    from slime_embedded.models.decoder import init_weights
 
     from slime_core.data.tokenizer import load_tokenizer, render_prompt
     from slime_core.models.config import load_model_config
-    from slime_core.models.decoder import init_weights
     from slime_core.models.hf_io import write_config, write_weights
 
     model, prompts, reward = work / "model", work / "prompts.jsonl", work / "bench_reward.py"

@@ -29,8 +29,8 @@ import torch
 import transformers
 from _harness import Parser, ratio
 from _measure import PeakMemory, decode_flops, matmul_flops_per_second
+from slime_embedded.engine.core import CoreOptions, EngineCore
 
-from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
 

@@ -45,7 +45,7 @@ STAGES = {
 IMPORTS = """
 import importlib, json, time
 names = ["slime_core.config.load", "numpy", "torch", "slime_core.launch.inline", "transformers", "{auto}",
-         "slime_core.engines.embedded.engine", "slime_core.trainers.embedded.trainer"]
+         "slime_embedded.engine.engine", "slime_embedded.trainer.trainer"]
 times = {{}}
 for name in names:
     wall, cpu = time.perf_counter(), time.process_time()

@@ -50,8 +50,9 @@ HEAD_TOKENS, HEAD_HIDDEN, HEAD_VOCAB = 1024, 64, 151_936
 
 
 def make_model(directory: Path, shape: dict[str, Any]) -> None:
+    from slime_embedded.models.decoder import init_weights
+
     from slime_core.models.config import ModelConfig
-    from slime_core.models.decoder import init_weights
     from slime_core.models.hf_io import write_config, write_weights
 
     hf = {**HF, **shape}
@@ -111,9 +112,9 @@ def timed(step: Callable[[], float], device: str) -> dict[str, Any]:
 
 def slime_step(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> Callable[[], float]:
     import torch
+    from slime_embedded.trainer.trainer import EmbeddedTrainer
 
     from slime_core.protocols import MicroBatchOutput
-    from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 
     settings = {"lr": LR, "lr_decay_style": "constant", "clip_grad": 1.0, "weight_decay": 0.0}
     place = {"hf_checkpoint": job["model"], "device": job["device"], "dtype": job["dtype"]}

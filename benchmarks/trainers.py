@@ -73,8 +73,9 @@ def hf_config(size: str) -> dict[str, Any]:
 
 def make_model(directory: Path, size: str) -> int:
     """A random checkpoint of that size; the number of its parameters."""
+    from slime_embedded.models.decoder import init_weights
+
     from slime_core.models.config import ModelConfig
-    from slime_core.models.decoder import init_weights
     from slime_core.models.hf_io import write_config, write_weights
 
     hf = hf_config(size)

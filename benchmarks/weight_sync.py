@@ -25,9 +25,9 @@ import torch
 from _harness import Parser, ratio, spread, table
 from _measure import wait_for
 from slime_command_init.tiny_model import write_random_model
+from slime_embedded.kernels import load, pointers
 
 from slime_core.config import load_settings
-from slime_core.kernels import load, pointers
 from slime_core.models.hf_io import copy_assets, write_weights
 
 Weights = dict[str, torch.Tensor]
@@ -128,7 +128,7 @@ def make_engine(name: str, model: Path, folder: Path, options: Any) -> Any:
         from slime_engine_sglang.engine import SglangEngine
 
         return SglangEngine(args)
-    from slime_core.engines.embedded.engine import EmbeddedEngine
+    from slime_embedded.engine.engine import EmbeddedEngine
 
     return EmbeddedEngine(args)
 

@@ -24,16 +24,16 @@ from typing import Any
 
 import torch
 from slime_command_init.prepare import prepare
+from slime_embedded.engine.engine import EmbeddedEngine
+from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core import AdvantageInputs, EstimatorBase, Group, LossInputs, RewardInputs, Sample, SampleStatus, TrainBatch
 from slime_core.config import load_settings
 from slime_core.data.tokenizer import encode_prompt, load_tokenizer
-from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.ops import per_token_weights, weighted_sum
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import MicroBatchOutput
 from slime_core.rollout.generate import sampling_seed
-from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 
 MICRO_BATCH = 64
 """Samples per forward and backward pass; the gradients of a step are summed over them."""

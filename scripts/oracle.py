@@ -415,7 +415,8 @@ def install(root: Path) -> Path:
     """
     packages = Path(sysconfig.get_path("purelib"))
     others = third_party(packages)
-    projects = [root / "pyproject.toml", *sorted(root.glob("plugins/*/*/pyproject.toml")), root / "requirements.txt"]
+    plugins = [*root.glob("plugins/*/pyproject.toml"), *root.glob("plugins/*/*/pyproject.toml")]
+    projects = [root / "pyproject.toml", *sorted(plugins), root / "requirements.txt"]
     content = [str(root), *others, *(path.read_text(encoding="utf-8") for path in projects)]
     key = hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
     place, python = KEPT / f"environment-{key}", KEPT / f"environment-{key}" / "bin" / "python"

@@ -1,7 +1,8 @@
-"""How large the core is: modules, lines, kinds, public names, and what a run in one process imports of it.
+"""Measure the size of the core and of the repository around it.
 
-`make size` prints the table; `tests/architecture/test_size.py` holds ceilings to the same numbers. With `--demo` a run
-of two rollouts is made from the template `demo` in a directory that goes away (half a minute). A public name is a
+`make size` prints the table; `tests/architecture/test_size.py` holds ceilings to the same numbers. Tokens are Python's
+own, without docstrings and comments: they do not fall when lines are packed. With `--demo` two rollouts of the template
+`demo` run in a temporary directory (half a minute), to count the modules that a run imports. A public name is a
 function, class or constant at a module's top level without a leading underscore. Standard library only.
 """
 
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,36 +34,74 @@ sys.exit(status)
 
 @dataclass(frozen=True)
 class Size:
-    """Of all modules together."""
+    """Totals over all modules of the core."""
 
     modules: int
-    lines: int
+    tokens: int
+    """Python tokens without docstrings, comments, line ends and indentation."""
     code_lines: int
-    """Without docstrings, comments and empty lines."""
+    """Lines without docstrings, comments and empty lines."""
     public_names: int
     kinds: int
 
 
 def measure(root: Path = ROOT, parse: Callable[[Path], ast.Module] | None = None) -> Size:
-    """Read every module of `root`/slime_core; `parse` where somebody has the trees already."""
+    """Read every module of `root`/slime_core; `parse` returns a file's syntax tree, if the caller has it already."""
     texts = {file: file.read_text(encoding="utf-8") for file in sorted((root / "slime_core").rglob("*.py"))}
     trees = {file: parse(file) if parse else ast.parse(text) for file, text in texts.items()}
     return Size(
         modules=len(texts),
-        lines=sum(text.count("\n") for text in texts.values()),
+        tokens=sum(_tokens(texts[file], tree) for file, tree in trees.items()),
         code_lines=sum(_code_lines(texts[file], tree) for file, tree in trees.items()),
         public_names=sum(len(_public_names(tree)) for tree in trees.values()),
         kinds=sum(_kinds(tree) for file, tree in trees.items() if file.name.startswith("kinds")),
     )
 
 
+_LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+
+def _docstring_lines(tree: ast.Module) -> set[int]:
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return found
+
+
+def _tokens(text: str, tree: ast.Module) -> int:
+    skipped = _docstring_lines(tree)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(token.type not in _LAYOUT and token.start[0] not in skipped for token in tokens)
+
+
 def _code_lines(text: str, tree: ast.Module) -> int:
     stripped = (line.strip() for line in text.split("\n"))
     lines = {number for number, line in enumerate(stripped, 1) if line and not line.startswith("#")}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
+    return len(lines - _docstring_lines(tree))
+
+
+def repository(root: Path = ROOT) -> dict[str, str]:
+    """Return what else `make size` prints: counts over the files that git tracks."""
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    files = [root / name for name in listed if name and (root / name).is_file()]
+    plugins = [file for file in files if file.is_relative_to(root / "plugins")]
+    python = [file for file in files if file.suffix == ".py"]
+    tests = [file for file in python if "tests" in file.relative_to(root).parts]
+    product = [file for file in python if file.relative_to(root).parts[0] in ("slime_core", "plugins", "compat")]
+    sources = {file: file.read_text(encoding="utf-8") for file in {*tests, *product}}
+    lines = {file: _code_lines(text, ast.parse(text)) for file, text in sources.items()}
+    pages = [file for file in files if file.suffix == ".md"]
+    return {
+        "code lines of the core and the plugins": f"{sum(lines[file] for file in product if file not in tests):,}",
+        "files under plugins/": f"{len(plugins):,}",
+        "distributions": f"{sum(file.name == 'pyproject.toml' for file in files):,}",
+        "code lines of tests": f"{sum(lines[file] for file in tests):,}",
+        "words of Markdown": f"{sum(len(file.read_text(encoding='utf-8').split()) for file in pages):,}",
+        "lines of CHANGELOG.md": f"{(root / 'CHANGELOG.md').read_text(encoding='utf-8').count(chr(10)):,}",
+    }
 
 
 def _public_names(tree: ast.Module) -> set[str]:
@@ -96,14 +137,15 @@ def demo_modules() -> list[str]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--demo", action="store_true", help="also the modules that a run in one process imports")
+    parser.add_argument("--demo", action="store_true", help="also count the modules that a run in one process imports")
     demo = parser.parse_args().demo
     size = measure()
     rows = [
         ("modules of slime_core", f"{size.modules:,}"),
-        ("lines / code lines (without docstrings and comments)", f"{size.lines:,} / {size.code_lines:,}"),
+        ("tokens / code lines of slime_core", f"{size.tokens:,} / {size.code_lines:,}"),
         ("kinds", f"{size.kinds:,}"),
         ("public names", f"{size.public_names:,}"),
+        *repository().items(),
     ]
     if demo:
         core = sum(name.split(".")[0] == "slime_core" for name in demo_modules())

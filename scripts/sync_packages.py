@@ -1,4 +1,4 @@
-"""Writes what follows from `plugins/<kind>/<name>/pyproject.toml`: the bundle's metadata, requirements.txt, licences.
+"""Write the bundle's metadata, requirements.txt and licences from the `pyproject.toml` files below `plugins/`.
 
 `plugins/pyproject.toml` is the distribution slime-rl: the packages and the entry points of all folders in one wheel.
 A folder with `[tool.slime] published = true` is a distribution of its own, which the bundle requires. What a folder
@@ -24,7 +24,7 @@ REQUIREMENTS = """# Written by scripts/sync_packages.py: slime, its plugins and 
 # A looser torch than the one that is tested may pull gigabytes of CUDA libraries.
 torch==2.13.0
 """
-BUNDLE = """# Written by scripts/sync_packages.py from */*/pyproject.toml: every first-party plugin in one distribution.
+BUNDLE = """# Written by scripts/sync_packages.py from the files below it: every first-party plugin in one distribution.
 [build-system]
 requires = ["hatchling>=1.27"]
 build-backend = "hatchling.build"
@@ -51,11 +51,11 @@ dev-mode-dirs = {folders}
 
 
 class Folders:
-    """The distributions under `plugins/*/*`, by folder relative to `plugins`."""
+    """The distributions under `plugins/*` and `plugins/*/*`, by folder relative to `plugins`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        files = sorted(root.glob("plugins/*/*/pyproject.toml"))
+        files = sorted([*root.glob("plugins/*/pyproject.toml"), *root.glob("plugins/*/*/pyproject.toml")])
         read = {file.parent: tomllib.loads(file.read_text(encoding="utf-8")) for file in files}
         self.all = {folder.relative_to(root / "plugins").as_posix(): facts for folder, facts in read.items()}
         self.published = [f for f, facts in self.all.items() if facts.get("tool", {}).get("slime", {}).get("published")]

@@ -130,7 +130,8 @@ def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:
 
 
 def _checkout_names(root: Path) -> list[str]:
-    """Distributions of `plugins/*/*` beside a source checkout's slime_core; none for an installed wheel."""
-    files = root.glob("plugins/*/*/pyproject.toml") if (root / "pyproject.toml").is_file() else ()
+    """Return the distributions below `plugins/` of a source checkout; none for an installed wheel."""
+    patterns = ("*/pyproject.toml", "*/*/pyproject.toml") if (root / "pyproject.toml").is_file() else ()
+    files = [file for pattern in patterns for file in (root / "plugins").glob(pattern)]
     found = (re.search(r'^name\s*=\s*"([^"]+)"', file.read_text(encoding="utf-8"), re.MULTILINE) for file in files)
     return [normalized(match[1]) for match in found if match]

@@ -24,7 +24,7 @@ from slime_core.errors import EngineError
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
-        "slime_core.engines.embedded.loading",
+        "slime_embedded.engine.loading",
         "slime_command_serve.native",
         "transformers.models.auto",
         "transformers.tokenization_utils_tokenizers",
@@ -41,8 +41,7 @@ _START_S, _GONE_S = 180.0, 60.0
 def _serve(model: str, port: int, told: Any) -> None:
     import torch
     from slime_command_serve.native import serve_in_loop
-
-    from slime_core.engines.embedded.engine import EmbeddedEngine
+    from slime_embedded.engine.engine import EmbeddedEngine
 
     torch.set_num_threads(1)
 

@@ -13,10 +13,10 @@ from slime_command_serve.front.app import add_front
 from slime_command_serve.front.engine_desk import EngineDesk
 from slime_command_serve.http.application import application, bind, listen
 from slime_command_serve.native import serve_socket
+from slime_embedded.engine.engine import EmbeddedEngine
 
 from slime_core import GenerationOutput
 from slime_core.config import Args
-from slime_core.engines.embedded.engine import EmbeddedEngine
 from tests.agent_toys import StreamingEngine, ToyTokenizer
 
 Served = tuple[str, int, Callable[[], Awaitable[None]]]

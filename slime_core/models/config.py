@@ -17,8 +17,6 @@ from slime_core.errors import ConfigError, PluginNotFoundError
 if TYPE_CHECKING:
     import torch
 
-    from slime_core.models.decoder import Decoder
-
 
 @dataclass(frozen=True)
 class MoEConfig:
@@ -62,9 +60,10 @@ class ModelConfig:
     """None: a dense decoder."""
     images: bool = False
     """A vision-language model: the numbers here are its language model's, and `build` makes all of it."""
-    build: Callable[[ModelConfig, str, torch.device], Decoder] | None = None
-    """Makes the model that is trained, float32 on the device, of an HF-layout directory; None: a `Decoder` of these
-    numbers. With `images` its `hidden` takes the keyword `images`, a `TrainInputs` or None of each sequence."""
+    build: Callable[[ModelConfig, str, torch.device], torch.nn.Module] | None = None
+    """Make the `slime_embedded.models.decoder.Decoder` to train, float32 on the device, from an HF-layout directory;
+    None: one of these numbers. With `images` its `hidden` takes the keyword `images`, a `TrainInputs` or None of each
+    sequence."""
     eos_token_ids: tuple[int, ...] = ()
     hf: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The whole `config.json`."""

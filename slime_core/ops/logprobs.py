@@ -12,18 +12,18 @@ row's kept tokens: p is the softmax over those alone, and the others have gradie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import CDLL
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from slime_core.kernels import pointers, training
-
 CHUNK_ELEMENTS = {"cpu": 4 * 2**20, "cuda": 32 * 2**20}
 """Default bound on chunk * V, by device type; on a GPU small chunks would starve the matrix units."""
+Kernels: TypeAlias = Callable[..., CDLL | None]
+"""Return compiled functions that take these tensors, or None: torch computes the same (`slime_embedded.kernels`)."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ def token_log_probs(
     chunk_size: int | None = None,
     with_entropy: bool = False,
     mask: SamplingMask | None = None,
+    kernels: Kernels | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs of `targets` under softmax(hidden @ lm_head_weight.T / temperature).
 
@@ -79,6 +80,7 @@ def token_log_probs(
         chunk_size: Rows per chunk; None (or a number below 1) picks it by `CHUNK_ELEMENTS`.
         with_entropy: Also return the entropy in nats; it is differentiable too.
         mask: The tokens that each of `targets` was sampled among; None: all.
+        kernels: Compiled functions to use where they take the tensors; None: torch alone.
 
     Returns:
         log_probs [T] and entropy [T] or None, in float32 (float64 for float64 inputs).
@@ -86,7 +88,8 @@ def token_log_probs(
     Raises:
         IndexError: A target is not in [0, V) (RuntimeError where torch computes).
     """
-    how = _How.of(temperature, _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device), with_entropy, mask)
+    rows = _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device)
+    how = _How.of(temperature, rows, with_entropy, mask, kernels)
     log_probs, entropy = _LogProbs.apply(hidden, lm_head_weight.to(hidden.dtype), targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy if with_entropy else None
 
@@ -98,35 +101,44 @@ def log_probs_from_logits(
     chunk_size: int | None = None,
     with_entropy: bool = False,
     mask: SamplingMask | None = None,
+    kernels: Kernels | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The same from logits [T, V] in any float dtype, for backends whose model returns them; never copies them whole.
 
     Args and returns as for `token_log_probs`; the gradient has the dtype of `logits`.
     """
-    how = _How.of(temperature, _chunk_rows(logits.shape[1], chunk_size, logits.device), with_entropy, mask)
+    rows = _chunk_rows(logits.shape[1], chunk_size, logits.device)
+    how = _How.of(temperature, rows, with_entropy, mask, kernels)
     log_probs, entropy = _LogProbs.apply(logits, None, targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy if with_entropy else None
 
 
 class _How(NamedTuple):
-    """How logits become log-probs, but for the logits and the tokens."""
+    """Hold the settings by which logits become log-probs."""
 
     temperature: float
     rows: int
     """Of a chunk."""
     with_entropy: bool
     mask: SamplingMask | None
+    kernels: Kernels | None
 
     @classmethod
-    def of(cls, temperature: float, rows: int, with_entropy: bool, mask: SamplingMask | None) -> _How:
+    def of(
+        cls, temperature: float, rows: int, with_entropy: bool, mask: SamplingMask | None, kernels: Kernels | None
+    ) -> _How:
         if not temperature > 0:
             raise ValueError(f"temperature {temperature}: must be greater than 0")
-        return cls(temperature, rows, with_entropy, mask)
+        return cls(temperature, rows, with_entropy, mask, kernels)
+
+    def products(self, rows: torch.Tensor, weight: torch.Tensor) -> CDLL | None:
+        """Return the compiled matrix products, if they take these tensors."""
+        return None if self.kernels is None else self.kernels(rows, weight, multiplied=True)
 
     def compiled(self, logits: torch.Tensor, targets: torch.Tensor) -> CDLL | None:
-        """The functions in C, where they take this."""
+        """Return the compiled functions, if they take these logits and targets."""
         fits = self.mask is None and targets.is_contiguous() and targets.dtype == torch.int64
-        library = training(logits) if fits else None
+        library = self.kernels(logits) if fits and self.kernels else None
         if library is not None and not 0 <= targets.min() <= targets.max() < logits.shape[1]:  # C would not look
             raise IndexError(f"targets from {targets.min()} to {targets.max()}; allowed: 0 to {logits.shape[1] - 1}")
         return library
@@ -146,16 +158,23 @@ def _slices(total: int, rows: int) -> Iterator[slice]:
     return (slice(start, min(start + rows, total)) for start in range(0, total, rows))
 
 
-def _chunk_logits(source: torch.Tensor, weight: torch.Tensor | None, part: slice, dtype: torch.dtype) -> torch.Tensor:
+def _pointers(*tensors: torch.Tensor | None) -> list[int | None]:
+    """Return the addresses of tensors, as compiled functions take them."""
+    return [None if x is None else x.data_ptr() for x in tensors]
+
+
+def _chunk_logits(
+    source: torch.Tensor, weight: torch.Tensor | None, part: slice, dtype: torch.dtype, how: _How
+) -> torch.Tensor:
     """[c, V] new logits: of hidden states and the output matrix, or, without one, copied."""
     rows = source[part]
     if weight is None:
         return rows.to(dtype, copy=True)
-    library = training(rows, weight, multiplied=True)
+    library = how.products(rows, weight)
     if library is None:
         return (rows @ weight.T).to(dtype)
     logits = rows.new_empty(len(rows), len(weight))
-    library.project(*rows.shape, len(weight), *pointers(rows, weight, None, logits))
+    library.project(*rows.shape, len(weight), *_pointers(rows, weight, None, logits))
     return logits
 
 
@@ -213,11 +232,11 @@ class _LogProbs(torch.autograd.Function):
         ctx.how, ctx.kept = how, []
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
-                logits = _chunk_logits(source, weight, part, dtype)
+                logits = _chunk_logits(source, weight, part, dtype, how)
                 library = how.compiled(logits, targets)
                 if library is not None:
                     found = (log_probs[part], norms[part], entropies[part] if how.with_entropy else None)
-                    library.log_probs(*pointers(logits, targets[part], *found), *logits.shape, how.temperature)
+                    library.log_probs(*_pointers(logits, targets[part], *found), *logits.shape, how.temperature)
                     if weight is not None and any(ctx.needs_input_grad) and len(logits) == len(targets):
                         ctx.kept.append(logits)
                     continue
@@ -245,7 +264,7 @@ class _LogProbs(torch.autograd.Function):
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
                 # Overwritten below, so a second backward computes them again.
-                logits = ctx.kept.pop() if ctx.kept else _chunk_logits(source, weight, part, norms.dtype)
+                logits = ctx.kept.pop() if ctx.kept else _chunk_logits(source, weight, part, norms.dtype, how)
                 library = how.compiled(logits, targets)
                 entropy = entropies[part] if how.with_entropy else None
                 grads = [None if grad is None else grad[part].contiguous() for grad in (grad_log_probs, grad_entropy)]
@@ -254,11 +273,11 @@ class _LogProbs(torch.autograd.Function):
                     grad = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(how.temperature)
                 else:
                     grad, columns = logits, (targets[part], norms[part], entropy, *grads)
-                    library.log_probs_backward(*pointers(grad, *columns), *grad.shape, how.temperature)
+                    library.log_probs_backward(*_pointers(grad, *columns), *grad.shape, how.temperature)
                 narrow, rows = grad.to(source.dtype), source[part]
-                if weight is not None and (library := training(rows, weight, multiplied=True)):
+                if weight is not None and (library := how.products(rows, weight)):
                     into = (None if grad_source is None else grad_source[part], grad_weight)
-                    library.project_backward(*rows.shape, len(weight), *pointers(rows, weight, narrow, *into))
+                    library.project_backward(*rows.shape, len(weight), *_pointers(rows, weight, narrow, *into))
                     continue
                 if grad_source is not None:
                     grad_source[part] = narrow if weight is None else narrow @ weight

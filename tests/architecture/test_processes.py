@@ -19,7 +19,7 @@ _ASKS = "a question with a deadline, whose answer is its output; the process has
 ALLOWED = {
     "procs/guard.py:_keep": "the guard itself",
     "procs/guarded.py:": "starts the guard",
-    "kernels/__init__.py:_built": "a C compiler, with a deadline, in the foreground",
+    "slime_embedded/kernels/__init__.py:_built": "a C compiler, with a deadline, in the foreground",
     "procs/leftovers.py:watch": "ends what user code starts, after this process",
     "slime_engine_sglang/environment.py:_asked": _ASKS,
     "slime_engine_sglang/flag_list.py:introspected": _ASKS,

@@ -16,6 +16,7 @@ KINDS = ("agents", "commands", "engines", "launchers", "sandboxes", "testing", "
 LOCKSTEP = sorted(
     package
     for place in (
+        "embedded",
         *(f"{kind}/*" for kind in KINDS),
         "environments/session",
         "hooks/trackers",

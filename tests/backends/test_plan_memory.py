@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from slime_command_plan.memory import FACTOR, Parameters, Sharding, total, trainer_items
+from slime_embedded.models.decoder import init_weights
 
 from slime_core.config import Args
 from slime_core.models.config import ModelConfig
-from slime_core.models.decoder import init_weights
 from slime_core.models.family import decoder_shape
 from slime_core.models.hf_io import write_config, write_weights
 from slime_core.ops.logprobs import CHUNK_ELEMENTS
@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from slime_core.config import Args
 from slime_core.protocols import MicroBatchOutput
-from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
 
 def status(key):

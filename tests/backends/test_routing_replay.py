@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.routing import Routing
 from slime_engine_sglang.engine import SglangEngine
 from slime_testing_contracts.tiny import tiny_moe_model
 
 from slime_core.models.config import load_model_config
-from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights
-from slime_core.models.routing import Routing
 from slime_core.sample import Sample
 from tests.conftest import TinyRun
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from slime_embedded.engine.engine import EmbeddedEngine
 from slime_testing_contracts import EngineContract
 from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config.schema import Args
-from slime_core.engines.embedded.engine import EmbeddedEngine
 
 
 class Server(threading.Thread):

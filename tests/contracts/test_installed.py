@@ -58,7 +58,7 @@ globals().update(_suites())
 
 def test_components_of_plugins_are_held_to_their_contract_beside_them() -> None:
     held = {}
-    for project in PLUGINS.glob("*/*/pyproject.toml"):
+    for project in (*PLUGINS.glob("*/pyproject.toml"), *PLUGINS.glob("*/*/pyproject.toml")):
         suites = "".join(file.read_text(encoding="utf-8") for file in project.parent.glob("tests/test_*.py"))
         name = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"]
         held[name.replace("-", "_")] = set(re.findall(r'component = "(\w+)"', suites))

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import read_weights
 from slime_core.protocols import TrainerTraits
-from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.weights.checksum import tensor_checksum
 from slime_core.weights.collective import FollowingWeights
 from slime_core.weights.sync import WeightSync

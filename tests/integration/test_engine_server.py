@@ -13,10 +13,10 @@ import httpx
 import pytest
 import torch
 from slime_command_serve.native import serve_in_loop
+from slime_embedded.engine.engine import EmbeddedEngine
 
 from slime_core.cli.main import main
 from slime_core.config import Args
-from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.errors import EngineError
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 

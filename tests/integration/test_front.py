@@ -16,12 +16,12 @@ from slime_command_serve.http import application, threads
 from slime_command_serve.http.application import bind
 from slime_command_serve.http.guard import Access
 from slime_command_serve.native import serve_socket
+from slime_embedded.engine.engine import EmbeddedEngine
 from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core.cli.main import main
 from slime_core.config import Args, load_settings
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.engines.embedded.engine import EmbeddedEngine
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from slime_command_init.tiny_model import hf_config
+from slime_embedded.models.decoder import init_weights
 
 from slime_core.config import load_settings
 from slime_core.data.dumps import read_samples
 from slime_core.errors import DataError
 from slime_core.launch import run
 from slime_core.models.config import load_model_config
-from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import write_config, write_weights
 from tests.chat_tokenizers import chat_tokenizer, save
 

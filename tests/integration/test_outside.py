@@ -250,9 +250,8 @@ def packaged(environment: Outside, distribution: str) -> set[str]:
 
 def test_each_wheel_has_all_of_its_packages_and_nothing_else(outside: Outside) -> None:
     """Data files, markers and SGLang's `.dist-info` of a plugin included; neither tests nor folders of the checkout."""
-    of_bundle = {
-        name for package in ROOT.glob("plugins/*/*/slime_*") if package.parent != MATH for name in sources(package)
-    }
+    packages = [package for depth in ("*", "*/*") for package in ROOT.glob(f"plugins/{depth}/slime_*")]
+    of_bundle = {name for package in packages if package.parent != MATH for name in sources(package)}
     assert {name for name in packaged(outside, "slime-rl-core") if not name.endswith(".pyc")} == sources(
         ROOT / "slime_core"
     )

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from slime_command_serve.native import serve_in_loop
+from slime_embedded.engine.engine import EmbeddedEngine
 from slime_testing_contracts import ScriptedService
 
 from slime_core import RewardCaller, Sample, resolve
 from slime_core.config import Args
-from slime_core.engines.embedded.engine import EmbeddedEngine
 from tests.conftest import TinyRun
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 

@@ -56,7 +56,7 @@ def postprocess(args, rollout_id, data):
 """
 ENGINE_HANGS = """
 import asyncio
-from slime_core.engines.embedded.engine import EmbeddedEngine
+from slime_embedded.engine.engine import EmbeddedEngine
 from slime_core.waits import watchdog
 
 watchdog.GRACE = 0.5

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from slime_embedded.models.decoder import init_weights
 from slime_testing_contracts.loop import run_loop
 from slime_testing_contracts.tiny import tiny_model, write_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime_core.models.config import load_model_config, read_hf_config
-from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import copy_assets, write_config, write_weights
 
 WIDTH = 576

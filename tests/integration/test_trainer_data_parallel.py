@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from slime_embedded.models.decoder import init_weights
 
 from slime_core.models.config import ModelConfig
-from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import write_config, write_weights
 from tests.ports import free_port
 

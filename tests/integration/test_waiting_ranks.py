@@ -20,7 +20,7 @@ WORKER = textwrap.dedent("""
     import os, sys, threading
 
     from slime_core.launch.follow import Follower, Leader
-    from slime_core.trainers.embedded.parallel import DataParallel
+    from slime_embedded.trainer.parallel import DataParallel
 
     minutes, slow, what = float(sys.argv[1]) / 60, 1.25 * float(sys.argv[1]), sys.argv[2]
     print("imported", flush=True)

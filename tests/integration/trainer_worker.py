@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import torch
+from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core.config import Args
 from slime_core.protocols import MicroBatchOutput
-from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
 
 

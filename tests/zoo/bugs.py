@@ -56,15 +56,15 @@ def _append(around: Callable[..., Any]) -> Plant:
 
 
 def _scored(around: Callable[..., Any]) -> Plant:
-    return wrapped("slime_core.trainers.embedded.trainer.token_log_probs", around)
+    return wrapped("slime_embedded.trainer.trainer.token_log_probs", around)
 
 
 def _hidden(around: Callable[..., Any]) -> Plant:
-    return wrapped("slime_core.trainers.embedded.trainer.hidden_states", around)
+    return wrapped("slime_embedded.trainer.trainer.hidden_states", around)
 
 
 def _written(*parts: str) -> Plant:
-    return wrapped("slime_core.engines.embedded.weights.FusedWeights.update", m.not_written(*parts))
+    return wrapped("slime_embedded.engine.weights.FusedWeights.update", m.not_written(*parts))
 
 
 def _weights(around: Callable[..., Any]) -> Plant:
@@ -76,14 +76,14 @@ def _total(change: Any) -> Plant:
 
 
 def _rate(around: Callable[..., Any]) -> Plant:
-    return wrapped("slime_core.trainers.embedded.schedule.LearningRateSchedule.at", around)
+    return wrapped("slime_embedded.trainer.schedule.LearningRateSchedule.at", around)
 
 
 def _for_the_reference(target: str, around: Callable[[Any], Any]) -> Plant:
     def plant(patch: Any) -> None:
         now = m.OfTheReference()
-        wrapped("slime_core.trainers.embedded.trainer.EmbeddedTrainer.log_probs", now.watch)(patch)
-        wrapped(f"slime_core.trainers.embedded.trainer.{target}", around(now))(patch)
+        wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer.log_probs", now.watch)(patch)
+        wrapped(f"slime_embedded.trainer.trainer.{target}", around(now))(patch)
 
     return plant
 
@@ -95,27 +95,25 @@ def _few_prompts(patch: Any) -> None:
         return made
 
     wrapped("slime_testing_contracts.tiny.write_rows", rows)(patch)
-    wrapped("slime_core.engines.embedded.core.EngineCore.flush_cache", lambda *_: None)(patch)
+    wrapped("slime_embedded.engine.core.EngineCore.flush_cache", lambda *_: None)(patch)
 
 
 def _backward(change: Callable[..., None]) -> Plant:
     def plant(patch: Any) -> None:
         around = m.Backward(change)
-        wrapped("slime_core.trainers.embedded.trainer.EmbeddedTrainer.train_step", around.step)(patch)
+        wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer.train_step", around.step)(patch)
         wrapped("torch.autograd.backward", around.backward)(patch)
 
     return plant
 
 
 def _update(around: Callable[..., None]) -> Plant:
-    return wrapped("slime_core.trainers.embedded.optimizer.FlatAdamW._update", around)
+    return wrapped("slime_embedded.trainer.optimizer.FlatAdamW._update", around)
 
 
 def _handed_out() -> Plant:
     def plant(patch: Any) -> None:
-        wrapped("slime_core.trainers.embedded.trainer.published_weights", m.as_at_first("layers.0.input_layernorm"))(
-            patch
-        )
+        wrapped("slime_embedded.trainer.trainer.published_weights", m.as_at_first("layers.0.input_layernorm"))(patch)
 
     return plant
 
@@ -188,7 +186,7 @@ BUGS = (
     Bug("rewards_mispaired", "rewards come in another order than the answers, which are short", "huggingface/trl #6228", nothing, "reward_of_the_answer", says="rewards are paired with other samples",
         settings=_reward("as_they_come", group_rm=True, **_ONE)),
     Bug("texts_mispaired", "texts are paired with other requests' tokens, short answers", "huggingface/trl #6673",
-        wrapped("slime_core.engines.embedded.core.EngineCore.text", m.text_of_the_request_before), "text_of_the_tokens", says="texts and samples are mispaired", settings=_ONE),
+        wrapped("slime_embedded.engine.core.EngineCore.text", m.text_of_the_request_before), "text_of_the_tokens", says="texts and samples are mispaired", settings=_ONE),
     Bug("failed_scored", "a failed rollout is scored 0 and trains", "THUDM/slime #1252",
         wrapped("slime_core.sample.Sample.fail", m.scored_though_failed), "failed_not_scored", says="failed samples are scored", settings=_reward("breaks")),
     Bug("group_mixed", "groups are taken from prompts that are laid out in another order", "PrimeIntellect-ai/prime-rl #600",
@@ -206,7 +204,7 @@ BUGS = (
     Bug("reward_clipped_in_groups", "rewards are clipped as they are compared in their groups", "openai/baselines #216",
         _shaped(lambda f, rewards, *rest: f([min(r, 0.03) for r in rewards], *rest)), "rewards_as_scored", says="clipped", settings={"rollout_max_response_len": 24}),
     Bug("text_of_another_tokenizer", "another tokenizer makes the text that is scored", "TIGER-AI-Lab/General-Reasoner #2",
-        wrapped("slime_core.engines.embedded.core.EngineCore.text", m.digits_exchanged), "text_of_the_tokens", says="another tokenizer decodes",
+        wrapped("slime_embedded.engine.core.EngineCore.text", m.digits_exchanged), "text_of_the_tokens", says="another tokenizer decodes",
         emulated="two pairs of characters are exchanged in the text"),
     Bug("seeds_shared", "the samples of a group share a seed", "verl-project/verl #6857",
         wrapped("slime_core.rollout.generate.sampling_seed", m.one_seed_a_group), "answers_differ", says="share a seed"),
@@ -218,7 +216,7 @@ BUGS = (
     Bug("tool_output_trains", "tool output is in the loss mask", "THUDM/slime #1418", _row(m.mask(lambda row, own: [1] * len(own))),
         "mask_within_the_sampled", says="tool output is in it", settings=_TOOL),
     Bug("versions_counted_twice", "a token's version is one too high", "PrimeIntellect-ai/prime-rl #1764",
-        wrapped("slime_core.engines.embedded.core.EngineCore.set_version", lambda f, core, version, *a: f(core, version + 1, *a)), "versions_exist", says="versions are counted twice"),
+        wrapped("slime_embedded.engine.core.EngineCore.set_version", lambda f, core, version, *a: f(core, version + 1, *a)), "versions_exist", says="versions are counted twice"),
     Bug("two_bos", "the tokenizer adds a BOS to a template that has one", "OpenRLHF/OpenRLHF #393",
         wrapped("slime_core.data.rows.rendered_spans", m.start_twice), "one_start_token", says="the tokenizer adds a BOS",
         emulated="the template's first token is given twice, as the model has no BOS"),
@@ -228,25 +226,25 @@ BUGS = (
     Bug("log_probs_shifted", "the engine's log-probs are shifted by one", "modelscope/ms-swift #8196", _append(m.appended(lambda x: [*x[1:], x[0]])),
         "engine_is_the_trainer", says="log-probs that are shifted"),
     Bug("log_probs_of_others", "the engine puts tokens back in the order of the requests, and log-probs not", "PaddlePaddle/FastDeploy #7773",
-        wrapped("slime_core.engines.embedded.core.EngineCore._append", m.of_the_next_request), "engine_is_the_trainer", says="another request's"),
+        wrapped("slime_embedded.engine.core.EngineCore._append", m.of_the_next_request), "engine_is_the_trainer", says="another request's"),
     Bug("log_probs_padded", "log-probs that are missing are filled up with 0", "vllm-project/vime #70", _append(m.appended(lambda x: [*x[:-2], 0.0, 0.0])),
         "engine_is_the_trainer", says="filled up"),
     Bug("untempered_trainer", "the trainer does not divide by the temperature", "huggingface/trl #3029", _scored(m.temperature(lambda t: 1.0)),
         "engine_is_the_trainer", says="temperature", settings=_COLD),
     Bug("untempered_engine", "the engine's log-probs are those of temperature 1", "huggingface/trl #4159",
-        wrapped("slime_core.engines.embedded.sampler.SamplingBatch.sample", m.at_temperature_one), "engine_is_the_trainer", says="temperature", settings=_COLD),
+        wrapped("slime_embedded.engine.sampler.SamplingBatch.sample", m.at_temperature_one), "engine_is_the_trainer", says="temperature", settings=_COLD),
     Bug("temperature_twice", "the temperature is applied twice", "NVIDIA-NeMo/RL #660", _scored(m.temperature(lambda t: t * t)), "engine_is_the_trainer", says="temperature",
         settings=_COLD),
     Bug("targets_shifted", "the trainer's labels are shifted by one", "PrimeIntellect-ai/prime-rl #1525", _scored(m.labels_shifted), "engine_is_the_trainer", says="labels"),
     Bug("positions_shifted", "positions are shifted together with the inputs", "PrimeIntellect-ai/prime-rl #1525",
-        wrapped("slime_core.models.decoder.rope_cos_sin", m.positions_shifted), "engine_is_the_trainer", says="positions", settings={"dtype": "float32"}),
+        wrapped("slime_embedded.models.decoder.rope_cos_sin", m.positions_shifted), "engine_is_the_trainer", says="positions", settings={"dtype": "float32"}),
     Bug("packing_leaks", "packed samples attend to each other", "NVIDIA-NeMo/RL #2105",
-        wrapped("slime_core.models.decoder.Decoder.hidden", m.as_one_sequence(lambda: True)), "engine_is_the_trainer", says="attention", settings={"micro_batch_size": 8}),
+        wrapped("slime_embedded.models.decoder.Decoder.hidden", m.as_one_sequence(lambda: True)), "engine_is_the_trainer", says="attention", settings={"micro_batch_size": 8}),
     Bug("dropout", "dropout is on in the trainer", "huggingface/trl #4", _hidden(m.dropped(_in_the_update)), "engine_is_the_trainer", says="dropout"),
     Bug("dropout_between_passes", "dropout is on in the update and off in the pass before it", "huggingface/trl #4", _hidden(m.dropped(_in_the_update)),
         "passes_agree", says="dropout is on", settings=_OWN),
     Bug("old_without_mask", "old log-probs are computed without the attention mask", "CarperAI/trlx #107",
-        wrapped("slime_core.models.decoder.Decoder.hidden", m.as_one_sequence(_before_it)), "passes_agree", says="attention", settings={"micro_batch_size": 8, **_OWN}),
+        wrapped("slime_embedded.models.decoder.Decoder.hidden", m.as_one_sequence(_before_it)), "passes_agree", says="attention", settings={"micro_batch_size": 8, **_OWN}),
     Bug("old_untempered", "old log-probs are of another temperature than new ones", "huggingface/trl #454",
         _scored(m.temperature(lambda t: 1.0, _before_it)), "ratio_begins_at_one", says="of another temperature", settings=_OWN | _COLD),
     Bug("temperature_now_and_then", "every third pass of the trainer is at temperature 1", "huggingface/trl #3029", _scored(m.temperature(lambda t: 1.0, m.EveryThird())),
@@ -264,18 +262,18 @@ BUGS = (
     Bug("embeddings_not_sent", "tied embeddings are not sent to the engine", "PrimeIntellect-ai/prime-rl #2823", _written("embed_tokens"),
         "engine_serves_the_trained", 2, says="a tensor is not sent"),
     Bug("engine_asleep", "the engine keeps the weights that it started with", "huggingface/trl #5312",
-        wrapped("slime_core.engines.embedded.core.EngineCore.update_weights", m.only_the_number), "engine_serves_the_trained", 2, says="an older version"),
+        wrapped("slime_embedded.engine.core.EngineCore.update_weights", m.only_the_number), "engine_serves_the_trained", 2, says="an older version"),
     Bug("adapter_not_sent", "the adapter is not in the weights that the engine gets", "verl-project/verl-omni #553",
-        wrapped("slime_core.trainers.embedded.trainer.published_weights", m.base_only), "engine_serves_the_trained", 2, says="an adapter is not merged",
+        wrapped("slime_embedded.trainer.trainer.published_weights", m.base_only), "engine_serves_the_trained", 2, says="an adapter is not merged",
         settings={"lora_rank": 8, "lr": 3e-2}),
     Bug("stale_prefixes", "prefixes that older weights computed are used after a weight update", "NVIDIA-NeMo/RL #4018", _few_prompts,
         "engine_serves_the_trained", 2, says="a cache of older weights", settings={"lr": 1e-2}),
     Bug("optimizer_of_a_copy", "the optimizer updates a copy of the weights", "huggingface/accelerate #3209",
-        wrapped("slime_core.trainers.embedded.optimizer.FlatAdamW.__init__", m.of_a_copy), "weights_move", 2, says="the optimizer holds other tensors"),
+        wrapped("slime_embedded.trainer.optimizer.FlatAdamW.__init__", m.of_a_copy), "weights_move", 2, says="the optimizer holds other tensors"),
     Bug("tensor_left_out", "a parameter is in none of the optimizer's groups", "zjunlp/HVPNeT #5",
-        wrapped("slime_core.trainers.embedded.trainer.trained_parameters", m.without_queries), "every_tensor_moves", 4, says="the optimizer leaves it out"),
+        wrapped("slime_embedded.trainer.trainer.trained_parameters", m.without_queries), "every_tensor_moves", 4, says="the optimizer leaves it out"),
     Bug("tensor_detached", "no gradient reaches some of the trained tensors", "locuslab/open-unlearning #178",
-        wrapped("slime_core.models.decoder.rotate", m.detached), "gradient_of_every_tensor", 3, says="detached"),
+        wrapped("slime_embedded.models.decoder.rotate", m.detached), "gradient_of_every_tensor", 3, says="detached"),
     # -- reference
     Bug("reference_follows", "the reference is updated in every iteration", "aburkov/theLMbook #8",
         wrapped("slime_core.learning.learner.Learner.train", m.reference_follows), "reference_stays", 3, says="is updated", settings=_KL),
@@ -286,7 +284,7 @@ BUGS = (
     Bug("reference_dropout", "dropout is on in the reference", "modelscope/ms-swift #7828", _for_the_reference("hidden_states", m.dropped),
         "reference_is_the_start", says="dropout", settings=_KL),
     Bug("reference_of_others", "the reference is another model than the one that training starts from", "huggingface/trl #1340",
-        wrapped("slime_core.trainers.embedded.trainer.EmbeddedTrainer._load_frozen", m.another_model), "reference_is_the_start",
+        wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer._load_frozen", m.another_model), "reference_is_the_start",
         says="other weights", emulated="the model with noise, where it was the base of an adapter", settings=_KL),
     # -- the step
     Bug("ratio_detached", "the importance ratio is a constant", "Goekdeniz-Guelmez/mlx-lm-lora #55",
@@ -310,7 +308,7 @@ BUGS = (
     Bug("masked_in_the_mean", "tokens that are masked are counted in the mean", "huggingface/trl #6369", _weights(m.over_masked), "loss_of_the_batch", says="tokens that are masked",
         settings=_TOKENS | _TOOL | _reward("penalty")),
     Bug("last_not_run", "the last micro-batch of a step is not run", "timoschick/pet #36",
-        wrapped("slime_core.trainers.embedded.trainer.EmbeddedTrainer.train_step", m.last_not_run), "gradient_of_the_loss", says="a micro-batch's is lost", settings={"micro_batch_size": 4}),
+        wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer.train_step", m.last_not_run), "gradient_of_the_loss", says="a micro-batch's is lost", settings={"micro_batch_size": 4}),
     Bug("last_not_propagated", "the last micro-batch's loss is reported, and nothing is propagated from it", "ml-explore/mlx-lm #1413", _backward(m.skipping_the_last),
         "gradient_of_the_loss", says="a micro-batch's is lost", settings={"micro_batch_size": 4}),
     Bug("last_gradient_lost", "the last micro-batch's gradient does not reach the optimizer", "ml-explore/mlx-lm #1413", _backward(m.losing_the_last),
@@ -320,7 +318,7 @@ BUGS = (
     Bug("backward_scaled", "gradients are scaled and the loss is not", "NVIDIA/Megatron-LM #906",
         wrapped("torch.autograd.backward", lambda f, loss: f(loss / 4)), "gradient_of_the_loss", says="it is scaled"),
     Bug("last_micro_batch", "gradients are cleared before each micro-batch, and the last one's are left", "pytorch/torchtitan #3575",
-        wrapped("slime_core.trainers.embedded.trainer.EmbeddedTrainer._output", m.cleared_before_each), "gradient_of_every_pass", 2, says="cleared between them",
+        wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer._output", m.cleared_before_each), "gradient_of_every_pass", 2, says="cleared between them",
         settings={"micro_batch_size": 4}),
     Bug("prompt_in_the_mean", "the prompt's tokens are counted in the mean", "huggingface/trl #6369",
         _weights(lambda f, step, batch, *a: f(replace(step, num_tokens=sum(map(len, batch.tokens))), batch, *a)), "loss_of_the_batch", says="prompt", settings=_TOKENS | _reward("penalty")),
@@ -340,7 +338,7 @@ BUGS = (
         "learning_rate_as_set", says="scaled",
         emulated="by eight, in one process"),
     Bug("lr_over", "the schedule has as many steps as rollouts, and there are two steps a rollout", "NovaSky-AI/SkyRL #873",
-        wrapped("slime_core.trainers.embedded.schedule._total_steps", lambda f, *a: f(*a) // 2), "learning_rate_as_set", 3,
+        wrapped("slime_embedded.trainer.schedule._total_steps", lambda f, *a: f(*a) // 2), "learning_rate_as_set", 3,
         says="of another length", settings=_LINEAR | {"num_steps_per_rollout": 2}),
     Bug("lr_by_processes", "the schedule goes a step on for each process", "huggingface/accelerate #2926", _rate(lambda f, s, n: f(s, 8 * n)),
         "learning_rate_as_set", 2, says="of another length or unit",

@@ -9,8 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-
-from slime_core.models.lora_linear import base_weights
+from slime_embedded.models.lora_linear import base_weights
 
 # -- rewards and groups: (rewards, groups) -> shaped
 

@@ -44,7 +44,7 @@ def compare_adapters(results: list[dict[str, Any]], expected: dict[str, Any], to
 
 def embedded(model: Path, directory: Path, **overrides: Any) -> dict[str, Any]:
     """The embedded trainer over all samples."""
-    from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+    from slime_embedded.trainer.trainer import EmbeddedTrainer
 
     trainer = EmbeddedTrainer(jobs.settings(model, **{**LORA, **overrides}))
     try:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core.protocols import StepResult
 from slime_core.routed_experts import FREE
-from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
 from tests.backends.megatron import trainer_jobs
 

@@ -126,7 +126,7 @@ def trained(trainer: Any, share: tuple[range, list[list[int]]], with_logits: boo
 
 def embedded(model: str | Path, through_logits: bool = False, **overrides: Any) -> dict[str, Any]:
     """The embedded trainer over all samples in one process."""
-    from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+    from slime_embedded.trainer.trainer import EmbeddedTrainer
 
     trainer = EmbeddedTrainer(settings(model, **overrides))
     try:

@@ -62,7 +62,7 @@ def test_building_a_model_does_not_load_the_compiler() -> None:
     code = """
 import sys, torch
 from slime_core.models.config import ModelConfig
-from slime_core.models.decoder import Decoder, init_weights
+from slime_embedded.models.decoder import Decoder, init_weights
 hf = dict(model_type="qwen3", vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
           num_attention_heads=2, tie_word_embeddings=False)
 config = ModelConfig.from_hf(hf)

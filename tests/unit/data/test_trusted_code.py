@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_embedded.engine import loading
 from slime_model_vision_language.trained import VisionLanguageModel
 
 from slime_core.data.images import load_processor
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.engines.embedded import loading
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 from slime_command_sft.loss import SFTLoss
+from slime_embedded.models.decoder import init_weights
+from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core.config import Args
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
 from slime_core.models.config import ModelConfig
-from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import write_config, write_weights
 from slime_core.ops import group_normalize
 from slime_core.rollout.batch import make_batch
-from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import Sample, SampleStatus, TrainBatch
 
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Experts of a batch on their way to a trainer; how one follows them: tests/unit/trainers/embedded/test_routing.py."""
+"""Experts of a batch on their way to a trainer; plugins/embedded/tests/trainer/test_routing.py has the trainer."""
 
 from __future__ import annotations
 

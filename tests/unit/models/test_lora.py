@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.lora_linear import LoraLinear, adapter_weights, add_adapters, base_weights, merged_weights
 from slime_testing_contracts.tiny import tiny_model, tiny_moe_model
 from torch import nn
 from torch.nn import functional
@@ -16,10 +18,8 @@ from torch.nn import functional
 from slime_core.config import Args
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import load_model_config
-from slime_core.models.decoder import Decoder
 from slime_core.models.lora import LoraSettings, first_adapter, merged
 from slime_core.models.lora_files import read_adapter, write_adapter
-from slime_core.models.lora_linear import LoraLinear, adapter_weights, add_adapters, base_weights, merged_weights
 
 
 def settings(**flags: Any) -> LoraSettings:

@@ -10,16 +10,17 @@ from slime_core.plugins.kinds import KINDS, function_flags
 from tests.architecture.trees import LOCKSTEP
 
 ROOT = Path(__file__).resolve().parents[3]
+PROJECTS = [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]
 
 
 def test_the_readme_lists_every_plugin_folder() -> None:
-    listed = set(re.findall(r"\]\((\w+/\w+)/README\.md\)", (ROOT / "plugins" / "README.md").read_text()))
-    folders = {file.parent.relative_to(ROOT / "plugins").as_posix() for file in ROOT.glob("plugins/*/*/pyproject.toml")}
+    listed = set(re.findall(r"\]\((\w+(?:/\w+)?)/README\.md\)", (ROOT / "plugins" / "README.md").read_text()))
+    folders = {file.parent.relative_to(ROOT / "plugins").as_posix() for file in PROJECTS}
     assert listed == folders
 
 
 def test_every_plugin_has_its_parts() -> None:
-    for pyproject in ROOT.glob("plugins/*/*/pyproject.toml"):
+    for pyproject in PROJECTS:
         folder = pyproject.parent
         package = folder / tomllib.loads(pyproject.read_text())["project"]["name"].replace("-", "_")
         suite = () if package in LOCKSTEP else (folder / "tests" / "test_contract.py",)

@@ -136,7 +136,7 @@ def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[st
     """`Class::test` of what failed when the tests in question were run on the bad engines in one fresh pytest."""
     folder = tmp_path_factory.mktemp("bad")
     lines = ["import torch", "torch.set_num_threads(1)", "from slime_testing_contracts import EngineContract"]
-    engines = ["from slime_core.engines.embedded.engine import EmbeddedEngine"]
+    engines = ["from slime_embedded.engine.engine import EmbeddedEngine"]
     for name, (_, body) in BAD_ENGINES.items():
         engines += [f"class {name}(EmbeddedEngine):{body}"]
         lines += [f"class Test{name}(EngineContract):", f"    component = {f'{folder}/bad.py:{name}'!r}"]
@@ -164,7 +164,7 @@ def test_what_is_lacking_has_a_name() -> None:
 
 def test_what_is_declared_to_be_lacking_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from slime_core.engines.embedded.engine import EmbeddedEngine\n"
+        "from slime_embedded.engine.engine import EmbeddedEngine\n"
         "class Mine(EmbeddedEngine):\n    lacks = frozenset({'seeds'})\n"
     )
     suite = type("TestMine", (EngineContract,), {"component": f"{tmp_path}/mine.py:Mine", "lacks": {"http"}})()

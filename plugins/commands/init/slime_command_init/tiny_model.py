@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from slime_embedded.models.decoder import init_weights
+
 from slime_core.models.config import load_model_config
-from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import write_config, write_weights
 
 

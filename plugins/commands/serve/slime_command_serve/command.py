@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from slime_core.protocols import Command
 
 if TYPE_CHECKING:
+    from slime_embedded.engine.engine import EmbeddedEngine
+
     from slime_command_serve.http.guard import Access
-    from slime_core.engines.embedded.engine import EmbeddedEngine
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,8 +46,9 @@ def run(namespace: argparse.Namespace) -> int:
     """Serve until a signal. Raises ConfigError, EngineError."""
     import asyncio
 
+    from slime_embedded.engine.engine import EmbeddedEngine
+
     from slime_core.config.schema import Args
-    from slime_core.engines.embedded.engine import EmbeddedEngine
 
     args = Args.model_construct(**vars(namespace), rollout_seed=namespace.seed)
     _access(namespace)

@@ -28,7 +28,7 @@ from slime_core.errors import WeightSyncError
 from slime_core.protocols import Args
 
 if TYPE_CHECKING:
-    from slime_core.engines.embedded.engine import EmbeddedEngine
+    from slime_embedded.engine.engine import EmbeddedEngine
 
 HEALTH_TIMEOUT_S = 20.0
 _NOT_OFFERED = (

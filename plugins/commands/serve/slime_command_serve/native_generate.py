@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from fastapi import FastAPI, Request, Response
 from pydantic import BeforeValidator, Field, WithJsonSchema
+from slime_embedded.engine.sampler import derive_seed
 
 from slime_command_serve.http.bodies import NOTHING, Body
 from slime_command_serve.http.errors import BadRequest, sglang_shape, shown
@@ -29,12 +30,11 @@ from slime_command_serve.http.streams import (
     unless_disconnected,
 )
 from slime_command_serve.http.threads import DeadlineThreads
-from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
 
 if TYPE_CHECKING:
-    from slime_core.engines.embedded.engine import EmbeddedEngine
+    from slime_embedded.engine.engine import EmbeddedEngine
 
 
 def _texts(value: Any) -> Any:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from slime_embedded.models.decoder import Decoder
 from slime_model_qwen3_moe import model
 
 from slime_core.errors import ConfigError
 from slime_core.models.config import load_model_config
-from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
 
 HF = {

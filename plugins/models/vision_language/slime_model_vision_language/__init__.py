@@ -15,8 +15,7 @@ from slime_core.models.config import ModelConfig
 
 if TYPE_CHECKING:
     import torch
-
-    from slime_core.models.decoder import Decoder
+    from slime_embedded.models.decoder import Decoder
 
 
 def model(hf: Mapping[str, Any]) -> ModelConfig:

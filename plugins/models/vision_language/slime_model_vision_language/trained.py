@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.routing import Routing
 from torch import nn
 
 from slime_core.errors import CheckpointError, ConfigError, TrainError
 from slime_core.models.config import ModelConfig
-from slime_core.models.decoder import Decoder
-from slime_core.models.routing import Routing
 from slime_core.multimodal import TrainInputs
 
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")

@@ -95,10 +95,11 @@ class EngineContract(EngineWeights, EngineControl, EngineSampling):
 
     def test_reported_experts_are_those_used(self) -> None:
         """Of every token but the last, prompt included; skipped where no mixture of experts can be served."""
+        from slime_embedded.models.decoder import Decoder
+        from slime_embedded.models.routing import Routing
+
         from slime_core.models.config import load_model_config
-        from slime_core.models.decoder import Decoder
         from slime_core.models.hf_io import read_weights
-        from slime_core.models.routing import Routing
 
         if not traits_of(self.resolved.obj, EngineTraits).returns_routed_experts:
             pytest.skip("its traits do not say `returns_routed_experts`")

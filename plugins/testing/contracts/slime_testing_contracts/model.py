@@ -68,9 +68,9 @@ class ModelContract(Contract):
     def test_logits_and_weights_are_transformers(self) -> None:
         """Parameters named as in saved files, logits within 1e-4, weights unchanged by the trip through our module."""
         import torch
+        from slime_embedded.models.decoder import Decoder
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from slime_core.models.decoder import Decoder
         from slime_core.models.hf_io import read_weights
 
         torch.manual_seed(0)

@@ -38,8 +38,9 @@ def tiny_moe_model(*, dense_layer: bool = True) -> Path:
 
     `dense_layer=False`: in all three, as SGLang takes Qwen3-MoE to be whatever `config.json` says.
     """
+    from slime_embedded.models.decoder import init_weights
+
     from slime_core.models.config import load_model_config, read_hf_config
-    from slime_core.models.decoder import init_weights
     from slime_core.models.hf_io import copy_assets, write_config, write_weights
 
     kept = tempfile.TemporaryDirectory(prefix="slime-tiny-moe-")

@@ -87,8 +87,9 @@ class TrainerContract(Contract):
 
     def test_log_probs_are_the_models(self) -> None:
         """One float32 tensor of [response_length] per sample, however the samples are split, and no gradient."""
+        from slime_embedded.models.decoder import Decoder
+
         from slime_core.models.config import load_model_config
-        from slime_core.models.decoder import Decoder
 
         batch = example_batch()
         decoder = Decoder.from_weights(load_model_config(tiny_model()), weights().items())
@@ -260,8 +261,9 @@ class TrainerContract(Contract):
 
         A whole step as well: the gradient of kept tokens' log-probs alone, in float64 from the logits of a plain pass.
         """
+        from slime_embedded.models.decoder import Decoder
+
         from slime_core.models.config import load_model_config
-        from slime_core.models.decoder import Decoder
 
         if not traits_of(self.resolved.obj, TrainerTraits).sampling_mask:
             pytest.skip("its traits do not say `sampling_mask`")
@@ -301,10 +303,11 @@ class TrainerContract(Contract):
 
     def test_given_experts_are_used(self) -> None:
         """Routing replay; skipped for a trainer whose class does not declare `routing_replay`."""
+        from slime_embedded.models.decoder import Decoder
+        from slime_embedded.models.routing import FREE, Routing
+
         from slime_core.models.config import load_model_config
-        from slime_core.models.decoder import Decoder
         from slime_core.models.hf_io import read_weights
-        from slime_core.models.routing import FREE, Routing
 
         if not traits_of(self.resolved.obj, TrainerTraits).routing_replay:
             pytest.skip("its traits do not say `routing_replay`")

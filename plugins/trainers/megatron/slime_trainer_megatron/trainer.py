@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from slime_embedded.trainer.schedule import LearningRateSchedule
 
 from slime_core.errors import TrainError
 from slime_core.models.config import read_hf_config
 from slime_core.plugins.hooks import Hooks, bare_manager, hook_flags, implement
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
-from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_core.trainers.settings import Role
 from slime_core.types import TrainBatch
 from slime_trainer_megatron.arguments.architecture import check_architecture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.checkpoint.sources import find_source
 from slime_core.errors import CheckpointError
 from slime_core.models.hf_io import read_weights
-from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.megatron_models import save_tiny
 

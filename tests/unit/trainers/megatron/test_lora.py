@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_trainer_megatron.model.norms import RMSNorm
 from slime_trainer_megatron.trainer import MegatronTrainer
 from slime_trainer_megatron.weights.lora import Adapter, Adapters, _normed
@@ -18,7 +19,6 @@ from transformers import AutoModelForCausalLM
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.lora import LoraSettings
 from slime_core.protocols import MicroBatchOutput
-from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.backends.megatron.lora_jobs import LORA, MICRO_BATCHES, adapters_of, compare_adapters, three_steps
 from tests.megatron_models import save_tiny

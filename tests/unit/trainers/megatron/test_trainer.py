@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from slime_embedded.trainer.optimizer import MAX_CONSECUTIVE_SKIPS
 from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError, TrainError
 from slime_core.protocols import MicroBatchOutput
-from slime_core.trainers.embedded.optimizer import MAX_CONSECUTIVE_SKIPS
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.megatron_models import save_tiny
 
@@ -175,7 +175,7 @@ def test_a_loss_without_gradient(make: Make) -> None:
 def test_moments_are_forgotten_as_the_embedded_trainer_does(
     make: Make, models: dict[str, Path], flags: dict[str, Any]
 ) -> None:
-    from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+    from slime_embedded.trainer.trainer import EmbeddedTrainer
 
     found = []
     for trainer in (make(**flags), EmbeddedTrainer(jobs.settings(models["qwen3"], **flags))):

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from slime_embedded.engine.sampler import derive_seed
 
 from slime_command_serve.front.answer import Answer, LiveText, Piece, TurnReader, calls_of
 from slime_command_serve.front.app import add_front
@@ -26,13 +27,12 @@ from slime_command_serve.http.limits import check_text
 from slime_command_serve.http.threads import DeadlineThreads
 from slime_core.data.tokenizer import encode_rendered
 from slime_core.data.tools import tool_parser
-from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
 from slime_core.types import GenerationOutput
 
 if TYPE_CHECKING:
-    from slime_core.engines.embedded.engine import EmbeddedEngine
+    from slime_embedded.engine.engine import EmbeddedEngine
 
 _RESPONSES = 1024
 """Responses that `previous_response_id` may name: the newest."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from slime_embedded.models.lean_autograd import rms_norm
 from torch import nn
 
 from slime_core.errors import ConfigError
-from slime_core.models.lean_autograd import rms_norm
 
 
 class RMSNorm(nn.Module):

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from slime_embedded.trainer.optimizer import MAX_CONSECUTIVE_SKIPS
+from slime_embedded.trainer.schedule import LearningRateSchedule
 
 from slime_core.errors import ConfigError, TrainError
-from slime_core.trainers.embedded.optimizer import MAX_CONSECUTIVE_SKIPS
-from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_trainer_megatron.step.forward import finalize
 
 

@@ -1,0 +1,85 @@
+"""What `release_memory` and `resume_memory` of the embedded engine do: weights and KV cache, freed and taken again.
+
+The core owns one of these. Released weights are gone: they come back with the next update, which the trainer makes
+anyway, so no copy is kept. Weights and their packed copies (`linear.py`) are freed in place, and the fused tensors stay
+the objects that they are; the rows of the KV cache are dropped and made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from slime_core.errors import EngineError
+from slime_embedded.engine.kv_cache import KVCache
+from slime_embedded.engine.model_runner import ModelRunner
+from slime_embedded.engine.weights import FusedWeights
+from slime_embedded.models.storages import Storages
+
+if TYPE_CHECKING:
+    from slime_embedded.engine.invariant_runner import InvariantRunner
+
+TAGS = frozenset({"weights", "kv_cache"})
+
+
+class EngineMemory:
+    """Of one engine, which is idle whenever something here is called."""
+
+    def __init__(self, weights: FusedWeights, runner: ModelRunner | InvariantRunner, cache: KVCache) -> None:
+        self._weights = weights
+        self._cache = cache
+        self._device = runner.device
+        self._storages = Storages([*weights.tensors(), *runner.tensors()])
+        self.released: frozenset[str] = frozenset()
+        """Of `TAGS`; nothing is generated unless it is empty."""
+        self._outdated = False
+        """The weights' memory is there again, their values are not."""
+
+    def release(self, tags: Sequence[str] | None) -> None:
+        """Give up what the tags name (None: all); what is released already stays so. Raises EngineError."""
+        chosen = _checked(tags)
+        if "kv_cache" in chosen:
+            self._cache.clear()
+        if "weights" in chosen:
+            self._weights.drop_packed()
+            self._storages.free()
+        self.released |= chosen
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # for other processes on the device
+
+    def resume(self, tags: Sequence[str] | None) -> None:
+        """Take it again. Raises EngineError when generation would go on with weights that are gone."""
+        chosen = _checked(tags) & self.released
+        gone = self._outdated or "weights" in chosen
+        if chosen and gone and not self.released - chosen:
+            raise EngineError(
+                "the weights were released and not updated since: take their memory again, update them, and then take"
+                " the rest"
+            )
+        if "weights" in chosen:
+            self._storages.allocate()
+            self._outdated = True
+        self.released -= chosen
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights' memory is there."""
+        return "weights" not in self.released
+
+    def updated(self) -> None:
+        """The weights have values again."""
+        self._outdated = False
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes held by what each tag names."""
+        weights = self._storages.nbytes + self._weights.packed_bytes
+        return {"weights": weights, "kv_cache": self._cache.nbytes}
+
+
+def _checked(tags: Sequence[str] | None) -> frozenset[str]:
+    chosen = TAGS if tags is None else frozenset(tags)
+    if unknown := sorted(chosen - TAGS):
+        raise EngineError(f"memory tags {', '.join(map(repr, unknown))}; allowed: {', '.join(sorted(TAGS))}")
+    return chosen

@@ -1,0 +1,108 @@
+"""The models beside the embedded trainer's actor that are not trained: reference, teacher, old actor.
+
+Built, asked, saved and loaded by `EmbeddedTrainer`. Reference and old actor are in a checkpoint only while they are not
+what the run would find without it, the reference that of its own checkpoint, the old actor the actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from slime_core.errors import ConfigError, TrainError
+from slime_embedded.models.decoder import Decoder
+from slime_embedded.trainer import state
+from slime_embedded.trainer.settings import TrainerSettings
+
+REFERENCE, TEACHER, OLD_ACTOR = "ref", "teacher", "old_actor"
+_LOADED_WHEN = {
+    REFERENCE: "it is loaded when --kl-coef is not 0 or --use-kl-loss is given",
+    TEACHER: "it is loaded by --use-opd --opd-type megatron --opd-teacher-load DIR",
+    OLD_ACTOR: "it is kept with --keep-old-actor",
+}
+
+
+class FrozenModels:
+    """Models by role; those that the run has no use for are not loaded.
+
+    Args:
+        settings: Which there are, and their checkpoints.
+        load: Role and directory -> model.
+    """
+
+    def __init__(self, settings: TrainerSettings, load: Callable[[str, str], Decoder]) -> None:
+        self._settings = settings
+        directories = {REFERENCE: settings.ref_checkpoint, TEACHER: settings.teacher_checkpoint}
+        if settings.keeps_old_actor:
+            directories[OLD_ACTOR] = settings.hf_checkpoint
+        self._models = {role: load(role, path).requires_grad_(False) for role, path in directories.items() if path}
+        self._reference_moved = False
+
+    def __contains__(self, role: str) -> bool:
+        return role in self._models
+
+    def __getitem__(self, role: str) -> Decoder:
+        """The model. Raises TrainError when the run has none."""
+        if role not in self._models:
+            hint = f"; {_LOADED_WHEN[role]}" if role in _LOADED_WHEN else ""
+            raise TrainError(f"this trainer has no {role!r} model{hint}")
+        return self._models[role]
+
+    def copy(self, role: str, actor: Decoder) -> None:
+        """Give the model the actor's weights. Raises TrainError as `[]` does."""
+        self._copy(self[role], actor)
+        self._reference_moved |= role == REFERENCE
+
+    def check_reference_fits(self, actor: Decoder) -> None:
+        """Raise ConfigError unless the reference, if there is one, can take the actor's weights."""
+        if REFERENCE not in self:
+            return
+        ours, theirs = ({k: tuple(v.shape) for k, v in merged(m, self._settings)} for m in (actor, self[REFERENCE]))
+        differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        if differ:
+            raise ConfigError(
+                f"--ref-update-interval copies the actor into the reference, but --ref-load"
+                f" {self._settings.ref_checkpoint} is another architecture: {len(differ)} tensors differ, such as"
+                f" {differ[0]}"
+            )
+
+    def save(self, directory: Path, actor: Decoder) -> None:
+        """Write what `load` would not find otherwise."""
+        if self._reference_moved:
+            state.save_frozen(directory, state.REFERENCE, tensors(self[REFERENCE]))
+        if OLD_ACTOR in self and not self._is_copy(self[OLD_ACTOR], actor):
+            state.save_frozen(directory, state.OLD_ACTOR, tensors(self[OLD_ACTOR]))
+
+    def load(self, directory: Path, actor: Decoder) -> None:
+        """Inverse of `save`, once the actor has been loaded. Raises CheckpointError when the files do not fit."""
+        finetune = self._settings.finetune
+        if REFERENCE in self and not finetune:
+            self._reference_moved = state.load_frozen(directory, state.REFERENCE, tensors(self[REFERENCE]))
+        if OLD_ACTOR in self:
+            old = self[OLD_ACTOR]
+            if finetune or not state.load_frozen(directory, state.OLD_ACTOR, tensors(old)):
+                self._copy(old, actor)
+
+    def _copy(self, target: Decoder, source: Decoder) -> None:
+        with torch.no_grad():
+            for old, (_, new) in zip(target.parameters(), merged(source, self._settings), strict=True):
+                old.copy_(new)
+
+    def _is_copy(self, one: Decoder, other: Decoder) -> bool:
+        return all(torch.equal(a, b) for a, (_, b) in zip(one.parameters(), merged(other, self._settings), strict=True))
+
+
+def tensors(model: Decoder) -> dict[str, torch.Tensor]:
+    """The model's live parameters by HF name."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def merged(model: Decoder, settings: TrainerSettings) -> Iterable[tuple[str, torch.Tensor]]:
+    """As `tensors`, with the adapters of a run that trains such merged into what they adapt, one at a time."""
+    if settings.lora is None:
+        return tensors(model).items()
+    from slime_embedded.models.lora_linear import merged_weights
+
+    return merged_weights(model)

@@ -1,0 +1,56 @@
+"""The embedded trainer's part of LoRA: its reference without a copy, and checkpoints with adapters.
+
+A checkpoint holds the merged model, for whoever serves or evaluates it, and `adapter/` in PEFT's layout, which is what
+a run goes on from: the base comes from `--hf-checkpoint` again. The merged model is read on resume too, to make sure
+that the base is the one the adapters were trained on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from slime_core.errors import CheckpointError
+from slime_core.models.hf_io import read_weights
+from slime_core.models.lora import LoraSettings, module_of, same_weight
+from slime_core.models.lora_files import FOLDER, read_adapter, write_adapter
+from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.lora_linear import UP, adapter_weights, base_weights, merged_weights
+
+
+def base_of(model: Decoder) -> Decoder:
+    """The model without its adapters, on the same memory."""
+    with torch.device("meta"):
+        base = Decoder(model.config, recompute=model.recompute)
+    base.load_state_dict(base_weights(model), assign=True)
+    return base.requires_grad_(False)
+
+
+def save_adapter(directory: Path, model: Decoder, lora: LoraSettings, checkpoint: str) -> None:
+    """Write `directory/adapter`; `checkpoint` is where the base came from."""
+    modules = [name for name, _ in model.named_modules()]
+    write_adapter(directory / FOLDER, lora, adapter_weights(model), modules, checkpoint)
+
+
+def load_adapter(directory: Path, model: Decoder, lora: LoraSettings, checkpoint: str) -> None:
+    """Restore the adapters, bit for bit.
+
+    Raises:
+        CheckpointError: There are none, they are not this run's, or belong to another base than `checkpoint`.
+    """
+    if not (directory / FOLDER).is_dir():
+        raise CheckpointError(
+            f"{directory}: no adapters in it (no {FOLDER}/), as it was trained without --lora-rank; to train adapters"
+            " on its weights, name it as --hf-checkpoint"
+        )
+    adapters = adapter_weights(model)
+    read_adapter(directory / FOLDER, lora, adapters)
+    stored = dict(read_weights(directory))
+    for name, tensor in merged_weights(model):
+        there, adapted = stored.get(name), f"{module_of(name)}.{UP}" in adapters
+        if there is None or not same_weight(there, tensor, adapted=adapted):
+            raise CheckpointError(
+                f"{directory}: its adapters were trained on other weights than --hf-checkpoint {checkpoint}: merged,"
+                f" {name} is not what is stored; name the checkpoint they started from"
+            )

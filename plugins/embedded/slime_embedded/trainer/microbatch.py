@@ -1,0 +1,127 @@
+"""Some samples of a `TrainBatch` -> the packed tensors of one forward pass, and the experts that it replays.
+
+The checks are `sample_rows`'. A sample's last token is left out, as nothing is predicted from it: it has no row of
+`routed_experts` either. Samples with images keep it, as a model may have inputs for every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from slime_core.errors import TrainError
+from slime_core.models.config import ModelConfig
+from slime_core.multimodal import TrainInputs
+from slime_core.ops.logprobs import SamplingMask
+from slime_core.trainers.sample_rows import SampleRows, read_samples
+from slime_core.types import TrainBatch
+from slime_embedded.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from slime_embedded.models.routing import Routing
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """T tokens of n samples, without their last ones where nobody needs those, and R response tokens."""
+
+    positions: list[int]
+    """[n] places of the samples in the batch."""
+    token_ids: torch.Tensor
+    """[T] int64."""
+    lengths: list[int]
+    """[n] of the T tokens in each sample."""
+    rows: np.ndarray
+    """[R] which of the T rows predict a response token, sample by sample."""
+    targets: torch.Tensor
+    """[R] int64 response tokens."""
+    response_lengths: list[int]
+    """[n]; they sum to R."""
+    same: np.ndarray
+    """[T] as for `Decoder.hidden`: equal prompts."""
+    images: list[TrainInputs | None] | None = None
+    """[n] what a vision-language model takes besides the tokens; None: there are no images."""
+    mask: SamplingMask | None = None
+    """What the targets were sampled among; None: all tokens."""
+
+
+def pack(
+    batch: TrainBatch, positions: Sequence[int], vocab_size: int, device: torch.device, *, every_token: bool = False
+) -> MicroBatch:
+    """Lay the samples at `positions` end to end.
+
+    Raises:
+        TrainError: A sample has no prompt token, or a token id outside the vocabulary.
+    """
+    column = batch.multimodal_train_inputs
+    rows = [None if column is None or column[i] is None else TrainInputs.of(column[i]) for i in positions]
+    images = rows if any(row is not None for row in rows) else None
+    samples = read_samples(batch, positions, vocab_size, every_token=every_token or images is not None)
+    token_ids = torch.from_numpy(samples.token_ids).to(device)
+    targets = torch.from_numpy(samples.targets).to(device)
+    kept = samples.kept
+    mask = None if kept is None else SamplingMask(torch.from_numpy(kept[0]).to(device), torch.from_numpy(kept[1]))
+    columns = (samples.positions, token_ids, samples.lengths, samples.rows, targets, samples.response_lengths)
+    return MicroBatch(*columns, _equal_prompts(batch, samples), images, mask)
+
+
+def _equal_prompts(batch: TrainBatch, samples: SampleRows) -> np.ndarray:
+    same, start, leaders = np.arange(len(samples.token_ids)), 0, dict[bytes, np.ndarray]()
+    for position, length, response in zip(samples.positions, samples.lengths, samples.response_lengths, strict=True):
+        prompt = slice(start, start + min(length, len(batch.tokens[position]) - response))
+        same[prompt] = leaders.setdefault(samples.token_ids[prompt].tobytes(), same[prompt])
+        start += length
+    return same
+
+
+def hidden_states(
+    model: Decoder, micro: MicroBatch, *, every_row: bool = False, routing: Routing | None = None
+) -> torch.Tensor:
+    """[R, hidden] states that predict the response tokens, or [T, hidden] all.
+
+    Raises:
+        TrainError: The samples have images and the model takes none.
+    """
+    rows = None if every_row else micro.rows
+    if model.config.images:
+        built: Any = model
+        found: torch.Tensor = built.hidden(micro.token_ids, micro.lengths, rows=rows, images=micro.images)
+        return found
+    if micro.images is not None:
+        raise TrainError(f"the samples have images, and a {model.config.model_type} model takes text only")
+    # Copies of a prompt may be routed to different experts.
+    same = None if every_row or model.config.moe is not None else micro.same
+    return model.hidden(micro.token_ids, micro.lengths, rows=rows, same=same, routing=routing)
+
+
+def routing_of(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, device: torch.device) -> Routing | None:
+    """The experts to replay, packed as the micro-batch is; None when the batch has no such column."""
+    if batch.routed_experts is None or config.moe is None:
+        return None
+    from slime_embedded.models.routing import FREE, Routing
+
+    packed = np.full((sum(micro.lengths), config.num_layers, config.moe.experts_per_token), FREE, dtype=np.int64)
+    start = 0
+    for position, length in zip(micro.positions, micro.lengths, strict=True):
+        known = batch.routed_experts[position]
+        packed[start : start + len(known)] = known
+        start += length
+    return Routing(torch.from_numpy(packed).to(device))
+
+
+def keep_routing(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, routing: Routing) -> None:
+    """Write the experts that the pass used where the batch has none, in place."""
+    from slime_embedded.models.routing import FREE
+
+    assert batch.routed_experts is not None
+    assert config.moe is not None
+    used = routing.used(sum(micro.lengths), config.num_layers, config.moe.experts_per_token).numpy()
+    start = 0
+    for position, length in zip(micro.positions, micro.lengths, strict=True):
+        known = batch.routed_experts[position]
+        np.copyto(known, used[start : start + len(known)], where=known == FREE, casting="same_kind")
+        start += length

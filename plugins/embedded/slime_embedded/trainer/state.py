@@ -1,0 +1,178 @@
+"""Files of a trainer's checkpoint: what `EmbeddedTrainer.save` writes and `load` reads back, bit for bit.
+
+    DIR/model.safetensors, config.json, tokenizer files   an HF-layout model
+    DIR/adapter/                              with LoRA: the adapters, as PEFT has them; the model above is merged
+    DIR/trainer/state.json                    counters, schedule, trained parameters, world size, rank 0's RNG
+    DIR/trainer/rng_<rank>.json               RNG of the other ranks
+    DIR/trainer/optimizer.safetensors         moments under exp_avg.<name> and exp_avg_sq.<name>
+    DIR/trainer/master.safetensors            float32 weights, only when the model is stored in another dtype
+    DIR/trainer/reference.safetensors         the reference, only once it differs from its checkpoint
+    DIR/trainer/old_actor.safetensors         the old actor, only where it differs from the actor
+
+Safetensors and JSON only. Atomicity is the caller's: it hands in a directory and publishes it when `save` returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.models.config import ModelConfig
+from slime_core.models.hf_io import (
+    SHARD_BYTES,
+    copy_assets,
+    read_into,
+    read_json,
+    weight_files,
+    write_config,
+    write_weights,
+)
+from slime_core.trainers.state_files import capture_rng, restore_rng, restored_states, write_json
+from slime_embedded.trainer.optimizer import FlatAdamW
+from slime_embedded.trainer.settings import TrainerSettings
+
+_FORMAT = 1
+FOLDER, _STATE, _OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"
+_MASTER, REFERENCE, OLD_ACTOR = "master.safetensors", "reference.safetensors", "old_actor.safetensors"
+
+
+def save_model(
+    directory: Path,
+    weights: Mapping[str, torch.Tensor],
+    config: ModelConfig,
+    assets: str,
+    dtype: torch.dtype,
+    *,
+    exact: bool = True,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write an HF-layout model in `dtype`, and with `exact` the float32 weights beside it when that loses bits."""
+    copy_assets(assets, directory)
+    hf = {key: value for key, value in config.hf.items() if key != "torch_dtype"}
+    write_config(directory, {**hf, "dtype": str(dtype).removeprefix("torch.")})
+    write_weights(directory, ((name, tensor.to(dtype)) for name, tensor in weights.items()), shard_bytes=shard_bytes)
+    if exact and dtype != torch.float32:
+        _write_tensors(directory / FOLDER / _MASTER, weights)
+
+
+def load_model(directory: Path, into: Mapping[str, torch.Tensor]) -> None:
+    """Copy the stored weights, float32 ones where there are any, into the tensors of `into`."""
+    master = directory / FOLDER / _MASTER
+    try:
+        files = [master] if master.is_file() else weight_files(directory)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    read_into(files, into, ignore="lm_head.weight")
+
+
+def save_frozen(directory: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write the weights of a model that is not trained; `name` is REFERENCE or OLD_ACTOR."""
+    _write_tensors(directory / FOLDER / name, weights)
+
+
+def load_frozen(directory: Path, name: str, into: Mapping[str, torch.Tensor]) -> bool:
+    """Copy what `save_frozen` wrote into `into`; False when the checkpoint has none."""
+    path = directory / FOLDER / name
+    if not path.is_file():
+        return False
+    read_into([path], into)
+    return True
+
+
+def save_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettings, rank: int, world_size: int) -> None:
+    """Write counters, RNG and moments: state.json and moments by rank 0, the other ranks only their RNG."""
+    folder = directory / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = capture_rng() if settings.save_rng else None
+    if rank:
+        write_json(folder / f"rng_{rank}.json", {"rng": rng})
+        return
+    state: dict[str, Any] = {
+        "format": _FORMAT,
+        "world_size": world_size,
+        "parameters": {name: list(shape) for name, shape in optimizer.shapes.items()},
+        "rng": rng,
+        "optimizer": None,
+    }
+    if settings.save_optim:
+        state["optimizer"] = {
+            "steps": optimizer.steps,
+            "moment_steps": optimizer.moment_steps,
+            "stateless": optimizer.settings.stateless,
+            "schedule": optimizer.schedule.facts(),
+        }
+        _write_tensors(folder / _OPTIMIZER, optimizer.moments())
+    write_json(folder / _STATE, state)
+
+
+def load_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettings, rank: int, world_size: int) -> None:
+    """Restore what `save_progress` wrote, as far as the settings ask for it.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit this run; every difference is listed.
+    """
+    if not (settings.load_optim or settings.load_rng):
+        return
+    folder = directory / FOLDER
+    if not (folder / _STATE).is_file():
+        raise CheckpointError(
+            f"{directory}: no trainer state (no {FOLDER}/{_STATE}); to start from its weights alone, use"
+            " --finetune, or name it as --hf-checkpoint instead of --load"
+        )
+    state = read_json(folder / _STATE)
+    if state.get("format") != _FORMAT:
+        raise CheckpointError(f"{folder / _STATE}: format {state.get('format')}, this version reads {_FORMAT}")
+    problems = _differences(state, optimizer, settings)
+    if problems:
+        raise CheckpointError(f"{directory} does not fit this run:\n  " + "\n  ".join(problems))
+    if settings.load_optim:
+        stored = state["optimizer"]
+        read_into([folder / _OPTIMIZER], optimizer.moments())
+        optimizer.restore(int(stored["steps"]), int(stored["moment_steps"]))
+    # The Megatron trainer counts processes under another name, and has a file of random states for rank 0, too.
+    saved_by = int(state["world_size"] if "world_size" in state else state["processes"])
+    if settings.load_rng and restored_states(saved_by, world_size, rank):
+        own = rank == 0 and "world_size" in state
+        restore_rng((state if own else read_json(folder / f"rng_{rank}.json"))["rng"])
+
+
+def _differences(state: Mapping[str, Any], optimizer: FlatAdamW, settings: TrainerSettings) -> list[str]:
+    problems: list[str] = []
+    if settings.load_optim and "parameters" not in state:
+        problems.append("the optimizer's state is another trainer's: add --no-load-optim to begin with a fresh one")
+    elif settings.load_optim:
+        problems += _optimizer_differences(state, optimizer, settings)
+    if settings.load_rng and not state["rng"]:
+        problems.append("it was saved with --no-save-rng: add --no-load-rng")
+    return problems
+
+
+def _optimizer_differences(state: Mapping[str, Any], optimizer: FlatAdamW, settings: TrainerSettings) -> list[str]:
+    stored = state["optimizer"]
+    if stored is None:
+        return ["it was saved with --no-save-optim: add --no-load-optim"]
+    problems = []
+    if stored["stateless"] != optimizer.settings.stateless:
+        problems.append("--use-stateless-adam differs: set it as it was, or add --no-load-optim")
+    saved = {name: tuple(shape) for name, shape in state["parameters"].items()}
+    for name in saved.keys() | optimizer.shapes.keys():
+        before, now = saved.get(name), optimizer.shapes.get(name)
+        if before != now:
+            problems.append(f"trained parameter {name}: {before or 'not trained'} then, {now or 'not trained'} now")
+    problems.sort()
+    facts, before_facts = optimizer.schedule.facts(), stored["schedule"]
+    changed = [k for k in facts.keys() | before_facts.keys() if facts.get(k) != before_facts.get(k)]
+    if changed and not settings.override_schedule:
+        shown = ", ".join(f"{k} {before_facts.get(k)} then, {facts.get(k)} now" for k in sorted(changed))
+        problems.append(f"learning-rate schedule: {shown}; add --override-opt-param-scheduler to take this run's")
+    return problems
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}, path)

@@ -1,0 +1,396 @@
+"""The default trainer: one HF-layout decoder in plain torch per process, data parallel, on CPU or CUDA.
+
+The launcher builds it from `args`, once for the actor and once for a critic, and calls it through `protocols.Trainer`;
+it turns packed micro-batches into log-probs or values, a caller-given loss into one AdamW step, and itself into a
+checkpoint. It knows no algorithm. Parameters are float32, only products are bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from slime_core.config import Settings
+from slime_core.errors import ConfigError, TrainError
+from slime_core.models.config import load_model_config
+from slime_core.models.hf_io import read_weights
+from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
+from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
+from slime_core.trainers.sample_rows import left_out
+from slime_core.trainers.settings import Role
+from slime_core.types import TrainBatch
+from slime_embedded import kernels
+from slime_embedded.models.decoder import Decoder
+from slime_embedded.trainer import model_files, state
+from slime_embedded.trainer.frozen import OLD_ACTOR, REFERENCE, FrozenModels
+from slime_embedded.trainer.microbatch import MicroBatch, hidden_states, keep_routing, pack, routing_of
+from slime_embedded.trainer.model_files import load_model, published_weights
+from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
+from slime_embedded.trainer.parallel import DataParallel
+from slime_embedded.trainer.schedule import LearningRateSchedule
+from slime_embedded.trainer.settings import TrainerSettings, check_fits
+
+if TYPE_CHECKING:
+    from slime_embedded.models.routing import Routing
+    from slime_embedded.trainer.critic import Critic
+
+_MISMATCH = "routing_mismatch"
+_USES = (
+    "actor_num_gpus_per_node actor_num_nodes keep_old_actor kernels lora_alpha lora_dropout lora_rank"
+    " lora_target_modules offload_train"
+)
+
+
+class EmbeddedTrainer:
+    """Implements `protocols.Trainer`; every data-parallel process constructs one per role and makes the same calls.
+
+    Args:
+        args: The run's settings; `settings.py`, `schedule.py` and `optimizer.py` say which are read.
+        role: "actor", or "critic" for the value model.
+
+    Raises:
+        ConfigError: A setting cannot be honoured here.
+        CheckpointError: The weights do not fit their `config.json`.
+    """
+
+    traits = TrainerTraits(
+        true_on_policy=True, sampling_mask=True, routing_replay=True, takes_images=True, uses=frozenset(_USES.split())
+    )
+
+    def __init__(self, args: Args, *, role: Role = "actor") -> None:
+        self.role = role
+        kernels.use(args.kernels)
+        self.settings = settings = TrainerSettings.from_args(args, role)
+        # Settings are read before any process group is joined, so a mistake ends the run at once.
+        schedule = LearningRateSchedule.from_args(args, critic=role == "critic")
+        adam = AdamSettings.from_args(args)
+        config = load_model_config(settings.hf_checkpoint)
+        check_fits(settings, config, role)
+        self._parallel = DataParallel(settings.device, settings.timeout_minutes, settings.distributed_backend)
+        self.rank, self.world_size = self._parallel.rank, self._parallel.world_size
+        self.device = self._parallel.device
+        self.compute_dtype = settings.compute_dtype(self.device)
+        self.config = config
+        self.model: Decoder = (
+            load_model(settings.hf_checkpoint, settings, self.device) if role == "actor" else self._load_critic()
+        )
+        if settings.lora is not None:
+            from slime_embedded.models.lora_linear import add_adapters
+
+            add_adapters(self.model, settings.lora, args.seed, merge=settings.batch_invariant)
+        self.optimizer = FlatAdamW(trained_parameters(self.model, settings), adam, schedule, self._parallel)
+        moves = bool(args.ref_update_interval)
+        self._frozen = FrozenModels(settings, partial(self._load_frozen, reference_moves=moves))
+        if moves:
+            self._frozen.check_reference_fits(self.model)
+        self._last_rollout: int | None = None
+
+    @classmethod
+    def processes(cls, settings: Settings) -> int | None:
+        """As many data-parallel processes as the user gave training GPUs; None where `--actor-num-gpus-per-node` has
+        its default of 8, which is THUDM/slime's and no request. Raises ConfigError when they are more than there are.
+        """
+        args = settings.args
+        if not settings.is_given("actor_num_gpus_per_node"):
+            return None
+        there = torch.cuda.device_count() if args.device != "cpu" else 0
+        if args.actor_num_gpus_per_node > there > 0:
+            raise ConfigError(
+                f"{settings.cite('actor_num_gpus_per_node')}: torch sees {there} GPU(s); type"
+                f" --actor-num-gpus-per-node {there}, or --device cpu"
+            )
+        return int(args.actor_num_nodes * args.actor_num_gpus_per_node)
+
+    def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
+        # With adapters the actor's own weights never change, so a reference that is these needs no memory.
+        shared = self.settings.lora is not None and directory == self.settings.hf_checkpoint
+        if shared and role == REFERENCE and not reference_moves:
+            from slime_embedded.trainer.lora import base_of
+
+            return base_of(self.model)
+        return load_model(directory, self.settings, self.device)
+
+    def _load_critic(self) -> Decoder:
+        from slime_embedded.trainer.critic import Critic, critic_config, with_head
+
+        self.config = critic_config(self.config)
+        directory = self.settings.hf_checkpoint
+        weights = (pair for pair in read_weights(directory, self.device) if pair[0] != "lm_head.weight")
+        return Critic.from_weights(
+            self.config,
+            with_head(weights, self.config, self.device),
+            self.device,
+            recompute=self.settings.recompute,
+            origin=directory,
+        )
+
+    # -- forward -------------------------------------------------------------------------------------
+
+    def log_probs(
+        self,
+        batch: TrainBatch,
+        micro_batches: Sequence[Sequence[int]],
+        *,
+        role: Literal["actor", "ref", "teacher", "old_actor"] = "actor",
+    ) -> list[torch.Tensor]:
+        """[response_length] float32 log-probs per sample of the batch, no gradient.
+
+        Raises:
+            TrainError: The role has no model here, or the micro-batches leave a sample out.
+        """
+        model = self._language_model(role)
+        return self._over(model, batch, micro_batches, lambda m: self._recorded(role, batch, m, False))[0]
+
+    def log_probs_and_entropy(
+        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The actor's `log_probs` and, in the same shapes, entropies in nats. Raises TrainError as `log_probs` does."""
+        model = self._language_model("actor")
+        run = partial(self._recorded, "actor", batch, with_entropy=True)
+        log_probs, entropies = self._over(model, batch, micro_batches, run)
+        return log_probs, entropies
+
+    def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """[response_length] float32 values per sample of the batch, no gradient.
+
+        Raises:
+            TrainError: This trainer has no critic, or the micro-batches leave a sample out.
+        """
+        critic = self._critic()
+        return self._over(critic, batch, micro_batches, lambda micro: (self._values(critic, micro),))[0]
+
+    def _over(
+        self,
+        model: Decoder,
+        batch: TrainBatch,
+        micro_batches: Sequence[Sequence[int]],
+        run: Callable[[MicroBatch], tuple[torch.Tensor | None, ...]],
+    ) -> list[list[torch.Tensor]]:
+        """What `run` gives for all samples: one column per tensor it returns. A teacher's vocabulary may be smaller."""
+        found: dict[int, tuple[torch.Tensor, ...]] = {}
+        with torch.no_grad():
+            for positions in micro_batches:
+                micro = pack(batch, positions, model.config.vocab_size, self.device)
+                parts = [torch.split(x, micro.response_lengths) for x in run(micro) if x is not None]
+                found.update(zip(micro.positions, zip(*parts, strict=True), strict=True))
+        left_out(batch, micro_batches)
+        return [list(column) for column in zip(*(found[i] for i in range(len(batch))), strict=True)] or [[], []]
+
+    def _recorded(
+        self, role: str, batch: TrainBatch, micro: MicroBatch, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`_log_probs`; those of the actor and the old actor repeat the batch's routing and complete it."""
+        replays = role in ("actor", OLD_ACTOR)
+        routing = routing_of(batch, micro, self.config, self.device) if replays else None
+        found = self._log_probs(self._language_model(role), micro, with_entropy, routing)
+        if routing is not None:
+            keep_routing(batch, micro, self.config, routing)
+        return found
+
+    def _log_probs(
+        self, model: Decoder, micro: MicroBatch, with_entropy: bool, routing: Routing | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[R] log-probs of the response tokens of the temperature-scaled distribution, and their entropy."""
+        if self.settings.batch_invariant:
+            from slime_embedded.models.batch_invariant import BatchInvariantForward
+
+            forward, how = BatchInvariantForward(model), self._of_targets(micro, with_entropy)
+            hidden = forward.packed(micro.token_ids, micro.lengths, routing)
+            return forward.token_log_probs(hidden[torch.from_numpy(micro.rows).to(self.device)], **how)
+        with self._compute():
+            hidden = hidden_states(model, micro, routing=routing)
+        how = self._of_targets(micro, with_entropy)
+        return token_log_probs(hidden.to(self.compute_dtype), model.head_weight, kernels=kernels.training, **how)
+
+    def _of_targets(self, micro: MicroBatch, with_entropy: bool) -> dict[str, Any]:
+        """Return target ids, temperature, chunk size and sampling mask, by parameter name."""
+        return {
+            "targets": micro.targets,
+            "temperature": self.settings.temperature,
+            "chunk_size": self.settings.log_probs_chunk_size,
+            "with_entropy": with_entropy,
+            "mask": micro.mask,
+        }
+
+    def _values(self, critic: Critic, micro: MicroBatch) -> torch.Tensor:
+        """[R] values of the states before the response tokens."""
+        with self._compute():
+            hidden = hidden_states(critic, micro)
+        return critic.values(hidden)
+
+    def _compute(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
+
+    # -- step ----------------------------------------------------------------------------------------
+
+    def train_step(
+        self,
+        batch: TrainBatch,
+        micro_batches: Sequence[Sequence[int]],
+        loss_fn: LossFn,
+        *,
+        with_entropy: bool = False,
+        with_logits: bool = False,
+    ) -> StepResult:
+        """One optimizer step over all micro-batches of all ranks.
+
+        Args:
+            batch: This rank's samples.
+            micro_batches: Positions in the batch; those not named take no part in the step. Ranks may differ in
+                number, but every rank needs at least one.
+            loss_fn: Called once per micro-batch; must return the same metric names on every rank.
+            with_entropy: Fill `MicroBatchOutput.entropy`, differentiable.
+            with_logits: Fill `MicroBatchOutput.logits`, differentiable: as much memory as tokens x vocabulary.
+
+        Returns:
+            As metrics those of `loss_fn` summed over micro-batches and ranks, `grad_norm` before clipping, `lr`,
+            `skipped_steps` (1 when the gradients were not finite and nothing was changed), and with routing replay
+            `routing_mismatch`, the share of replayed (token, layer) pairs whose router would choose other experts;
+            and the log-probs before the step.
+
+        Raises:
+            TrainError: No micro-batch, or gradients not finite in several steps in a row.
+        """
+        if not micro_batches:
+            raise TrainError(f"rollout {batch.rollout_id}: an optimizer step without micro-batches on rank {self.rank}")
+        if self.settings.reset_optimizer_states and batch.rollout_id != self._last_rollout:
+            self.optimizer.reset_moments()
+        self._last_rollout = batch.rollout_id
+        self.optimizer.zero_grad()
+        totals: dict[str, torch.Tensor] = {}
+        log_probs: dict[int, torch.Tensor] = {}
+        grads: dict[int, torch.Tensor] = {}
+        mismatches = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for positions in micro_batches:
+            micro = pack(batch, positions, self.config.vocab_size, self.device, every_token=with_logits)
+            routing = routing_of(batch, micro, self.config, self.device) if self.role == "actor" else None
+            output = self._output(micro, with_entropy, with_logits, routing)
+            if self.role == "actor":
+                parts = torch.split(output.log_probs.detach(), micro.response_lengths)
+                log_probs.update(zip(micro.positions, parts, strict=True))
+            loss, metrics = loss_fn(output)
+            if loss.requires_grad and output.log_probs.requires_grad:
+                output.log_probs.retain_grad()
+            if loss.requires_grad:
+                torch.autograd.backward(loss)
+            if output.log_probs.retains_grad and output.log_probs.grad is not None:
+                parts = torch.split(output.log_probs.grad, micro.response_lengths)
+                grads.update(zip(micro.positions, parts, strict=True))
+            for name, value in metrics.items():
+                detached = value.detach().to(self.device, torch.float64)
+                totals[name] = totals[name] + detached if name in totals else detached
+            if routing is not None:
+                mismatches = mismatches + routing.mismatches().to(self.device)
+        found = self._summed(totals)
+        if batch.routed_experts is not None and self.role == "actor":
+            different, replayed = self._parallel.all_reduce(mismatches).tolist()
+            found[_MISMATCH] = different / max(replayed, 1.0)
+        return StepResult({**found, **self.optimizer.step()}, log_probs, grads)
+
+    def _output(
+        self, micro: MicroBatch, with_entropy: bool, with_logits: bool, routing: Routing | None
+    ) -> MicroBatchOutput:
+        if self.role == "critic":
+            values = self._values(self._critic(), micro)
+            return MicroBatchOutput(micro.positions, values.new_empty(0), values=values)
+        if with_logits:
+            return self._with_logits(micro, with_entropy, routing)
+        log_probs, entropy = self._log_probs(self.model, micro, with_entropy, routing)
+        return MicroBatchOutput(micro.positions, log_probs, entropy)
+
+    def _with_logits(self, micro: MicroBatch, with_entropy: bool, routing: Routing | None) -> MicroBatchOutput:
+        with self._compute():
+            hidden = hidden_states(self.model, micro, every_row=True, routing=routing)
+            logits = torch.nn.functional.linear(hidden.to(self.compute_dtype), self.model.head_weight).float()
+        chosen = logits[torch.from_numpy(micro.rows).to(self.device)]
+        how = self._of_targets(micro, with_entropy)
+        log_probs, entropy = log_probs_from_logits(chosen, kernels=kernels.training, **how)
+        return MicroBatchOutput(micro.positions, log_probs, entropy, logits=logits[None])
+
+    def _summed(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
+        if not totals:
+            return {}
+        names = sorted(totals)
+        values = self._parallel.all_reduce(torch.stack([totals[name].reshape(()) for name in names]))
+        return dict(zip(names, values.tolist(), strict=True))
+
+    # -- peers ---------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over data-parallel ranks, as a new tensor."""
+        return self._parallel.all_reduce(tensor)
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        """Rank 0's bytes on every rank; the others pass None."""
+        return self._parallel.broadcast(payload)
+
+    # -- weights -------------------------------------------------------------------------------------
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """HF names and float32 tensors of the model, adapters merged; a tied output layer is left out, as HF does.
+
+        The tensors are the live parameters where there is no adapter: copy what must outlast the next step.
+        """
+        yield from published_weights(self.model, self.settings)
+
+    def update_reference(self) -> None:
+        """Copy the actor's weights into the reference. Raises TrainError when the run has no reference."""
+        self._frozen.copy(REFERENCE, self.model)
+
+    def update_old_actor(self) -> None:
+        """Copy the actor's weights into the old actor. Raises TrainError without `--keep-old-actor`."""
+        self._frozen.copy(OLD_ACTOR, self.model)
+
+    def _language_model(self, role: str) -> Decoder:
+        return self.model if role == self.role == "actor" else self._frozen[role]
+
+    def _critic(self) -> Critic:
+        from slime_embedded.trainer.critic import Critic
+
+        if not isinstance(self.model, Critic):
+            raise TrainError("this trainer has no 'critic' model; it is built with role='critic'")
+        return self.model
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def save(self, directory: Path) -> None:
+        """Write the HF-layout model and, under `directory/trainer`, all that `load` needs; returns on all ranks
+        when every rank has written. The directory must be one that all ranks see."""
+        directory = Path(directory)
+        if self.rank == 0:
+            model_files.save(directory, self.model, self.config, self.settings)
+            self._frozen.save(directory, self.model)
+        state.save_progress(directory, self.optimizer, self.settings, self.rank, self.world_size)
+        self._parallel.barrier()
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote, bit for bit; `--finetune` takes the weights only.
+
+        Raises:
+            CheckpointError: The checkpoint is not whole or does not fit this run.
+        """
+        directory = Path(directory)
+        if not self.settings.finetune:
+            state.load_progress(directory, self.optimizer, self.settings, self.rank, self.world_size)
+        model_files.load(directory, self.model, self.settings)
+        self._frozen.load(directory, self.model)
+
+    def offload(self) -> None:
+        """Free the gradients and, on a GPU, move the moments to the host; returns when every rank has.
+
+        Parameters and frozen models stay where they are: weights are handed over, and checkpoints written, from there.
+        """
+        self.optimizer.offload()
+        self._parallel.barrier()
+
+    def onload(self) -> None:
+        """Take that memory again, and the moments back."""
+        self.optimizer.onload()
+
+    def close(self) -> None:
+        """Leave the process group; safe to call twice. The trainer takes no steps afterwards."""
+        self._parallel.close()

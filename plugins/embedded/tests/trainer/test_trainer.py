@@ -1,0 +1,367 @@
+"""The trainer against a plain transformers model trained one sample at a time, and its own invariances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+from slime_embedded.trainer.trainer import EmbeddedTrainer
+from transformers import AutoModelForCausalLM
+
+from slime_core.errors import CheckpointError, ConfigError, TrainError
+from slime_core.models.hf_io import read_weights
+from slime_core.ops.logprobs import response_log_probs
+from slime_core.protocols import LossFn, MicroBatchOutput
+from slime_core.types import TrainBatch
+
+MakeArgs = Callable[..., SimpleNamespace]
+MakeBatch = Callable[..., TrainBatch]
+
+
+def weighted_loss(batch: TrainBatch, entropy_coef: float = 0.0) -> LossFn:
+    """Policy gradient with the rewards as advantages, normalised over the whole batch."""
+    total = sum(batch.response_lengths)
+
+    def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        lengths = [batch.response_lengths[i] for i in output.positions]
+        rewards = torch.tensor([batch.rewards[i] for i in output.positions])
+        loss = -(output.log_probs * rewards.repeat_interleave(torch.tensor(lengths))).sum() / total
+        if output.entropy is not None:
+            loss = loss - entropy_coef * output.entropy.sum() / total
+        return loss, {"loss": loss, "tokens": torch.tensor(float(sum(lengths)))}
+
+    return loss_fn
+
+
+def weights(trainer: EmbeddedTrainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.named_weights()}
+
+
+def reference_log_probs(model: Any, batch: TrainBatch, temperature: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Per sample: response log-probs and entropies from the full logits."""
+    results = []
+    for tokens, response in zip(batch.tokens, batch.response_lengths, strict=True):
+        ids = torch.tensor(tokens)
+        logits = model(ids[None]).logits[0, -response - 1 : -1] / temperature
+        log_p = torch.log_softmax(logits, dim=-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        results.append((log_p.gather(-1, ids[-response:, None]).squeeze(-1), entropy))
+    return results
+
+
+def reference_loss(model: Any, batch: TrainBatch, temperature: float, entropy_coef: float) -> torch.Tensor:
+    total = torch.zeros(())
+    for (log_probs, entropy), reward in zip(reference_log_probs(model, batch, temperature), batch.rewards, strict=True):
+        total = total - (log_probs * reward).sum() - entropy_coef * entropy.sum()
+    return total / sum(batch.response_lengths)
+
+
+def test_log_probs_equal_transformers(make_args: MakeArgs, make_batch: MakeBatch, model_dir: Path) -> None:
+    trainer, batch = EmbeddedTrainer(make_args(rollout_temperature=0.7)), make_batch(9)
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    found = trainer.log_probs(batch, [[3, 0, 8], [1, 2, 4, 5], [7, 6]])
+    for ours, (expected, _) in zip(found, reference_log_probs(model, batch, 0.7), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+        assert ours.dtype == torch.float32
+
+
+def test_three_steps_equal_plain_transformers_training(
+    make_args: MakeArgs, make_batch: MakeBatch, model_dir: Path
+) -> None:
+    flags = {"lr": 1e-3, "weight_decay": 0.1, "adam_beta2": 0.95, "clip_grad": 0.1, "rollout_temperature": 0.7}
+    trainer = EmbeddedTrainer(make_args(**flags))
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    parameters = list(model.parameters())
+    plain = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+        betas=(0.9, 0.95),
+    )
+    for step in range(3):
+        batch = make_batch(6, seed=step)
+        micro_batches = [[0, 3], [5, 1, 4], [2]]
+        result = trainer.train_step(batch, micro_batches, weighted_loss(batch, 0.01), with_entropy=True).metrics
+        plain.zero_grad()
+        loss = reference_loss(model, batch, 0.7, 0.01)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+        gradients = dict(model.named_parameters())
+        for name, parameter in trainer.model.named_parameters():
+            torch.testing.assert_close(parameter.grad, gradients[name].grad, rtol=1e-4, atol=1e-6, msg=name)
+        plain.step()
+        assert result["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        assert result["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+        assert result["tokens"] == sum(batch.response_lengths)
+        assert result["lr"] == 1e-3
+    expected = dict(model.named_parameters())
+    for name, tensor in trainer.named_weights():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("micro_batches", [[[i] for i in range(8)], [[7, 2, 5], [0, 1, 3, 4, 6]]])
+def test_the_split_into_micro_batches_does_not_matter(
+    make_args: MakeArgs, make_batch: MakeBatch, micro_batches: list[list[int]]
+) -> None:
+    batch = make_batch(8)
+    whole, split = EmbeddedTrainer(make_args()), EmbeddedTrainer(make_args())
+    a = whole.train_step(batch, [list(range(8))], weighted_loss(batch)).metrics
+    b = split.train_step(batch, micro_batches, weighted_loss(batch)).metrics
+    assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
+    torch.testing.assert_close(split.optimizer.grads, whole.optimizer.grads, rtol=1e-4, atol=1e-6)
+
+
+def test_same_inputs_same_bits(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    finals = []
+    for _ in range(2):
+        trainer = EmbeddedTrainer(make_args())
+        for step in range(3):
+            batch = make_batch(8, seed=step)
+            trainer.train_step(batch, [[0, 1, 2, 3], [4, 5, 6, 7]], weighted_loss(batch))
+        finals.append(trainer.optimizer.values)
+    assert torch.equal(finals[0], finals[1])
+
+
+def test_recompute_changes_no_bit(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    batch = make_batch(8)
+    plain, recomputed = (EmbeddedTrainer(make_args(recompute_granularity=g)) for g in (None, "full"))
+    for trainer in (plain, recomputed):
+        trainer.train_step(batch, [list(range(8))], weighted_loss(batch))
+    assert torch.equal(plain.optimizer.values, recomputed.optimizer.values)
+
+
+def test_bfloat16_is_close_and_parameters_stay_float32(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    batch = make_batch(8)
+    exact, rounded = EmbeddedTrainer(make_args()), EmbeddedTrainer(make_args(dtype="bfloat16"))
+    found = torch.cat(rounded.log_probs(batch, [list(range(8))]))
+    expected = torch.cat(exact.log_probs(batch, [list(range(8))]))
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
+    assert all(tensor.dtype == torch.float32 for _, tensor in rounded.named_weights())
+    for trainer in (exact, rounded):
+        trainer.train_step(batch, [list(range(8))], weighted_loss(batch))
+    cosine = torch.cosine_similarity(exact.optimizer.grads, rounded.optimizer.grads, dim=0)
+    assert cosine > 0.99
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cuda_is_close_to_cpu(make_args: MakeArgs, make_batch: MakeBatch, dtype: str) -> None:
+    batch = make_batch(8)
+    cpu, gpu = EmbeddedTrainer(make_args()), EmbeddedTrainer(make_args(device="cuda", dtype=dtype))
+    tolerance = 1e-3 if dtype == "float32" else 0.1
+    for a, b in zip(gpu.log_probs(batch, [[*range(8)]]), cpu.log_probs(batch, [[*range(8)]]), strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=tolerance, atol=tolerance)
+
+    def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return -output.log_probs.mean(), {}
+
+    for trainer in (cpu, gpu):
+        trainer.train_step(batch, [[*range(8)]], loss_fn)
+    assert torch.cosine_similarity(gpu.optimizer.grads.cpu(), cpu.optimizer.grads, dim=0) > 0.99
+
+
+def test_samples_without_response_and_a_loss_without_gradient(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    trainer, batch = EmbeddedTrainer(make_args(weight_decay=0.0)), make_batch(2)
+    batch.response_lengths = [0, 0]
+    before = trainer.optimizer.values.clone()
+    assert [t.shape for t in trainer.log_probs(batch, [[0, 1]])] == [(0,), (0,)]
+    connected = trainer.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum(), {})).metrics
+    constant = trainer.train_step(batch, [[0, 1]], lambda out: (torch.zeros(()), {})).metrics
+    assert connected["grad_norm"] == constant["grad_norm"] == 0.0
+    assert torch.equal(trainer.optimizer.values, before)
+
+
+def test_a_step_without_finite_gradient_is_skipped(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    trainer, batch = EmbeddedTrainer(make_args()), make_batch(2)
+    before = weights(trainer)
+    result = trainer.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum() * math.nan, {})).metrics
+    assert result["skipped_steps"] == 1.0
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.named_weights())
+
+
+def test_the_old_actor_stays_until_it_is_updated(make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path) -> None:
+    batch, micro_batches = make_batch(4), [[0, 1, 2, 3]]
+    trainer = EmbeddedTrainer(make_args(keep_old_actor=True))
+
+    def of(role: Literal["actor", "old_actor"], trainer: EmbeddedTrainer = trainer) -> torch.Tensor:
+        return torch.cat(trainer.log_probs(batch, micro_batches, role=role))
+
+    start = of("actor")
+    assert torch.equal(of("old_actor"), start)
+    trainer.train_step(batch, micro_batches, weighted_loss(batch))
+    stepped = of("actor")
+    assert torch.equal(of("old_actor"), start)
+    trainer.update_old_actor()
+    trainer.save(tmp_path / "same")
+    trainer.train_step(batch, micro_batches, weighted_loss(batch))
+    assert torch.equal(of("old_actor"), stepped)
+    trainer.save(tmp_path / "behind")
+    stored = [(tmp_path / name / "trainer" / "old_actor.safetensors").is_file() for name in ("same", "behind")]
+    assert stored == [False, True]
+    again = EmbeddedTrainer(make_args(keep_old_actor=True))
+    again.load(tmp_path / "behind")
+    assert torch.equal(of("old_actor", again), stepped)
+    assert torch.equal(of("actor", again), of("actor"))
+    again.load(tmp_path / "same")
+    assert torch.equal(of("old_actor", again), stepped)
+    assert torch.equal(of("actor", again), stepped)
+
+
+def test_calls_that_cannot_be_served(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    trainer, batch = EmbeddedTrainer(make_args()), make_batch(3)
+    with pytest.raises(TrainError, match=r"\[1\] are in no micro-batch"):
+        trainer.log_probs(batch, [[0], [2]])
+    with pytest.raises(TrainError, match=r"no 'ref' model.*--kl-coef"):
+        trainer.log_probs(batch, [[0, 1, 2]], role="ref")
+    with pytest.raises(TrainError, match="no 'teacher' model"):
+        trainer.log_probs(batch, [[0, 1, 2]], role="teacher")
+    with pytest.raises(TrainError, match="no 'ref' model"):
+        trainer.update_reference()
+    with pytest.raises(TrainError, match="no 'old_actor' model; it is kept with --keep-old-actor"):
+        trainer.update_old_actor()
+    with pytest.raises(TrainError, match="without micro-batches"):
+        trainer.train_step(batch, [], weighted_loss(batch))
+
+
+def test_the_reference_stays_until_it_is_updated(make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path) -> None:
+    trainer, batch = EmbeddedTrainer(make_args(kl_coef=0.1)), make_batch(4)
+    micro_batches = [[0, 1, 2, 3]]
+    first = torch.cat(trainer.log_probs(batch, micro_batches, role="ref"))
+    assert torch.equal(first, torch.cat(trainer.log_probs(batch, micro_batches)))
+    trainer.train_step(batch, micro_batches, weighted_loss(batch))
+    assert torch.equal(first, torch.cat(trainer.log_probs(batch, micro_batches, role="ref")))
+    trainer.update_reference()
+    moved = torch.cat(trainer.log_probs(batch, micro_batches, role="ref"))
+    assert torch.equal(moved, torch.cat(trainer.log_probs(batch, micro_batches)))
+    trainer.train_step(batch, micro_batches, weighted_loss(batch))
+    trainer.save(tmp_path / "out")
+    again = EmbeddedTrainer(make_args(kl_coef=0.1))
+    again.load(tmp_path / "out")
+    assert torch.equal(moved, torch.cat(again.log_probs(batch, micro_batches, role="ref")))
+
+
+@pytest.mark.parametrize("flag", ["freeze_params_name_list", "only_train_params_name_list"])
+def test_frozen_parameters_do_not_move(make_args: MakeArgs, make_batch: MakeBatch, flag: str) -> None:
+    trainer, batch = EmbeddedTrainer(make_args(**{flag: [r"layers\.0\.mlp"]})), make_batch(4)
+    before = weights(trainer)
+    trainer.train_step(batch, [[0, 1, 2, 3]], weighted_loss(batch))
+    for name, tensor in trainer.named_weights():
+        moved = not torch.equal(before[name], tensor)
+        assert moved == (("layers.0.mlp" in name) == (flag == "only_train_params_name_list")), name
+
+
+def test_freezing_everything_or_giving_both_lists_is_refused(make_args: MakeArgs) -> None:
+    with pytest.raises(ConfigError, match="no parameter is left"):
+        EmbeddedTrainer(make_args(freeze_params_name_list=["."]))
+    with pytest.raises(ConfigError, match="freeze-params-name-list linear_qkv: no parameter has such a name"):
+        EmbeddedTrainer(make_args(freeze_params_name_list=["linear_qkv"]))
+    with pytest.raises(ConfigError, match="one of the two"):
+        EmbeddedTrainer(make_args(freeze_params_name_list=["x"], only_train_params_name_list=["y"]))
+
+
+def test_optimizer_states_are_reset_once_per_rollout(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    trainer = EmbeddedTrainer(make_args(reset_optimizer_states=True))
+    counts = []
+    for rollout_id in (0, 0, 1):
+        batch = make_batch(2, rollout_id=rollout_id)
+        trainer.train_step(batch, [[0, 1]], weighted_loss(batch))
+        counts.append(trainer.optimizer.moment_steps)
+    assert counts == [1, 2, 1]
+
+
+def test_weights_have_hf_names_without_the_tied_head(make_args: MakeArgs, model_dir: Path) -> None:
+    stored = dict(read_weights(model_dir))
+    served = dict(EmbeddedTrainer(make_args()).named_weights())
+    assert stored.keys() == served.keys()
+    assert all(torch.equal(stored[name], served[name]) for name in stored)
+
+
+def test_weights_that_do_not_fit_name_the_directory(make_args: MakeArgs, model_dir: Path) -> None:
+    config = (model_dir / "config.json").read_text()
+    (model_dir / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(CheckpointError, match=r"model:[^$]*missing model\.layers\.2"):
+        EmbeddedTrainer(make_args())
+
+
+# -- a teacher, entropies, logits ------------------------------------------------------------------------
+
+
+def test_a_teacher_of_another_size(make_args: MakeArgs, make_batch: MakeBatch, make_model: Callable[..., Path]) -> None:
+    directory = make_model("teacher", seed=7, hidden_size=16, num_hidden_layers=1, tie_word_embeddings=False)
+    flags = {"use_opd": True, "opd_type": "megatron", "opd_teacher_load": str(directory), "rollout_temperature": 0.7}
+    trainer, batch = EmbeddedTrainer(make_args(**flags)), make_batch(5)
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    before = trainer.log_probs(batch, [[3, 0], [1, 2, 4]], role="teacher")
+    for ours, (expected, _) in zip(before, reference_log_probs(model, batch, 0.7), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    trainer.train_step(batch, [[0, 1, 2, 3, 4]], weighted_loss(batch))
+    after = trainer.log_probs(batch, [[3, 0], [1, 2, 4]], role="teacher")
+    assert torch.equal(torch.cat(before), torch.cat(after))
+
+
+def test_a_teacher_that_does_not_know_every_token(
+    make_args: MakeArgs, make_batch: MakeBatch, make_model: Callable[..., Path]
+) -> None:
+    flags = {"use_opd": True, "opd_type": "megatron", "opd_teacher_load": str(make_model("teacher", vocab_size=3))}
+    trainer, batch = EmbeddedTrainer(make_args(**flags)), make_batch(5)
+    with pytest.raises(TrainError, match=r"outside the model's vocabulary of 3; .* --opd-teacher-load"):
+        trainer.log_probs(batch, [list(range(5))], role="teacher")
+    trainer.log_probs(batch, [list(range(5))])
+
+
+def test_a_reference_of_another_architecture_cannot_be_updated(
+    make_args: MakeArgs, make_model: Callable[..., Path]
+) -> None:
+    flags = {"use_kl_loss": True, "ref_load": str(make_model("ref", num_hidden_layers=1))}
+    EmbeddedTrainer(make_args(**flags))
+    with pytest.raises(ConfigError, match=r"^--ref-update-interval copies .* --ref-load .*/ref is another arch"):
+        EmbeddedTrainer(make_args(**flags, ref_update_interval=2))
+
+
+def test_no_teacher_is_loaded_when_its_log_probs_come_with_the_samples(make_args: MakeArgs) -> None:
+    trainer = EmbeddedTrainer(make_args(use_opd=True, opd_type="sglang"))
+    assert trainer.settings.teacher_checkpoint is None
+
+
+def test_log_probs_and_entropy_in_one_pass(make_args: MakeArgs, make_batch: MakeBatch, model_dir: Path) -> None:
+    trainer, batch = EmbeddedTrainer(make_args(rollout_temperature=0.7)), make_batch(5)
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    log_probs, entropies = trainer.log_probs_and_entropy(batch, [[4, 0], [1, 2, 3]])
+    assert torch.equal(torch.cat(log_probs), torch.cat(trainer.log_probs(batch, [[4, 0], [1, 2, 3]])))
+    for ours, (_, expected) in zip(entropies, reference_log_probs(model, batch, 0.7), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_on_logits_is_the_same_step(
+    make_args: MakeArgs, make_batch: MakeBatch, make_model: Callable[..., Path], tied: bool
+) -> None:
+    directory = make_model("other", seed=7, tie_word_embeddings=tied)
+    batch, flags = make_batch(6), {"hf_checkpoint": str(directory), "rollout_temperature": 0.7}
+    plain, full = EmbeddedTrainer(make_args(**flags)), EmbeddedTrainer(make_args(**flags))
+    seen = []
+
+    def through_logits(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        assert output.logits is not None
+        part = batch.select(output.positions)
+        log_probs, entropy = response_log_probs(
+            output.logits, part.tokens, part.response_lengths, 0.7, with_entropy=True
+        )
+        assert entropy is not None
+        torch.testing.assert_close(torch.cat(log_probs), output.log_probs)
+        seen.append(output.logits.shape)
+        return weighted_loss(batch, 0.01)(MicroBatchOutput(output.positions, torch.cat(log_probs), torch.cat(entropy)))
+
+    a = plain.train_step(batch, [[0, 3, 5], [1, 2, 4]], weighted_loss(batch, 0.01), with_entropy=True).metrics
+    b = full.train_step(batch, [[0, 3, 5], [1, 2, 4]], through_logits, with_logits=True).metrics
+    assert seen == [(1, sum(len(batch.tokens[i]) for i in mb), 61) for mb in ([0, 3, 5], [1, 2, 4])]
+    assert a == pytest.approx(b, rel=1e-5)
+    torch.testing.assert_close(full.optimizer.grads, plain.optimizer.grads, rtol=1e-4, atol=1e-7)
