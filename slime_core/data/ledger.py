@@ -27,8 +27,6 @@ import orjson
 
 from slime_core.types import Group
 
-logger = logging.getLogger(__name__)
-
 DRAWN, GENERATING, SCORED, BUFFERED, RECYCLED, TAKEN = "drawn", "generating", "scored", "buffered", "recycled", "taken"
 TRAINED, DROPPED, SKIPPED = "trained", "dropped", "skipped"
 ROLLOUT, TRAINING, UNTAKEN = "rollout", "training", "untaken"
@@ -328,6 +326,11 @@ class RecordedSource:
     def __class__(self) -> Any:  # what isinstance() asks when the type does not do
         return type(self._source)
 
+    @property
+    def replays(self) -> bool | int:
+        """How often the source may hand out a group again; what a source does not say is 0."""
+        return getattr(self._source, "replays", False)
+
     def get_samples(self, num_samples: int) -> list[Group]:
         """The source's answer, whatever it is: who asked checks it."""
         groups: list[Group] = self._source.get_samples(num_samples)
@@ -352,10 +355,10 @@ class RecordedSource:
 
     def _warn_of_repeats(self, groups: list[Group]) -> None:
         """Once: the source hands out groups that have ended, though it does not say that it repeats any."""
-        again = [] if self._warned or getattr(self._source, "replays", False) else self._ledger.ended(groups)
+        again = [] if self._warned or self.replays else self._ledger.ended(groups)
         if again:
             object.__setattr__(self, "_warned", True)
-            logger.warning(
+            logging.getLogger(__name__).warning(
                 "the data source %s handed out %d groups again that were taken or dropped before (group_index %s): they"
                 " train twice, and `slime ledger verify` will refuse the run. Give every group a new group_index, or"
                 " set `replays = True` in the source's class where repeating them is meant",

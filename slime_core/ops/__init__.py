@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from slime_core.ops.masking import expand_to_tokens as expand_to_tokens
     from slime_core.ops.masking import l2_norm as l2_norm
     from slime_core.ops.masking import masked as masked
-    from slime_core.ops.masking import masked_mean as masked_mean
     from slime_core.ops.masking import masked_whiten as masked_whiten
     from slime_core.ops.masking import per_rollout_weights as per_rollout_weights
     from slime_core.ops.masking import per_token_weights as per_token_weights

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from slime_core.sample import LARGEST_SCORE
 
-STD_EPS = 1e-6
+_STD_EPS = 1e-6
 
 
 def group_normalize(
@@ -35,7 +35,7 @@ def group_normalize(
     """
     values = group_members(rewards, group_indices, rollout_ids)
     means = {group: _mean([*members.values()]) for group, members in values.items()}
-    scales = {g: deviation([*m.values()]) + STD_EPS if std and len(m) > 1 else 1.0 for g, m in values.items()}
+    scales = {g: deviation([*m.values()]) + _STD_EPS if std and len(m) > 1 else 1.0 for g, m in values.items()}
     return [(float(r) - means[g]) / scales[g] for r, g in zip(rewards, group_indices)]
 
 

@@ -38,11 +38,6 @@ def masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask != 0, values, torch.zeros_like(values)) * mask
 
 
-def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean of the unmasked entries, a scalar; 0 when there are none."""
-    return masked(values, mask).sum() / mask.sum().clamp(min=1)
-
-
 def masked_whiten(
     values: torch.Tensor, mask: torch.Tensor, all_reduce: AllReduce | None = None, eps: float = 1e-8
 ) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from slime_core.ops.masking import masked
 
-CHUNK = 128
+_CHUNK = 128
 """Columns per matrix product; THUDM/slime's chunk length."""
 
 
@@ -27,7 +27,7 @@ def unpad(padded: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
     return [row[:length] for row, length in zip(padded, lengths)]
 
 
-def reverse_scan(values: torch.Tensor, decay: float, chunk_size: int = CHUNK) -> torch.Tensor:
+def reverse_scan(values: torch.Tensor, decay: float, chunk_size: int = _CHUNK) -> torch.Tensor:
     """y_t = x_t + decay * y_{t+1} along the last axis of [B, T], computed in float64; y_T = 0."""
     if values.ndim != 2:
         raise ValueError(f"expected [batch, tokens], got shape {tuple(values.shape)}")
@@ -50,13 +50,13 @@ def reverse_scan(values: torch.Tensor, decay: float, chunk_size: int = CHUNK) ->
     return out.to(values.dtype)
 
 
-def discounted_returns(rewards: torch.Tensor, gamma: float, chunk_size: int = CHUNK) -> torch.Tensor:
+def discounted_returns(rewards: torch.Tensor, gamma: float, chunk_size: int = _CHUNK) -> torch.Tensor:
     """R_t = r_t + gamma * R_{t+1}, [B, T] -> [B, T]."""
     return reverse_scan(rewards, gamma, chunk_size)
 
 
 def gae(
-    rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = CHUNK
+    rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = _CHUNK
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Generalised advantage estimation (Schulman et al., 2016).
 
