@@ -48,6 +48,7 @@ def run(root: Path, seed: int, control: bool, flags: list[str]) -> dict:
         "--save",
         str(save),
     ]
+    argv += ["--prepare-path", "addition"]  # as a flag it makes what other flags name
     argv += ["--hf-checkpoint", str(inputs / "model"), "--prompt-data", str(inputs / "train.jsonl")]
     argv += ["--rollout-seed", str(seed), "--eval-prompt-data", "addition", str(held_out), *flags]
     if control:

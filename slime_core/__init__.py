@@ -88,7 +88,13 @@ _OF_PLUGINS = {
 """Name -> the package of a plugin that has it."""
 
 
+_BY_ENTRY_POINT = ("Trainer",)
+"""Names that an installed distribution provides, by the entry-point group `slime.api`."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _BY_ENTRY_POINT:
+        return _provided(name)
     if name in _OF_PLUGINS:  # an ImportError, since `from slime_core import` leaves out what an AttributeError says
         raise ImportError(f"slime_core has no {name}; type: from {_OF_PLUGINS[name]} import {name}")
     if name not in _EXPORTS:
@@ -96,5 +102,14 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_EXPORTS[name]), name)
 
 
+def _provided(name: str) -> Any:
+    from slime_core.distributions import BUNDLE, entry_points
+
+    for offered, entry, _ in entry_points("slime.api"):
+        if offered == name:
+            return entry.load()
+    raise ImportError(f"slime_core has no {name} without its plugins; type: pip install {BUNDLE}")
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_BY_ENTRY_POINT])

@@ -141,6 +141,7 @@ async def _train(args: Args, stages: Stages, evaluations: _Evaluations, start: i
         if evaluations.interrupted:
             return start
         await answer(stages.journal.log(step, metrics))
+    saving = _SaveClock(args)
     for rollout_id in range(start, args.num_rollout):
         clock = _Clock()
         try:
@@ -161,9 +162,10 @@ async def _train(args: Args, stages: Stages, evaluations: _Evaluations, start: i
             metrics |= clock.metrics()
         await answer(stages.journal.step_end(rollout_id, metrics))
         stops = stages.stop() or evaluations.interrupted
-        if stops or saves_after(args, rollout_id):
+        if stops or saves_after(args, rollout_id) or saving.is_due():
             await _save(stages, evaluations, rollout_id)
             saved = rollout_id
+            saving.done()
         if stops:
             return rollout_id + 1
     await evaluations.ended()
@@ -176,7 +178,7 @@ def is_due(interval: int | None, rollout_id: int, num_rollout: int) -> bool:
 
 
 def saves_after(args: Args, rollout_id: int) -> bool:
-    """Every `--save-interval` rollouts, and after the last one in any case: nobody trains weights to lose them."""
+    """Return whether to save every `--save-interval` rollouts, and always after the last, so that weights are kept."""
     return rollout_id + 1 == args.num_rollout or is_due(args.save_interval, rollout_id, args.num_rollout)
 
 
@@ -187,6 +189,26 @@ async def _save(stages: Stages, evaluations: _Evaluations, rollout_id: int) -> N
         evaluations.give_up_older()
     await answer(stages.rollout.before_save())
     await answer(stages.journal.save(rollout_id))
+
+
+class _SaveClock:
+    """Says after each rollout whether a commit is due by time, where no interval in rollouts is given.
+
+    Which rollouts are committed depends on the clock; what is trained does not.
+    """
+
+    def __init__(self, args: Args) -> None:
+        self._seconds = None if args.save_interval else 60 * args.save_minutes
+        self._saved = self._asked = time.perf_counter()
+
+    def is_due(self) -> bool:
+        """Return whether the next rollout, if it takes as long as this one, would end too late to save after it."""
+        before, self._asked = self._asked, time.perf_counter()
+        return self._seconds is not None and 2 * self._asked - before - self._saved > self._seconds
+
+    def done(self) -> None:
+        """Begin to count again, after a commit."""
+        self._saved = self._asked = time.perf_counter()
 
 
 class _Clock:
@@ -264,13 +286,13 @@ class _Evaluations:
             task.result()
 
     def give_up_older(self) -> None:
-        """One that was interrupted cannot be done again once the run has gone on: say so. Called when none runs."""
+        """Warn of an interrupted evaluation: its weights are gone, so it cannot be repeated. Called when none runs."""
         if self.interrupted and self._stages.unfinished:
             step = self._stages.unfinished.pop()
             logger.warning("the evaluation of step %d was interrupted: no metrics of it, nothing has its weights", step)
 
     async def cancel(self) -> None:
-        """The run ends: nobody waits for metrics any more."""
+        """Cancel the evaluation in the background, when the run ends."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

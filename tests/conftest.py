@@ -125,6 +125,7 @@ class TinyRun:
             "rm_workers": 1,
             "save": save,
             "save_interval": 1 if save else None,
+            "keep_checkpoints": 0 if save else None,
             **changes,
         }
         argv: list[str] = []

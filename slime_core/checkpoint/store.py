@@ -15,13 +15,15 @@ with a number behind its name, `rollout_0000019.01`, and the one it stands for g
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,7 @@ class CheckpointStore:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        self._has_pruned = False
 
     def commit(
         self,
@@ -62,6 +65,7 @@ class CheckpointStore:
         writers: Sequence[Callable[[Path], None]],
         *,
         keep: int | None = None,
+        spared: Collection[int] = (),
     ) -> Path:
         """Write one checkpoint; `writers` fill the directory they are given.
 
@@ -69,7 +73,8 @@ class CheckpointStore:
             rollout_id: The last rollout that the weights were trained on.
             state: JSON-able facts, read back by `read_state`.
             writers: Called in order with the directory.
-            keep: Afterwards delete all but the newest `keep` commits; None keeps all.
+            keep: Afterwards delete all but the newest `keep` commits; None or 0 keeps all.
+            spared: Rollouts whose commits stay, too.
 
         Raises:
             CheckpointError: The file system refused; earlier commits are intact.
@@ -78,7 +83,8 @@ class CheckpointStore:
         target = self._next(rollout_id, before)
         partial = self.root / f".partial-{target.name}"
         try:
-            shutil.rmtree(partial, ignore_errors=True)
+            if partial.exists():
+                _remove_commit(partial)
             partial.mkdir(parents=True)
             for write in writers:
                 write(partial)
@@ -95,13 +101,16 @@ class CheckpointStore:
             os.rename(partial, target)
             self._point_to(target.name)
             for path in before:
-                shutil.rmtree(path)
+                _remove_commit(path)
+        except CheckpointError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
-            raise CheckpointError(
-                f"cannot save to {target}: {error}; earlier checkpoints are intact: make space there"
-            ) from error
-        self._prune(keep)
+            full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            way_out = "earlier checkpoints are intact" + (": make space there" if full else "")
+            raise CheckpointError(f"cannot save to {target}: {error}; {way_out}") from error
+        self._prune(keep, spared)
         return target
 
     def _of(self, rollout_id: int) -> list[Path]:
@@ -125,13 +134,14 @@ class CheckpointStore:
         os.replace(partial, self.root / LATEST)
         flush(self.root)
 
-    def rewind(self, commit: Path, *, keep: int | None = None) -> None:
+    def rewind(self, commit: Path, *, keep: int | None = None, spared: Collection[int] = ()) -> None:
         """Forget what lies after `commit`: its rollouts are about to be done again. Also ledger segments that no commit
         needs: those of later commits, and one that a killed run wrote for a commit that did not come about.
 
         Args:
             commit: The one to go on from.
             keep: As `commit`'s: a run that was killed right after a commit had not deleted the oldest one yet.
+            spared: As `commit`'s.
 
         Raises:
             CheckpointError: The file system refused; `commit` is intact.
@@ -141,20 +151,23 @@ class CheckpointStore:
             older = [path for path in self.commits() if rollout_of(path) < rollout_of(commit)]
             for path in [*reversed(self.commits()), *self.root.glob(".partial-rollout_*")]:
                 if path not in (*older, self.root / commit.name):
-                    shutil.rmtree(path)
+                    _remove_commit(path)
             ledgers = [read_commit(path) for path in self.commits()]
             remove_orphans(self.root / SEGMENTS, [SegmentRef.of(found["segment"]) for found in ledgers if found])
         except OSError as error:
             raise CheckpointError(f"cannot go on from {commit}: {error}; it is intact") from error
-        self._prune(keep)
+        self._prune(keep, spared)
 
-    def _prune(self, keep: int | None) -> None:
+    def _prune(self, keep: int | None, spared: Collection[int]) -> None:
         """Delete old commits. One that cannot be deleted costs space and nothing else, so the run goes on."""
-        if keep is None:
-            return
-        for path in self.commits()[:-keep]:
+        old = [path for path in self.commits()[: -keep if keep else 0] if rollout_of(path) not in spared]
+        if old and not self._has_pruned:
+            self._has_pruned = True
+            rule = f"the newest {keep} stay, and the best by each evaluation; --keep-checkpoints 0 keeps all"
+            print(f"deleting old checkpoints: {rule}", flush=True)
+        for path in old:
             try:
-                shutil.rmtree(path)
+                _remove_commit(path)
             except OSError as error:
                 logger.warning("%s is not needed any more (--keep-checkpoints) and cannot be deleted: %s", path, error)
 
@@ -203,6 +216,49 @@ class CheckpointStore:
         first = self.root / SEGMENTS if "ledger segment" in str(damaged) else self.root
         then = "a new ledger begins" if first.name == SEGMENTS else "the run starts over"
         return CheckpointError(f"{damaged}. No commit there is whole: rm -r {first}, and {then}")
+
+
+def _remove_commit(commit: Path) -> None:
+    """Delete a commit; files that others have added to it are kept next to it. Raises OSError."""
+    if not commit.name.startswith("."):
+        partial = commit.with_name(f".partial-{commit.name}")
+        if partial.exists():  # of a process that was killed
+            _remove_commit(partial)
+        commit = commit.rename(partial)
+    is_ours = lambda name: bool(in_commit(commit.parent, f"{commit.name}/{name}"))  # noqa: E731
+    remove_made(commit, is_ours, commit.with_name(f"kept-{commit.name[9:]}"))
+
+
+def in_commit(root: Path, name: str) -> bool | None:
+    """Return whether a commit below `root` has written the file; None if the file is in no commit.
+
+    In a commit that is not complete, every file is its own.
+    """
+    commit, _, file = name.partition("/")
+    if not file or not _NAME.fullmatch(commit.removeprefix(".partial-")):
+        return None
+    try:
+        return file in (MANIFEST, *read_manifest(root / commit)["files"])
+    except CheckpointError:
+        return True
+
+
+def remove_made(directory: Path, is_ours: Callable[[str], bool], kept: Path) -> None:
+    """Delete a directory; files of others, which are not `is_ours` by their relative path, are moved to `kept`.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    files = [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
+    foreign = [name for path in files if not is_ours(name := path.relative_to(directory).as_posix())]
+    if foreign:
+        names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+        kept = next(free for suffix in names if not (free := kept.with_name(kept.name + suffix)).exists())
+        for name in foreign:
+            (kept / name).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(directory / name, kept / name)
+        logger.warning("%s: slime did not write these files, so they are kept there: %s", kept, ", ".join(foreign[:9]))
+    shutil.rmtree(directory)
 
 
 def rollout_of(commit: Path) -> int:

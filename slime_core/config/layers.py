@@ -1,4 +1,4 @@
-"""Defaults < preset < YAML < custom YAML < `SLIME_*` < flags: the entries that win, each with its origin.
+"""Defaults < preset < YAML < custom YAML < `SLIME_*` < flags < arguments of Python: the winning entries, with origins.
 
 Callers get entries still spelled as in their source; `validate` turns them into `Args` and words every complaint
 with the value, the place and what is allowed. A key in a file may be snake_case or kebab-case.
@@ -71,12 +71,20 @@ def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
 
 
 def collect(
-    parsed: ParsedFlags, env: Mapping[str, str], foreign: Sequence[ForeignFlags], *, files: bool = True
+    parsed: ParsedFlags,
+    env: Mapping[str, str],
+    foreign: Sequence[ForeignFlags],
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    files: bool = True,
 ) -> Layered:
     """Read every source; without `files`, files that are not there are left out. Raises ConfigError."""
     layered = Layered()
     from_env, foreign_env = read_env(env, layered.warnings, foreign)
-    named = parsed.values.get("config") or from_env.get("config")
+    upper = Layered()
+    for name, value in (arguments or {}).items():
+        _add_argument(upper, name, value, foreign)
+    named = upper.values.get("config") or parsed.values.get("config") or from_env.get("config")
     if named:
         for path in map(str, named.value if isinstance(named.value, list) else [named.value]):
             cited = f"--config {path!r} ({named.origin})"
@@ -84,8 +92,8 @@ def collect(
                 raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
             if _is_there(layered, path, cited, files=files):
                 _add_file(layered, path, foreign, cited=cited, open_keys=False)
-    custom = parsed.values.get("custom_config_path") or from_env.get("custom_config_path")
-    custom = custom or layered.values.get("custom_config_path")
+    layers = (upper.values, parsed.values, from_env, layered.values)
+    custom = next((values["custom_config_path"] for values in layers if "custom_config_path" in values), None)
     if custom and custom.value:
         cited = f"--custom-config-path {custom.value!r} ({custom.origin})"
         if _is_there(layered, str(custom.value), cited, files=files):
@@ -96,7 +104,26 @@ def collect(
     layered.given += foreign_env
     for text in parsed.sets:
         _apply_set(layered, text)
+    for name, entry in upper.values.items():
+        layered.add_mapping_entry(name, entry)
+    layered.given += upper.given
     return layered
+
+
+def _add_argument(layered: Layered, name: str, value: Any, foreign: Sequence[ForeignFlags]) -> None:
+    """Lay a keyword argument of Python over everything else; None leaves the setting to the other layers."""
+    origin = Origin("argument", f"argument {name}")
+    value = str(value) if isinstance(value, os.PathLike) else value
+    if value is None:
+        return
+    if (meant := respelled().get(name, name)) in flag_specs():
+        layered.add_mapping_entry(meant, _read_text(meant, Entry(value, origin)))
+    elif name in switched_off() and isinstance(value, bool):
+        layered.values[switched_off()[name]] = Entry(not value, origin)
+    elif find_foreign(foreign, name):
+        layered.given.append((name, Entry(value, origin)))
+    else:
+        raise ConfigError(f"argument {name}={value!r:.80}: no such setting.{_suggest_key(name, foreign)}")
 
 
 def lay_below(layered: Layered, preset: Mapping[str, Any], where: str) -> None:

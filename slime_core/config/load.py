@@ -19,7 +19,7 @@ from slime_core.config.origins import Entry, Origin
 from slime_core.config.schema import RULES, Args, Defaults
 from slime_core.config.sections.base import run_rules
 from slime_core.config.settings import Settings
-from slime_core.config.spec import flag_specs
+from slime_core.config.spec import as_flags, flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
 from slime_core.errors import ConfigError
@@ -39,6 +39,7 @@ def load_settings(
     foreign: Sequence[ForeignFlags] | None = None,
     preset: Preset | None = None,
     files: bool = True,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Read all layers, fill in what follows from them, and check them against each other.
 
@@ -49,6 +50,7 @@ def load_settings(
         foreign: Pass-through flags of other programs; by default Megatron's and those of installed distributions.
         preset: Asked once for settings that a chosen component brings; they lie between defaults and files.
         files: False: a configuration file that is not on this machine is left out, with a warning.
+        arguments: Setting -> value, given in Python; above all other layers.
 
     Raises:
         ConfigError: A setting is unknown, malformed, unsupported or contradicts another.
@@ -62,7 +64,7 @@ def load_settings(
     learn_flags(argv)
     learn_environment(env)
     parsed = parser.read_own(argv)
-    layered = collect(parsed, env, foreign, files=files)
+    layered = collect(parsed, env, foreign, arguments, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
     if parsed.help_flag:
         from slime_core.config.help import flags_text
@@ -85,7 +87,7 @@ def load_settings(
         origins,
         command,
         list(layered.warnings),
-        tuple(argv),
+        (*argv, *as_flags(arguments or {})),
         foreign=tuple(layered.foreign),
         custom=tuple(layered.custom),
         files=files,

@@ -10,9 +10,9 @@ from typing import Literal
 class Origin:
     """Source of one value; `str()` gives what messages and `slime config show` print."""
 
-    kind: Literal["default", "file", "env", "flag", "derived", "auto", "preset"]
+    kind: Literal["default", "file", "env", "flag", "argument", "derived", "auto", "preset"]
     where: str = ""
-    """file: "run.yaml:14"; env: "SLIME_LR"; derived: what it was derived from;
+    """file: "run.yaml:14"; env: "SLIME_LR"; argument: "argument lr"; derived: what it was derived from;
     auto: what chose the value of a setting that was left at "auto", e.g. "because of --rollout-num-gpus";
     preset: "default of --advantage-estimator dapo", "--model qwen3-4B"."""
 

@@ -17,6 +17,8 @@ from slime_core.config.spec import flag_specs
 from slime_core.config.yaml_file import dump_value
 from slime_core.secrets import hidden, hidden_values
 
+HEADER = "# name: value  # origin"
+"""First line of the text, by which a run's `config.yaml` is known."""
 CUSTOM_KEY = "custom"
 """YAML key whose entries become attributes of `args`."""
 _NOT_STORED = ("config", "custom_config_path")
@@ -47,8 +49,8 @@ class Settings:
     """False: configuration files that are not on this machine are left out."""
 
     def is_given(self, name: str) -> bool:
-        """Whether a file, the environment or a flag set it."""
-        return self.origins[name].kind in ("file", "env", "flag")
+        """Whether a file, the environment, a flag or an argument of Python set it."""
+        return self.origins[name].kind in ("file", "env", "flag", "argument")
 
     def is_absent(self, name: str) -> bool:
         """Whether the configuration file that a setting names is one to leave out; warns of it."""
@@ -67,7 +69,7 @@ class Settings:
         return _NAME.sub(lambda match: self.cite(match[1]), text)
 
     def derive(self, name: str, value: Any, why: str) -> None:
-        """Fill in a value that nobody gave; `why` names what it follows from."""
+        """Fill in a value that was not given; `why` names what it follows from."""
         setattr(self.args, name, value)
         self.origins[name] = Origin("derived", why)
 
@@ -90,7 +92,7 @@ class Settings:
                 by default they stay as they are.
             whole: With the secrets that are left out otherwise.
         """
-        lines, section = ["# name: value  # origin"], ""
+        lines, section = [HEADER], ""
         for name, spec in flag_specs().items():
             if changed and self.origins[name].kind == "default":
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
@@ -181,3 +182,22 @@ def respelled() -> dict[str, str]:
     specs = flag_specs().values()
     others = [(name, s.name) for s in specs for name in (s.spelling.name, *s.spelling.also) if name]
     return {name.replace("-", "_"): attribute for name, attribute in others}
+
+
+def as_flags(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of a command line that sets the same: of settings by name, and of other programs' flags."""
+    for name, value in arguments.items():
+        attribute = switched_off().get(name, respelled().get(name, name))
+        spec = flag_specs().get(attribute)
+        flag = spec.flag if spec else "--" + name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool) and (spec is None or spec.kind == "bool"):
+            word = flag if value != (name in switched_off()) else spec and spec.off_flag
+            yield from [word] if word else []
+        elif isinstance(value, Mapping):
+            yield from (flag, json.dumps(value))
+        elif isinstance(value, (list, tuple)):
+            yield from (flag, *map(str, value))
+        else:
+            yield from (flag, str(value))

@@ -70,7 +70,15 @@ def write_segment(
         previous: The last segment of the chain; None starts one.
         header: Rollout of the commit and what is declared of the run.
         lines: Events as JSON.
+
+    Raises:
+        CheckpointError: The last segment is gone.
     """
+    if previous and not (directory / previous.name).is_file():
+        raise CheckpointError(
+            f"{directory / previous.name} has been removed while the run wrote there: a commit without this ledger"
+            " segment could not be resumed"
+        )
     before = asdict(previous) if previous else None
     number = previous.number + 1 if previous else 1
     head = orjson.dumps({"format": FORMAT, "segment": number, "previous": before, **header})

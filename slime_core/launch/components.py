@@ -219,8 +219,9 @@ def _resolve_generation(parts: Components, r: Resolver) -> list[GenerateCaller]:
     )
     if args.environment_path and not any(g.traits.uses_environment for g in generators):
         logger.warning(
-            "%s: without effect, unless a row chooses a generator that uses it; %s does not say so (a trait"
-            " uses_environment=True); multi_turn does", r.origin("environment_path"), parts.generator.label,
+            "%s has no effect with generator %s, unless a row chooses another; type --custom-generate-function-path"
+            " multi_turn (or declare the trait uses_environment=True)", r.origin("environment_path"),
+            parts.generator.label,
         )  # fmt: skip
     parts.engine = r.setting("engines", "rollout_engine")
     r.each("tools", "tools_path")
@@ -241,8 +242,8 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
         r.spec("environments", dataset.environment_path, f"{origin}: environment_path")
         if not generator.traits.uses_environment:
             logger.warning(
-                "%s: environment_path %r is without effect, unless a row chooses a generator that uses it; %s does not"
-                " say so", origin, dataset.environment_path, generator.label,
+                "%s: environment_path %r has no effect with generator %s, unless a row chooses another; add"
+                " custom_generate_function_path: multi_turn", origin, dataset.environment_path, generator.label,
             )  # fmt: skip
     if dataset.tools_path is not None:
         dataset.tools_path = [absolute_spec(spec) for spec in dataset.tools_path]
@@ -292,12 +293,23 @@ def _check_pairs(settings: Settings, parts: Components) -> None:
                 )
 
 
+_OTHER_SIGNALS = (
+    "rollout_function_path custom_advantage_function_path custom_reward_post_process_path use_opd loss_type"
+    " load_debug_rollout_data custom_convert_samples_to_train_data_path"
+)
+"""Settings with which a prompt's only answer may teach something."""
+
+
 def _check_requirements(settings: Settings, estimator: Any) -> None:
-    """Settings that the algorithm cannot do without, and groups that teach it nothing."""
+    """Raise ConfigError if the algorithm lacks a setting, or a group to compare."""
     args = settings.args
     chosen = f"--advantage-estimator {args.advantage_estimator!r}"
     if args.n_samples_per_prompt == 1 and args.rewards_normalization and estimator.compares_group:
-        logger.warning("%s: every advantage of %s is zero", settings.cite("n_samples_per_prompt"), chosen)
+        zero = f"{settings.cite('n_samples_per_prompt')}: every advantage of {chosen} is zero, since it compares the"
+        zero += " answers to one prompt; type --n-samples-per-prompt 8"
+        if not any(map(settings.is_given, _OTHER_SIGNALS.split())):
+            raise ConfigError(zero)
+        logger.warning("%s", zero)
     for name, value in estimator.requires.items():
         if name not in settings.origins:
             raise PluginError(f"{chosen} requires {name!r}, which is no setting")

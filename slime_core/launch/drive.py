@@ -21,13 +21,14 @@ from slime_core.data.dumps import check_saved
 from slime_core.errors import ConfigError
 from slime_core.launch import drain
 from slime_core.launch.journal import Journal
+from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.process import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, how_to_go_on, restore, unfinished_evaluations
 from slime_core.launch.trainers import Trainers
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.jsonl import cut_after
-from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
+from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
 from slime_core.protocols import Args
 from slime_core.types import TrainBatch
@@ -88,6 +89,8 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
         try:
             done = _to_the_end(args, parts, journal, start)
         except BaseException as error:
+            if isinstance(error, Exception):
+                check_there(run_dir, error)
             commits = journal.store.commits()
             kept = rollout_of(commits[-1]) + 1 if commits else 0
             error.add_note(how_to_go_on(args, kept, committed=bool(commits)))
@@ -175,10 +178,10 @@ class _Training:
 
 def begin_run_dir(run: Prepared, commit: Path | None) -> None:
     """Create the run directory and say what the run starts from. Raises ConfigError, RolloutError."""
-    args, run_dir = run.args, run_dir_of(run.args)
+    args = run.args
     if args.load_debug_rollout_data:
         check_saved(args, first_rollout(args, commit))
-    open_run_dir(run_dir, args.save, resume=goes_on(run.settings, commit), overwrite=args.overwrite)
+    open_run_dir(args, resume=goes_on(run.settings, commit))
     for line in run.starting_points:
         print(line, flush=True)
     if args.dump_details:

@@ -28,7 +28,6 @@ from slime_core.launch.process import is_leader, is_rank, num_processes, rollout
 from slime_core.launch.resume import commit_to_resume, named_commit
 from slime_core.launch.rollout_factory import build_data_source
 from slime_core.launch.trainers import Trainers
-from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.rollout.stage import RolloutStage
 from slime_core.waits import first_results, published, waiting
 from slime_core.weights.collective import FollowingWeights
@@ -37,9 +36,6 @@ from slime_core.weights.collective import FollowingWeights
 def train(settings: Settings) -> dict[str, Any]:
     """`slime train` and `slime sft`: returns the summary (empty on ranks that another process started or leads)."""
     started, args = time.perf_counter(), settings.args
-    run_dir = run_dir_of(args)
-    if is_leader():
-        check_run_dir(run_dir, args.save, resume=bool(args.load), overwrite=args.overwrite)
     run = prepare(settings)
     if args.preflight and is_leader() and not is_rank():
         run_preflight(run)
@@ -55,7 +51,7 @@ def train(settings: Settings) -> dict[str, Any]:
 
         with published(args, "parent of the ranks"):
             return start_ranks(run)
-    with sole_writer(run_dir) if is_leader() else nullcontext(), published(args, f"rank {os.environ.get('RANK', '0')}"):
+    with sole_writer(args) if is_leader() else nullcontext(), published(args, f"rank {os.environ.get('RANK', '0')}"):
         summary = _train(run, commit_to_resume(args), started)
     return {} if is_rank() else summary
 

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slime_core.checkpoint.store import CheckpointStore
+from slime_core.checkpoint.store import CheckpointStore, rollout_of
 from slime_core.errors import PluginError
-from slime_core.observability.run_dir import CHECKPOINTS, versions, write_summary
+from slime_core.launch.lock import settle_replaced
+from slime_core.observability.run_dir import CHECKPOINTS, check_there, versions, write_summary
 from slime_core.protocols import Args
 from slime_core.waits import named, progress
 
@@ -42,6 +43,8 @@ class Journal:
         self.checkpoint: Path | None = None
         self.evals: dict[str, dict[str, float]] = {}
         """Data set -> {"before", "after"}: the first and the newest score."""
+        self.scores: dict[str, dict[int, float]] = {}
+        """Data set -> rollout -> score of the weights after that rollout."""
         self.seconds_before = 0.0
         """Wall time of the run up to the checkpoint it resumed from."""
         self._hooks = hooks
@@ -58,7 +61,11 @@ class Journal:
             score = metrics.get(f"eval/{dataset.name}")
             if score is not None:
                 self.evals.setdefault(dataset.name, {"before": score})["after"] = score
+                self.scores.setdefault(dataset.name, {})[step - 1] = score
+        check_there(self.run_dir)
         self._hooks.slime_log_metrics(step=step, metrics=metrics)
+        if self.args.overwrite:
+            settle_replaced(self.args)
 
     def step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """One rollout has been trained on."""
@@ -73,17 +80,28 @@ class Journal:
         states = [s for s in self._hooks.slime_save_state() if s]
         state["plugin_state"] = _merged(states)
         writers = [partial(_write, write, rollout_id) for write in self._writers]
-        self.checkpoint = self.store.commit(rollout_id, state, writers, keep=self.args.keep_checkpoints)
+        state["scores"] = self.scores
+        self.checkpoint = self.store.commit(
+            rollout_id, state, writers, keep=self.args.keep_checkpoints, spared=self.best(rollout_id)
+        )
         if self.args.save_hf:
             from slime_core.checkpoint.export import export_hf
 
             export_hf(self.checkpoint, Path(self.args.save_hf.format(rollout_id=rollout_id)))
         self._hooks.slime_checkpoint_saved(path=self.checkpoint, rollout_id=rollout_id)
 
+    def best(self, *rollouts: int) -> set[int]:
+        """Return the rollouts of the commits with the best score of each evaluation data set, with `rollouts` new."""
+        there = {*map(rollout_of, self.store.commits()), *rollouts}
+        scores = [{r: score for r, score in of.items() if r in there} for of in self.scores.values()]
+        return {max(of, key=lambda r: (of[r], r)) for of in scores if of}
+
     def restore(self, commit: Path, state: Mapping[str, Any]) -> None:
         """Take over the record of the run that is resumed."""
         self.checkpoint = commit
         self.evals = {name: dict(scores) for name, scores in state["evals"].items()}
+        scores = state.get("scores", {})
+        self.scores = {name: {int(rollout): score for rollout, score in of.items()} for name, of in scores.items()}
         self.seconds_before = float(state["seconds"])
         if state.get("plugin_state"):
             self._hooks.slime_load_state(state=state["plugin_state"])

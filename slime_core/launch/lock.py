@@ -1,4 +1,13 @@
-"""A lock file between processes of one machine; the kernel lets go of it when its holder dies, however it dies."""
+"""The one writer of a run directory: its lock, and the earlier run that `--overwrite` replaces.
+
+The kernel releases a lock when its holder dies, however it dies. An earlier run is replaced in renames, so that a kill
+at any moment loses nothing; the next command in the directory finishes what was begun::
+
+    RUN_DIR/.replacing     some of the earlier run's entries; the others are still in their places
+    RUN_DIR/.replaced      all of them; the new run writes, and comes to its first record or ends without
+    RUN_DIR/.dropped       those of the earlier run, or of the one without a record, while they are deleted
+    RUN_DIR/kept           files among them that slime did not write
+"""
 
 from __future__ import annotations
 
@@ -7,17 +16,120 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
+from slime_core.checkpoint.store import in_commit, remove_made
 from slime_core.errors import ConfigError
+from slime_core.observability.jsonl import FILE
+from slime_core.observability.run_dir import CHECKPOINTS, RUN_FILES, SUMMARY, check_run_dir, run_dir_of
+from slime_core.protocols import Args
 
 _POLL = 0.1
+_MOVING, _MOVED, _DROPPED = ".replacing", ".replaced", ".dropped"
+_MADE = (
+    "checkpoints/latest", "checkpoints/ledger/*", "tensorboard/events.out.*", "weights/weight_v*", "weights/.*",
+    "local_weights/*", "rollouts/rollout_*.jsonl", "eval/state.json", "eval/*.jsonl", "failures/*.json",
+    "samples/*_[0-9]*.jsonl.zst", "actors/*.log", "engines/*", "stalls/*.txt", "profile/trace.json", "*/.*.partial",
+)  # fmt: skip
+"""Files that slime writes into the folders of a run, besides commits."""
+_RECORDS = (FILE, "eval.json", "eval/*.jsonl", "rollouts/*.jsonl")
 
 
-def sole_writer(run_dir: Path) -> AbstractContextManager[None]:
-    """Two runs in one directory would mix their checkpoints and metrics. Raises ConfigError at once."""
-    return file_lock(run_dir / ".lock", deadline=0.0, refusal=f"{run_dir}: another run is writing here; choose another")
+@contextmanager
+def sole_writer(args: Args) -> Iterator[None]:
+    """Hold the run directory's lock: two runs in one directory would mix their checkpoints and metrics.
+
+    Raises:
+        ConfigError: Another run holds it.
+    """
+    run_dir = run_dir_of(args)
+    refusal = f"{run_dir}: another run is writing here; choose another"
+    with file_lock(run_dir / ".lock", deadline=0.0, refusal=refusal):
+        settle_replaced(args)
+        try:
+            yield
+        finally:
+            settle_replaced(args)
+
+
+def finish_replacing(args: Args) -> None:
+    """Settle what a run that was killed while it replaced another has left behind. Raises ConfigError, as above."""
+    places = {run_dir_of(args), Path(args.save or run_dir_of(args))}
+    if any((place / name).is_dir() for place in places for name in (_MOVING, _MOVED, _DROPPED)):
+        with sole_writer(args):
+            pass
+
+
+def open_run_dir(args: Args, *, resume: bool) -> None:
+    """Create the run directory, after moving aside another run that may be overwritten. The lock is held.
+
+    Args:
+        args: The run's settings.
+        resume: The records there are this run's.
+
+    Raises:
+        ConfigError: It holds a run that must not be touched, or cannot be written.
+    """
+    used, run_dir = check_run_dir(args, resume=resume), run_dir_of(args)
+    try:
+        if resume:  # a summary is of a finished run
+            (run_dir / SUMMARY).unlink(missing_ok=True)
+        else:
+            _move_aside(used)
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write the run directory {run_dir}: {error}") from error
+
+
+def settle_replaced(args: Args) -> None:
+    """Delete the run that was moved aside if the new one has a record; else put it back."""
+    places = list(dict.fromkeys((run_dir_of(args), Path(args.save or run_dir_of(args)))))
+    _delete_dropped(places)
+    moved = [place for place in places if (place / _MOVED).is_dir()]
+    records = (path for pattern in _RECORDS for path in run_dir_of(args).glob(pattern))
+    if any(path.stat().st_size for path in records):
+        for place in moved:
+            os.rename(place / _MOVED, place / _DROPPED)
+    else:
+        for place in moved:
+            _move([place / name for name in RUN_FILES], place / _DROPPED)
+        for place in moved:
+            os.rename(place / _MOVED, place / _MOVING)
+    for aside in [place / _MOVING for place in places if (place / _MOVING).is_dir()]:
+        _move(list(aside.iterdir()), aside.parent)
+        aside.rmdir()
+    _delete_dropped(places)
+
+
+def _move_aside(used: list[Path]) -> None:
+    places = dict.fromkeys(path.parent for path in used)
+    for place in places:
+        _move([path for path in used if path.parent == place], place / _MOVING)
+    for place in places:
+        os.rename(place / _MOVING, place / _MOVED)
+
+
+def _move(paths: list[Path], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for path in paths:
+        if path.exists():
+            os.rename(path, folder / path.name)
+
+
+def _delete_dropped(places: list[Path]) -> None:
+    for place in places:
+        if (dropped := place / _DROPPED).is_dir():
+            remove_made(dropped, partial(_is_made, dropped), place / "kept")
+
+
+def _is_made(run: Path, name: str) -> bool:
+    """Return whether slime writes a file of that path in a run directory."""
+    top, _, below = name.partition("/")
+    made = in_commit(run / top, below) if top == CHECKPOINTS else None
+    return made if made is not None else not below or any(fnmatch(name, pattern) for pattern in _MADE)
 
 
 @contextmanager
@@ -26,7 +138,7 @@ def file_lock(path: Path, *, deadline: float, refusal: str) -> Iterator[None]:
     end = time.monotonic() + deadline
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("w")
+        opened = path.open("a")  # a file of another's that has this name keeps its content
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}") from error
     with opened as file:

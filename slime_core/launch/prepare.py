@@ -5,6 +5,8 @@ Every command that runs something begins with `prepare`; nothing is loaded yet.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config import Settings
+from slime_core.config.spec import flag_specs
 from slime_core.data.dataset import open_rows, split_path
 from slime_core.data.rows import Columns, recognised
 from slime_core.errors import ConfigError, DataError
@@ -100,6 +103,9 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     check_named_model(settings)
     check_routing_replay(settings, parts)
     processes = processes_of(settings, parts.trainer)
+    derived = args.max_tokens_per_gpu and not settings.is_given("max_tokens_per_gpu")
+    if derived and hasattr(parts.trainer, "tokens_that_fit"):
+        settings.derive("max_tokens_per_gpu", parts.trainer.tokens_that_fit(args, processes), "memory")
     plugins = [*resolver.provenance(), *({**plugin.ref.provenance(), "kind": "plugins"} for plugin in told)]
     return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, points)
 
@@ -116,6 +122,8 @@ def _check_options(settings: Settings, used: Sequence[Resolved]) -> None:
 
 def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
     args = settings.args
+    if args.prepare_path:
+        _check_made_inputs(settings)
     if args.prepare_path and make:
         make_inputs(settings, resolver)
     elif args.prepare_path:
@@ -123,6 +131,47 @@ def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
     if make and is_leader():
         for line in columns_in_words(args):
             print(line, flush=True)
+
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+def _check_made_inputs(settings: Settings) -> None:
+    """Raise ConfigError if the recipe would make a missing input that was not named together with the recipe.
+
+    A run file names its recipe and the recipe's paths. A model or data set that is named elsewhere, as by a flag, is
+    the user's own, and a made one must not stand in for it. A recipe that is a flag itself makes what is missing.
+    """
+    args = settings.args
+    paths = {"hf_checkpoint": [args.hf_checkpoint or ""], "prompt_data": [args.prompt_data or ""]}
+    paths["eval_prompt_data"] = list(args.eval_prompt_data or [])[1::2]
+    recipe = settings.origins["prepare_path"]
+    for name, named in paths.items():
+        origin = settings.origins[name]
+        for path in filter(None, named):
+            model = name == "hf_checkpoint"
+            there = (Path(path) / "config.json").is_file() if model else split_path(path)[0].exists()
+            if there or not settings.is_given(name):
+                continue
+            cited = f"{flag_specs()[name].flag} {path} ({origin})"
+            if model and Path(path).exists() and not (Path(path).is_dir() and not os.listdir(path)):
+                raise ConfigError(
+                    f"{cited} is there and holds no model (no config.json), so --prepare-path {args.prepare_path} makes"
+                    " none there. Name a model directory, or a new or empty one"
+                )
+            if model and _HUB_ID.fullmatch(path):
+                raise ConfigError(
+                    f"{cited} is not there, and looks like a model of the Hugging Face hub, which slime does not"
+                    f" download: hf download {path} --local-dir {path}. To have --prepare-path {args.prepare_path} make"
+                    f" a model there, name it ./{path}"
+                )
+            together = (origin.kind, origin.where.rpartition(":")[0]) == (recipe.kind, recipe.where.rpartition(":")[0])
+            if recipe.kind != "flag" and not together:
+                raise ConfigError(
+                    f"{cited} is not there, and --prepare-path {args.prepare_path} ({recipe}) makes only what is named"
+                    f" together with it. Name {'a model directory' if model else 'a file'} that is there; to have it"
+                    f" made, type --prepare-path {args.prepare_path} as well"
+                )
 
 
 LOCK_DEADLINE = 3600.0

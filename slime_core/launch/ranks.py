@@ -59,8 +59,11 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
     command = [*python(), "-m", "slime_core", run.settings.command, *run.settings.argv]
     # The store is here and not in rank 0, so that no rank needs a free port.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = [_guarded(rank, run_dir_of(args) / FOLDER) for rank in range(count)]
-    with Drain(args.drain_timeout) as draining, tempfile.TemporaryDirectory() as errors:
+    folder = run_dir_of(args) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = [_guarded(rank, folder) for rank in range(count)]
+    # Below the run directory, where one that a kill left behind is no riddle.
+    with Drain(args.drain_timeout) as draining, tempfile.TemporaryDirectory(prefix=".errors-", dir=folder) as errors:
         draining.on_ask(lambda: _tell(ranks, draining))
         try:
             for number, rank in enumerate(ranks):
@@ -100,6 +103,8 @@ def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, 
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     torch = {**meeting, "TORCHELASTIC_RESTART_COUNT": 0, ERROR_FILE: Path(errors, str(rank))}
     ours: dict[str, Any] = {PARENT: os.getpid(), ROLLOUTS: args.num_rollout}
+    if not args.save:  # outputs/train holds a run by the time that a rank looks for a free directory
+        ours["SLIME_RUN_DIR"] = args.run_dir
     if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:  # their share of the cores
         ours["OMP_NUM_THREADS"] = max(1, len(os.sched_getaffinity(0)) // count)
     return {**os.environ, **{name: str(value) for name, value in {**place, **sizes, **torch, **ours}.items()}}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_core.checkpoint.export import check_target
 from slime_core.checkpoint.sources import required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.config import Settings
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_EXPORTS = 10_000
 _PLACES = {"load", "save", "run_dir", "config", "overwrite", "prepare_path", "start_rollout_id", "num_rollout"}
 """Settings that may differ between a run and its continuation without being worth a word."""
 
@@ -92,7 +94,7 @@ def goes_on(settings: Settings, commit: Path | None) -> bool:
         return True
     config, own = run_dir_of(args) / CONFIG, settings.to_yaml(directory=os.getcwd())
     if not config.is_file():  # killed while its processes started, of which there is output alone
-        used = check_run_dir(run_dir_of(args), args.save, resume=True, overwrite=False)
+        used = check_run_dir(args, resume=True)
         return {path.name for path in used} <= {*OUTPUT}
     return _given(config.read_text(encoding="utf-8", errors="replace")) == _given(own)
 
@@ -131,7 +133,7 @@ def restore(
     journal.restore(commit, state)
     # Last: what lies after the commit is deleted, and a resume that is refused deletes nothing.
     if commit.parent.resolve() == journal.store.root.resolve():
-        journal.store.rewind(commit, keep=args.keep_checkpoints)
+        journal.store.rewind(commit, keep=args.keep_checkpoints, spared=journal.best())
     changed = _changes(state["settings"], settings)
     note = f"; changed settings: {', '.join(changed)}" if changed else ""
     print(
@@ -185,7 +187,9 @@ def starting(run: Prepared) -> Iterator[Finding]:
     try:
         commit = None if args.debug_rollout_only else named_commit(args)
         resume = not args.debug_rollout_only and goes_on(run.settings, commit)
-        check_run_dir(run_dir_of(args), args.save, resume=resume, overwrite=args.overwrite)
+        check_run_dir(args, resume=resume)
+        for rollout_id in range(min(args.num_rollout or 1, _MOST_EXPORTS)) if args.save_hf else ():
+            check_target(Path(args.save_hf.format(rollout_id=rollout_id)))
         if not args.debug_rollout_only and args.load_debug_rollout_data:
             check_saved(args, first_rollout(args, commit))
     except SlimeError as error:

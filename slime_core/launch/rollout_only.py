@@ -14,13 +14,13 @@ from typing import Any
 from slime_core.config import Settings
 from slime_core.launch.drive import rollouts_of, run_hooks
 from slime_core.launch.journal import Journal
-from slime_core.launch.lock import sole_writer
+from slime_core.launch.lock import open_run_dir, sole_writer
 from slime_core.launch.prepare import Prepared, prepare
 from slime_core.launch.process import is_leader
 from slime_core.loop import is_due
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.jsonl import cut_after
-from slime_core.observability.run_dir import check_run_dir, open_run_dir, run_dir_of
+from slime_core.observability.run_dir import run_dir_of
 from slime_core.rollout.stage import RolloutStage
 from slime_core.types import Group
 from slime_core.waits import published
@@ -67,11 +67,10 @@ def train_without_training(settings: Settings) -> dict[str, Any]:
     if not is_leader():
         return {}
     started, args = time.perf_counter(), settings.args
-    run_dir, reuse = run_dir_of(args), {"resume": False, "overwrite": args.overwrite}
-    check_run_dir(run_dir, args.save, **reuse)
+    run_dir = run_dir_of(args)
     run = prepare(settings, learn=False)
-    with sole_writer(run_dir), published(args, "rollout"):
-        open_run_dir(run_dir, args.save, **reuse)
+    with sole_writer(args), published(args, "rollout"):
+        open_run_dir(args, resume=False)
         journal = Journal(args, run_dir, run.hooks, [], dict, run.plugins, started)
 
         def before(stage: RolloutStage) -> None:

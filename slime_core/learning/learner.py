@@ -17,6 +17,8 @@ import logging
 import math
 from dataclasses import replace
 
+import torch
+
 from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
@@ -86,7 +88,7 @@ class Learner:
             batch: All samples of the rollout, the same on every rank.
 
         Returns:
-            Metrics, the same on every rank but for `perf/*`.
+            Metrics, the same on every rank but for `perf/*`, and `train/update_ratio` of a model that is split.
 
         Raises:
             TrainError: Nothing to train on, a column is missing, or a loss or gradient is not finite.
@@ -119,13 +121,21 @@ class Learner:
             with clock.timed("critic_train"):
                 metrics |= _prefixed("train/critic-", self._train_critic(local, tensors, share, denominators))
         if trains_actor:
+            before = self._probes()
             with clock.timed("actor_train"):
                 steps = self._train_actor(local, tensors, share, denominators)
             metrics |= _prefixed("train/", {**over_steps(steps), "steps": float(len(steps))})
+            if before is not None and (after := self._probes()) is not None:
+                moved, size = self.trainer.all_reduce(torch.stack([(after - before).norm() ** 2, before.norm() ** 2]))
+                metrics["train/update_ratio"] = math.sqrt(moved / max(size, 1e-30)) / len(steps)
         metrics |= self._describe(batch, local, tensors, steps, share, clock)
         if self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self.trainer.update_reference()
         return metrics | clock.metrics()
+
+    def _probes(self) -> torch.Tensor | None:
+        """Some of the trained weights, copied, from a trainer that shows them (`weight_probes`)."""
+        return self.trainer.weight_probes().double() if hasattr(self.trainer, "weight_probes") else None
 
     def _warn_of_small_passes(self, local: TrainBatch, share: RankSchedule) -> None:
         """Once: most of the time goes to the passes, not to the tokens in them."""

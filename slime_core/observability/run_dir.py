@@ -1,26 +1,23 @@
-"""The run directory: `config.yaml`, `summary.json`, and the rule for starting over in a used one."""
+"""The run directory: `config.yaml`, `summary.json`, and which one may be written to."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.sections.run import CHECKPOINTS, CONFIG, OUTPUT, RUN_FILES, SUMMARY
+from slime_core.config.settings import HEADER
 from slime_core.distributions import BUNDLE, CORE, installed
 from slime_core.errors import ConfigError, RecordError
 from slime_core.protocols import Args
 
-CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
-OUTPUT = ("actors", "engines", "stalls")
-"""Folders of what processes of the run say, which is there before any record is."""
-_OURS = (
-    CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts",
-    "eval.json", "failures", "samples", "events.jsonl", "incidents.jsonl", "trace.jsonl", "profile", *OUTPUT,
-)  # fmt: skip
+__all__ = ["CHECKPOINTS", "CONFIG", "OUTPUT", "RUN_FILES", "SUMMARY"]
+_READ = ("hf_checkpoint", "ref_load", "critic_load", "opd_teacher_load", "prompt_data", "load")
+"""Settings whose files a new run reads."""
 
 
 def run_dir_of(args: Args) -> Path:
@@ -29,41 +26,71 @@ def run_dir_of(args: Args) -> Path:
     return Path(args.run_dir)
 
 
-def check_run_dir(run_dir: Path, save: str | None = None, *, resume: bool, overwrite: bool) -> list[Path]:
-    """What of another run is there. Raises ConfigError unless it may be continued or overwritten.
+def check_run_dir(args: Args, *, resume: bool) -> list[Path]:
+    """Return what is there of another run, in `--run-dir` and in `--save`.
 
     Args:
-        run_dir: Where records go.
-        save: Where commits go, if elsewhere.
-        resume: This is the run whose records are there.
-        overwrite: Nobody wants them any more.
+        args: The run's settings.
+        resume: The records there are this run's.
+
+    Raises:
+        ConfigError: It may be neither continued nor overwritten.
     """
-    ours = {run_dir / name: name for name in _OURS} | {Path(save or run_dir) / CHECKPOINTS: CHECKPOINTS}
-    used = [path for path in ours if path.exists()]
-    if used and not (resume or overwrite):
-        commits = Path(save or run_dir) / CHECKPOINTS
+    run_dir = run_dir_of(args)
+    commits = Path(args.save or run_dir) / CHECKPOINTS
+    places = dict.fromkeys((*(run_dir / name for name in RUN_FILES), commits))
+    used = [path for path in places if path.exists()]
+    if resume:
+        return used
+    another = f"choose another {'--save' if args.save else '--run-dir'}"
+    if not args.overwrite:
+        check_dumps(args)
+    if used and not args.overwrite:
         go_on = f"Continue it with --load {commits.parent}," if commits in used else "No checkpoint is there to load:"
         raise ConfigError(
-            f"{used[0].parent} already holds a run ({', '.join(ours[path] for path in used)}). {go_on}"
-            " start over with --overwrite, or choose another --save"
+            f"{used[0].parent} already holds a run ({', '.join(path.name for path in used)}). {go_on}"
+            f" start over with --overwrite, or {another}"
         )
+    if foreign := [path for path in used if not _is_of_run(path)]:
+        raise ConfigError(
+            f"{', '.join(map(str, foreign))}: not a run's, as far as slime can tell ({foreign[0].parent} has no"
+            f" {CONFIG} of slime's), so --overwrite does not touch it; {another}"
+        )
+    for name in _READ:
+        named = Path(getattr(args, name, None) or os.devnull).resolve()
+        if any(path.resolve() in (named, *named.parents) for path in used):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} {named} is part of the run that --overwrite would replace; {another}")
     return used
 
 
-def open_run_dir(run_dir: Path, save: str | None = None, *, resume: bool, overwrite: bool) -> None:
-    """Create the directory, after clearing it of another run that may be overwritten; arguments as above.
+def _is_of_run(path: Path) -> bool:
+    """Return whether a run's file or folder is slime's: a `config.yaml` of slime's is next to it, or commits are in it.
 
-    Raises:
-        ConfigError: It holds a run that must not be touched, or cannot be written.
+    A run that was killed while its processes started has their output alone.
     """
-    used = check_run_dir(run_dir, save, resume=resume, overwrite=overwrite)
-    try:
-        # A summary speaks of a finished run, so the one of an earlier part goes when the run goes on.
-        for path in {run_dir / SUMMARY} & {*used} if resume else used:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write the run directory {run_dir}: {error}") from error
+    config = path.parent / CONFIG
+    if config.is_file():
+        return config.read_text(encoding="utf-8", errors="replace").startswith(HEADER)
+    return path.name in OUTPUT or (path.name == CHECKPOINTS and (path / "latest").is_file())
+
+
+def check_dumps(args: Args) -> None:
+    """Raise ConfigError if the first file of samples or batches that the run would write is there already."""
+    for name in ("save_debug_rollout_data", "save_debug_train_data"):
+        template = getattr(args, name, None)
+        if template and (path := Path(template.format(rollout_id=args.start_rollout_id or 0))).exists():
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} {template}: {path} is there already; --overwrite writes over it")
+
+
+def check_there(run_dir: Path, cause: BaseException | None = None) -> None:
+    """Raise RecordError if the directory has been moved or removed since the run began."""
+    if not run_dir.is_dir():
+        raise RecordError(
+            f"{run_dir} has been moved or removed while the run wrote to it. Where it was moved, the same command with"
+            " --run-dir and --load of the new place continues from its last commit"
+        ) from cause
 
 
 def write_text(path: Path, text: str) -> None:

@@ -144,7 +144,6 @@ class Timeline:
             if not lines or self._path is None:
                 return
             try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
                 with self._path.open("ab") as file:
                     file.write(b"".join(lines))
             except OSError as error:

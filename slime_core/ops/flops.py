@@ -29,3 +29,12 @@ class DecoderShape:
         attention = 2 * (2 * length * length * query) // 2
         mlp = 2 * length * 3 * self.hidden_size * self.intermediate_size
         return self.num_layers * (projections + attention + mlp) + 2 * length * self.hidden_size * self.vocab_size
+
+    @property
+    def activations(self) -> tuple[int, int]:
+        """Elements that a token leaves in a layer for the backward pass: those of the norms, and those of matrices.
+
+        The counting of Korthikanti et al. (2022) for grouped queries, a gated block and attention without scores.
+        """
+        query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return 4 * self.hidden_size, 2 * query + 2 * key_value + 3 * self.intermediate_size

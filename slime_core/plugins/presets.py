@@ -19,7 +19,12 @@ _COMMANDS = ("train", "rollout", "show")
 
 
 def load_settings(
-    argv: Sequence[str], *, command: str = "train", env: Mapping[str, str] | None = None, files: bool = True
+    argv: Sequence[str],
+    *,
+    command: str = "train",
+    env: Mapping[str, str] | None = None,
+    files: bool = True,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Settings:
     """As `slime_core.config.load_settings`, with the estimator's defaults beneath what the user gave.
 
@@ -28,7 +33,7 @@ def load_settings(
         PluginError: The estimator cannot be found or loaded.
     """
     preset = estimator_preset if command in _COMMANDS else None
-    return load_without_preset(argv, command=command, env=env, preset=preset, files=files)
+    return load_without_preset(argv, command=command, env=env, preset=preset, files=files, arguments=arguments)
 
 
 def estimator_preset(args: Args, origins: Mapping[str, Origin]) -> tuple[Mapping[str, Any], str]:

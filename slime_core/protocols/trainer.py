@@ -65,6 +65,8 @@ class Trainer(Protocol):
     (`slime_core.protocols.traits`). Optional attributes, with the value taken without them:
 
     - `micro_batch_multiple: int` (instance, 1): a step has a multiple of that many micro-batches on every rank.
+    - `weight_probes() -> Tensor` (instance, none): some of the trained weights, the same ones each time, for the metric
+      `train/update_ratio`.
     - `context_parallel_size: int` (instance, 1): one micro-batch is spread over that many processes, so that
       `--max-tokens-per-gpu` counts as many times.
     - `decoder_shape(directory) -> ops.flops.DecoderShape` and `routed_layers(directory) -> models.family.
@@ -72,6 +74,8 @@ class Trainer(Protocol):
     - `processes(settings) -> int | None` (classmethod): how many processes this run needs; the launcher starts them
       when torchrun has not, and refuses another number of torchrun's. None, and no such method: as many as torchrun
       started, else one. Called before anything starts; raises ConfigError.
+    - `tokens_that_fit(args, processes) -> int` (classmethod): `--max-tokens-per-gpu` where nobody gives it, the same on
+      every process; 4096 without.
 
     A trainer that shares devices with engines has two more methods, and "offload_train" in what it `uses`; the launcher
     calls them on every process under `--offload-train`:

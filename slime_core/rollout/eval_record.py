@@ -54,11 +54,9 @@ class EvalRecord:
     # -- beginning -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """An empty record, in the place of any other. Raises RecordError."""
+        """Begin an empty record in a directory without one. Raises RecordError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for path in self.folder.glob("**/*.jsonl"):
-                path.unlink()
         except OSError as error:
             raise RecordError(f"{self.folder} cannot be written: {error}") from error
         self._write_state(finished=False)

@@ -130,6 +130,9 @@ def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) ->
     rewards = _rewards(args, samples)
     if rewards:
         metrics["rollout/raw_reward"] = statistics.fmean(rewards)
+    means = [statistics.fmean(of) for group in groups if (of := _rewards(args, group))]
+    if len(means) > 1:  # answers to one prompt are alike: prompts count, not samples
+        metrics["rollout/raw_reward_stderr"] = statistics.stdev(means) / math.sqrt(len(means))
     baselines = [value for g in groups if g and (value := baseline_reward(args, g[0])) is not None]
     if baselines:
         metrics["rollout/greedy_baseline_reward"] = statistics.fmean(baselines)

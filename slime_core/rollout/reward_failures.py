@@ -86,7 +86,7 @@ class FailureLog:
             "samples": [sample.to_dict() for sample in samples],
         }
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(exist_ok=True)
             partial = path.with_name(f".{path.name}.partial")
             partial.write_bytes(to_json(hidden_values(record), f"sample {samples[0].index}"))
             is_new = not path.exists()

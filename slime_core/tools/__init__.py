@@ -17,7 +17,6 @@ from slime_core.tools.schema import (
     check_tools,
     json_text,
     parameters_of,
-    typed_value,
 )
 
 __all__ = [
@@ -35,11 +34,11 @@ __all__ = [
     "parameters_of",
     "schema_of",
     "split_reasoning",
-    "typed_value",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("MarkedParser", "ToolParserBase", "call_of", "json_call", "json_objects", "named_call", "read_json"):
+    parsing = "MarkedParser ToolParserBase call_of json_call json_objects named_call read_json typed_value"
+    if name in parsing.split():
         raise ImportError(f"slime_core.tools has no {name}; type: from slime_tool_parser_families import {name}")
     raise AttributeError(f"module 'slime_core.tools' has no attribute {name!r}")

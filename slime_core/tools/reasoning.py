@@ -6,25 +6,35 @@ opening one therefore ends reasoning that began with the turn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 OPEN, CLOSE = "<think>", "</think>"
 
 
-def split_reasoning(text: str, *, opened: bool = False, tags: tuple[str, str] = (OPEN, CLOSE)) -> tuple[str, str, bool]:
-    """(reasoning, rest, whether the turn ended inside its reasoning).
+def split_reasoning(
+    text: str,
+    *,
+    opened: bool = False,
+    tags: tuple[str, str] = (OPEN, CLOSE),
+    call_begun: Callable[[str], bool] = lambda before: False,
+) -> tuple[str, str, bool]:
+    """Return (reasoning, rest, True if the turn ended inside its reasoning).
 
     Args:
         text: The turn.
         opened: The prompt ended inside the reasoning.
         tags: Opening and closing tag.
+        call_begun: Returns True if a beginning of the turn has a call, so that a closing tag after it closes nothing.
+            Asked only of a turn whose reasoning was not opened.
     """
     start, end = tags
     body = text.lstrip()
     began = body.startswith(start)
     if began:
         body = body[len(start) :]
-    elif not opened and end not in text:
-        return "", text, False
-    elif not opened and start in text and text.index(start) < text.index(end):
-        return "", text, False  # a pair inside the content: quoted, not thought
+    elif not opened:
+        at = body.find(end)
+        if at < 0 or 0 <= body.find(start) < at or call_begun(body[:at]):
+            return "", text, False  # no closing tag, a quoted pair, or a tag after a call began
     reasoning, closed, rest = body.partition(end)
     return reasoning.strip(), rest if closed else "", not closed

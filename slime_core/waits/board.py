@@ -59,6 +59,7 @@ class Board:
 
     def start(self) -> None:
         """Publish from now on."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(self.path.parent)
         self._publish()
         self._thread.start()
@@ -100,7 +101,7 @@ class Board:
         return frozenset(wait.what for wait in current()), tuple(last_progress().items())
 
     def _publish(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)  # --overwrite may have removed it
+        self.path.parent.mkdir(exist_ok=True)  # not a run directory that has been moved away
         self._signature, self._written = self._sign(), time.monotonic()
         replace_text(self.path, json.dumps(self.describe(), default=str) + "\n")
 

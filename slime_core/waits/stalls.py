@@ -53,7 +53,7 @@ def stall_report(what: str, detail: str = "") -> Path | None:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{_written:02d}-{slug}.txt"
     path = _home / STALLS / name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         path.write_text(_text(what, detail, _home), encoding="utf-8")
     except OSError as error:  # the report is about trouble; it must not hide it
         logger.warning("%s: no stall report: %s", what, error)

@@ -67,11 +67,23 @@ class DiskTransport:
         self._keeps = bool(args.use_fault_tolerance or args.rollout_external_engine_addrs or args.sglang_router_ip)
         self._kept: Path | None = None
         """Directory of the version that is served, for an engine that has to be brought up to date."""
+        self._is_first = True
+
+    def _remove_own(self, directory: Path) -> None:
+        """Delete a version that this run has written. Raises WeightSyncError for one that may be another's."""
+        below = Path(self._args.run_dir or "").resolve() in directory.resolve().parents
+        if self._is_first and not (below or self._args.load):
+            raise WeightSyncError(
+                f"{directory} is there already, and not by this run; choose another --update-weight-disk-dir"
+            )
+        shutil.rmtree(directory)
 
     def send(self, weights: Weights, version: int, engines: WeightEngines) -> Mapping[str, float]:
         """Write it, have it loaded, and remove what nobody needs any more."""
         directory = self._root / f"weight_v{version:06d}"
-        shutil.rmtree(directory, ignore_errors=True)
+        if directory.exists():
+            self._remove_own(directory)
+        self._is_first = False
         try:
             copy_assets(self._args.hf_checkpoint, directory)
             write_weights(directory, weights, shard_bytes=int(self._args.save_shard_size * 1e9))

@@ -17,6 +17,7 @@ LOCKSTEP = sorted(
     package
     for place in (
         "embedded",
+        "python",
         *(f"{kind}/*" for kind in KINDS),
         "environments/session",
         "hooks/trackers",

@@ -58,7 +58,7 @@ def test_a_finished_run(tiny: TinyRun, tmp_path: Path, slime: Slime, capsys: pyt
 def test_memory(
     tiny: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slime_command_plan.check._main_memory", lambda: 1 << 20)
+    monkeypatch.setattr("slime_embedded.trainer.settings.main_memory", lambda: 1 << 20)
     argv = tiny.argv(tmp_path / "run", device="cpu")
     ((level, message),) = _found(capsys, argv, "memory")
     assert level == "error"

@@ -91,3 +91,15 @@ def test_nothing_is_committed_where_nothing_is_trained(tiny: TinyRun, tmp_path: 
     done = slime("train", *argv_of(tiny, tmp_path / "run", debug_rollout_only=True, keep_checkpoints=2))
     assert commits(tmp_path / "run") == []
     assert "--keep-checkpoints 2 (flag) has no effect with --debug-rollout-only: nothing is trained" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_second_command_takes_a_directory_of_its_own(tiny: TinyRun, tmp_path: Path) -> None:
+    """Without --save and --run-dir, neither command is refused, and neither writes over the other's files."""
+    command = [SLIME, "train", *tiny.argv(None, **{**PLAIN, "num_rollout": 1})]
+    for directory in ("train", "train-2"):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=240)
+        assert f"results in outputs/{directory}" in done.stdout
+        moved = "outputs/train holds a run, so this one goes to outputs/train-2" in done.stderr
+        assert moved == (directory == "train-2")
+    assert commits(tmp_path / "outputs" / "train") == commits(tmp_path / "outputs" / "train-2") == ["rollout_0000000"]

@@ -249,6 +249,8 @@ def test_smoothing_and_zoom_of_the_built_page(browser: Any, url: str) -> None:
 def test_runs_are_grouped_by_a_setting_and_compared(browser: Any, tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 1), ("c", 1)):
         MadeRun(tmp_path / name, seed=seed, rollouts=2).write()
+    lines = (tmp_path / "a" / "metrics.jsonl").read_text().replace("eval/held", "train/unnamed")
+    (tmp_path / "a" / "metrics.jsonl").write_text(lines)
     with in_thread(serve(tmp_path)) as url, page_of(browser) as page:
         page.goto(url)
         shows(page, "runs")
@@ -261,6 +263,11 @@ def test_runs_are_grouped_by_a_setting_and_compared(browser: Any, tmp_path: Path
         shows(page, "compare")
         page.locator(".chart :is(canvas, svg)").first.wait_for()
         assert page.get_by_text("within noise").or_(page.get_by_text("the noise is not known")).count() > 0
+        assert page.get_by_text("means of rollouts 1 to 2, the last that all have").count() == 1
+        evaluation = page.locator("figure", has_text="evaluation of held")
+        if server.static_folder().name != "built":  # there curves are drawn on a canvas
+            assert evaluation.locator("polyline.c1").count() == 1
+            assert evaluation.locator("polyline.c0").count() == 0  # the colour of a, which was not evaluated
 
 
 def test_what_a_model_wrote_is_shown_as_text(browser: Any, tmp_path: Path) -> None:

@@ -210,6 +210,8 @@ def test_inputs_that_a_recipe_makes_are_made_elsewhere(slime: Slime, tmp_path: P
         model,
         "--prompt-data",
         data,
+        "--prepare-path",
+        "addition",
         "--save",
         tmp_path / "run",
     )
@@ -225,6 +227,7 @@ def test_places_that_a_run_would_refuse(tiny: TinyRun, tmp_path: Path) -> None:
     refusals = {
         "already holds a run (metrics.jsonl)": {"run_dir": tmp_path / "used"},
         "no slime checkpoint there": {"load": tmp_path / "nothing"},
+        "slime did not export it": {"save_hf": tmp_path / "used"},
         "no file": {"load_debug_rollout_data": f"{tmp_path}/{{rollout_id}}.jsonl"},
     }
     for message, changes in refusals.items():

@@ -95,6 +95,7 @@ def test_generated_files_are_up_to_date(tmp_path: Path, capsys: pytest.CaptureFi
 
 def check(name: str, checkpoint: Path, *argv: str) -> None:
     flags = ["--model", name, "--hf-checkpoint", str(checkpoint), "--rm-type", "exact", "--num-rollout", "1"]
+    flags += ["--n-samples-per-prompt", "2"]
     flags += ["--prompt-data", "x.jsonl", "--rollout-batch-size", "1", "--rollout-max-response-len", "8", *argv]
     prepare(load_settings(flags, env={}))
 

@@ -89,7 +89,20 @@ def test_nothing_is_running(run_dir, capsys) -> None:
     assert main(["why", str(run_dir)]) == 1, "what a dead process waited for is not overdue"
     out = capsys.readouterr().out
     assert out.count("GONE") == 2
+    assert out.count("ended without a word: SIGKILL, most often out of memory") == 2
+    assert f"slime train --config {run_dir}/config.yaml --load {run_dir}" in out
     assert "was waiting for:" in out
+
+
+def test_a_finished_run_is_told_why_it_did_not_learn(run_dir, capsys) -> None:
+    rows = [{"step": step, "rollout/raw_reward": 0.1, "train/lr": 0.0} for step in range(1, 4)]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["why", str(run_dir)]) == 1
+    out = capsys.readouterr().out
+    assert "nothing is running here\nno invariant was broken\nreward 0.1 +- 0" in out
+    assert "the learning rate is 0" in out
+    assert main(["why", str(run_dir), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["learning"] == out.splitlines()[1:]
 
 
 @pytest.mark.slow

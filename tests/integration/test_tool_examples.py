@@ -56,8 +56,10 @@ def test_an_example_at_reduced_size(name: str, model: Path, tmp_path: Path, monk
     if name == "code_sandbox" and not isolation_here().complete:
         pytest.skip(f"no complete isolation here: {isolation_here()}")
     monkeypatch.setitem(recipe(name), "NUM_HELD_OUT", 8)
-    config, _, tool = EXAMPLES[name]
+    config, prepare, tool = EXAMPLES[name]
     argv = [
+        "--prepare-path",
+        str(ROOT / prepare),
         "--config",
         str(ROOT / config),
         "--hf-checkpoint",

@@ -19,9 +19,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from slime_command_view.server import make_app, static_folder
+from slime_runs import Run
 from slime_runs.files import file_name, write_file
 from starlette.testclient import TestClient
 
+from slime_core.cli.main import main
 from tests.conftest import SLIME, TinyRun
 from tests.made_run import MadeRun
 
@@ -212,6 +214,8 @@ def test_a_directory_of_runs(made: tuple[Path, View]) -> None:
     assert found["settings"].keys() == {"num_rollout", "seed"}
     compared = view.ask("compare", run=["a", "deeper/b"])
     assert len(compared["curves"]["reward"]) == 2
+    done = min(max(line["step"] for line in Run(folder / name).metrics()) for name in ("a", "deeper/b"))
+    assert (compared["from"], compared["until"]) == (max(1, done - 9), done)
     worst = view.ask("samples", run="deeper/b", order="worst", limit=10, min_score=0.5)["columns"]["score"]
     assert worst == sorted(worst)
     assert worst[0] >= 0.5
@@ -247,6 +251,64 @@ def test_a_report_is_one_file_that_model_text_cannot_leave(made: tuple[Path, Vie
     assert "<script>alert" not in text
     assert text.count("</script>") == (2 if static_folder().name == "built" else 3)
     assert not re.search(r"""(src|href)=["']?https?:""", text)
+    stored = json.loads(re.search(r'id="stored">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    page = next(answer for name, answer in stored.items() if name.startswith('["run",'))
+    samples = {name for name in stored if name.startswith('["sample",')}
+    for order in ("best", "worst"):
+        assert len(page[order]["text"]) == len(page[order]["rollout"]) > 0
+        assert all(prompt.startswith("question") and response for prompt, response in page[order]["text"])
+        for rollout, group, sample in zip(*(page[order][name] for name in ("rollout", "group_index", "sample_index"))):
+            words = (f'["rollout","{rollout}"]', f'["group","{group}"]', f'["sample","{sample}"]')
+            assert any(all(word in name for word in words) for name in samples)
+
+
+def test_a_report_replaces_a_report_and_nothing_else(
+    made: tuple[Path, View], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = made
+    for text in ("mine", "<!doctype html><title>mine</title>"):
+        (tmp_path / "mine.html").write_text(text)
+        assert main(["report", str(folder / "a"), "--output", str(tmp_path / "mine.html")]) == 2
+        assert "mine.html is there already and is no report of slime's" in capsys.readouterr().err
+        assert (tmp_path / "mine.html").read_text() == text
+    for _ in range(2):
+        assert main(["report", str(folder / "a"), "--output", str(tmp_path / "report.html")]) == 0
+
+
+SCORES = {"reward": {"value": 0.25, "low": 0.1, "high": 0.5, "method": "wilson"}}
+REPORT = {
+    "hf_checkpoint": "m", "metrics": {"eval/held": 0.25}, "seconds": 1.5, "confidence": 0.95, "plugins": [],
+    "datasets": {"held": {"prompts": 6, "samples_per_prompt": 1, "scores": SCORES}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_evaluation_has_a_state_and_its_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: bool
+) -> None:
+    run = MadeRun(tmp_path / "outputs" / "eval", rollouts=0, evaluations=1).write()
+    (run / "metrics.jsonl").unlink()
+    (run / "eval").mkdir()
+    (run / "eval" / "state.json").write_text(json.dumps({"finished": finished}))
+    if finished:
+        (run / "eval.json").write_text(json.dumps(REPORT))
+    state = "ended" if finished else "stopped"
+    with viewed(run) as view:
+        page = view.ask("run")
+    assert (page["state"], page["of"]) == (state, None)
+    assert page["evaluation"] == (REPORT if finished else None)
+    assert page["evaluations"] == ({"held": [0.25, 0.25]} if finished else {})
+    assert page["best"]["rollout"]
+    assert main(["show", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{run}: {state}, evaluation, model")
+    assert "0 of ?" not in shown
+    assert ("0.1 to 0.5" in shown) == finished
+    assert (f"slime eval --resume {run}" in shown) == (not finished)
+    assert main(["runs", str(tmp_path / "outputs")]) == 0
+    listed = capsys.readouterr().out
+    assert re.search(rf"{state} +evaluation", listed)
+    assert ("held 0.25" in listed) == finished
 
 
 def test_a_renderer_is_shown_in_a_frame_that_runs_nothing(

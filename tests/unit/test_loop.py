@@ -97,6 +97,29 @@ def test_weights_are_pushed_after_each_rollout_and_commits_come_last(fakes: Fake
     )
 
 
+@pytest.mark.parametrize(
+    ("minutes", "seconds", "interval", "saved"),
+    [
+        (10, 240, None, [1, 3, 5, 6]),  # a third rollout would end after ten minutes
+        (10, 240, 100, [6]),
+        (10, 1200, None, [0, 1, 2, 3, 4, 5, 6]),
+        (10, 10, None, [6]),
+        (1, 25, None, [1, 3, 5, 6]),
+    ],
+)
+def test_a_commit_is_made_at_least_every_so_many_minutes(
+    fakes: Fakes,
+    monkeypatch: pytest.MonkeyPatch,
+    minutes: float,
+    seconds: float,
+    interval: int | None,
+    saved: list[int],
+) -> None:
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: seconds * sum(word.startswith("end") for word in fakes.said))
+    fakes.run(num_rollout=7, save_interval=interval, save_minutes=minutes, async_training=False)
+    assert [int(word.removeprefix("save ")) for word in fakes.said if word.startswith("save ")] == saved
+
+
 def test_metrics_of_all_verbs_meet_in_the_step(fakes: Fakes) -> None:
     fakes.run(eval_interval=1, skip_eval_before_train=True)
     assert {"rollout/x", "train/x", "perf/push", "eval/x"} <= fakes.metrics[1].keys()

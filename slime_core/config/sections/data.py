@@ -69,10 +69,11 @@ class DataArgs(Section):
     micro_batch_size: Annotated[int | None, Field(gt=0)] = None
     """Samples per forward pass; without effect with --use-dynamic-batch-size."""
     use_dynamic_batch_size: bool = False
-    """Fill each forward pass up to --max-tokens-per-gpu tokens; so it is, with 4096, when nothing about the size of
-    passes is given."""
+    """Fill each forward pass up to --max-tokens-per-gpu tokens; the default if nothing about the size of passes is
+    given."""
     max_tokens_per_gpu: Annotated[int | None, Field(gt=0)] = None
-    """Tokens per forward and backward pass; a longer sample has one of its own."""
+    """Tokens per forward and backward pass; a longer sample has one of its own. By default 4096, or with the embedded
+    trainer what memory allows: less where it is short, up to 32768 on a GPU."""
     log_probs_max_tokens_per_gpu: Annotated[int | None, Field(gt=0)] = None
     """Tokens per forward pass without gradient."""
     balance_data: bool = False
@@ -146,15 +147,16 @@ def _batch_sizes(s: Settings) -> None:
 
 
 def _packing(s: Settings) -> None:
-    """A pass of one sample takes many times as long as its share of a full one, so nobody gets it without asking."""
+    """Fill passes unless the user asks otherwise: one of a single sample takes many times its share of a full one."""
     a: Given = s.args
-    if a.micro_batch_size is not None or a.use_dynamic_batch_size or a.max_tokens_per_gpu:
+    if a.max_tokens_per_gpu or (a.micro_batch_size is not None and not a.use_dynamic_batch_size):
         return
-    if s.is_given("use_dynamic_batch_size"):
+    if s.is_given("use_dynamic_batch_size") and not a.use_dynamic_batch_size:
         s.derive("micro_batch_size", 1, "use_dynamic_batch_size")
-    else:
+        return
+    if not a.use_dynamic_batch_size:
         s.derive("use_dynamic_batch_size", True, "no micro_batch_size")
-        s.derive("max_tokens_per_gpu", _TOKENS_PER_PASS, "use_dynamic_batch_size")
+    s.derive("max_tokens_per_gpu", _TOKENS_PER_PASS, "use_dynamic_batch_size")
 
 
 def _length_of_run(s: Settings) -> None:
@@ -175,10 +177,6 @@ RULES: tuple[Rule, ...] = (
     _prompts,
     _batch_sizes,
     _packing,
-    Refused(
-        lambda a: a.use_dynamic_batch_size and a.max_tokens_per_gpu is None,
-        "{use_dynamic_batch_size} needs --max-tokens-per-gpu N.",
-    ),
     Refused(
         lambda a: a.max_tokens_per_gpu and not a.use_dynamic_batch_size,
         "{max_tokens_per_gpu} needs --use-dynamic-batch-size.",

@@ -13,8 +13,8 @@ class EnvironmentArgs(Section):
     """Environment."""
 
     environment_path: str | None = None
-    """What samples act in, for generators that use one (multi_turn): a plugin name or a path to a class(args); a row's
-    metadata may name another as environment_path."""
+    """Environment that samples act in: a plugin name or a path to a class(args); a row's metadata may name another as
+    environment_path. Sets --custom-generate-function-path multi_turn."""
     environment_step_timeout: Annotated[float, Field(gt=0)] = 60.0
     """Seconds that building, resetting, stepping or closing an environment may take each; then the sample fails, or is
     cut, as its generator declares."""

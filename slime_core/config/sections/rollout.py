@@ -146,6 +146,12 @@ def model_is_named(s: Settings) -> None:
         raise ConfigError(f"--hf-checkpoint is required: a directory in Hugging Face layout ({where}).")
 
 
+def _generator(s: Settings) -> None:
+    """An environment needs a generator that acts in it."""
+    if s.args.environment_path and s.args.custom_generate_function_path is None:
+        s.derive("custom_generate_function_path", "multi_turn", "environment_path")
+
+
 def _over_sampling(s: Settings) -> None:
     """At least one rollout's prompts are started at a time."""
     a: Given = s.args
@@ -227,6 +233,7 @@ def response_is_bounded(s: Settings) -> None:
 
 
 RULES: tuple[Rule, ...] = (
+    _generator,
     _over_sampling,
     Refused(
         _cannot_shrink,

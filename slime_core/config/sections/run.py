@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os.path
+import itertools
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,15 +14,26 @@ if TYPE_CHECKING:
     from slime_core.config.settings import Settings
 
 
+CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
+OUTPUT = ("actors", "engines", "stalls")
+"""Folders of the processes' own output, which is there before any record."""
+RUN_FILES = (
+    CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts", "eval",
+    "eval.json", "failures", "samples", "events.jsonl", "incidents.jsonl", "trace.jsonl", "profile", *OUTPUT,
+)  # fmt: skip
+"""Files and folders of a run in its directory."""
+
+
 class RunArgs(Section):
     """Run."""
 
     config: Annotated[list[str], Flag(append=True, metavar="FILE")] = Field(default_factory=list)
     """YAML file with settings, one per line, named as the flags; repeatable, later files win."""
     run_dir: Annotated[str | None, FILE] = None
-    """Directory for config.yaml, metrics.jsonl and summary.json; --save, or outputs/COMMAND, when not given."""
+    """Directory for config.yaml, metrics.jsonl and summary.json; when not given, --save, or outputs/COMMAND, or
+    outputs/COMMAND-2 and so on where that holds a run."""
     overwrite: bool = False
-    """Write into a run directory that already holds another run."""
+    """Replace the run that the run directory holds, once the new one has its first record; until then it stays."""
     prepare_path: str | None = None
     """Recipe that creates missing inputs (model, data) before the run: a name, or a path to a function(args)."""
     preflight: Annotated[bool, Flag(off="--no-preflight")] = True
@@ -80,11 +92,34 @@ def _dtype(s: Settings) -> None:
 
 
 def _run_directory(s: Settings) -> None:
-    """Metrics and summary go beside the checkpoints."""
+    """Metrics and summary go beside the checkpoints.
+
+    Commands that train nothing save no checkpoint: a run file's --save and --overwrite are for its training run.
+    """
+    if s.command in ("eval", "rollout"):
+        if s.args.run_dir is None and s.origins["save"].kind == "flag":
+            s.derive("run_dir", s.args.save, "save")
+        for name, value in (("save", None), ("overwrite", False)):
+            if getattr(s.args, name) and (name == "save" or s.origins[name].kind != "flag"):
+                s.derive(name, value, f"slime {s.command}")
     if s.args.run_dir is None and s.args.save is not None:
         s.derive("run_dir", s.args.save, "save")
     elif s.args.run_dir is None and s.command not in ("show", "serve"):
-        s.derive("run_dir", os.path.join("outputs", s.command), f"slime {s.command}")
+        s.derive("run_dir", _free_directory(s, os.path.join("outputs", s.command)), f"slime {s.command}")
+
+
+def _free_directory(s: Settings, default: str) -> str:
+    """Return the default directory, or `default-2` and so on where a run is.
+
+    The processes of one run settle on one directory, so those of torchrun take the default.
+    """
+    names = itertools.chain([default], (f"{default}-{number}" for number in itertools.count(2)))
+    if s.args.load or s.args.overwrite or "WORLD_SIZE" in os.environ:
+        return default
+    free = next(name for name in names if not any(os.path.exists(os.path.join(name, own)) for own in RUN_FILES))
+    if free != default:
+        s.warnings.append(f"{default} holds a run, so this one goes to {free} (--run-dir names another directory).")
+    return free
 
 
 RULES: tuple[Rule, ...] = (

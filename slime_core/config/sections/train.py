@@ -163,7 +163,10 @@ class CheckpointArgs(Section):
     """Weights to start from where --load has no checkpoint: Megatron's format or Hugging Face's; the tokenizer and the
     configuration are those of --hf-checkpoint."""
     save_interval: Annotated[int | None, Field(gt=0)] = None
-    """Rollouts between checkpoints; when not given, one after the last rollout, and where a signal ends the run."""
+    """Rollouts between checkpoints; when not given, one every --save-minutes. Also after the last rollout, and where a
+    signal ends the run."""
+    save_minutes: Annotated[float, Field(gt=0)] = 10.0
+    """Longest time between checkpoints where --save-interval is not given, if no rollout takes longer."""
     drain_timeout: Annotated[float, Field(gt=0)] = 300.0
     """Seconds from SIGTERM or ctrl-C to the end of the run; until then it finishes its training step and commits."""
     max_trainer_restarts: Annotated[int, Field(ge=0)] = 0
@@ -173,8 +176,9 @@ class CheckpointArgs(Section):
     """Dtype of the weights in checkpoints; float32 resumes bit for bit."""
     save_shard_size: Annotated[float, Field(gt=0)] = 5.0
     """Largest file of weights in Hugging Face layout, in GB (10^9 bytes)."""
-    keep_checkpoints: Annotated[int | None, Field(gt=0)] = None
-    """Number of newest checkpoints to keep; all when not given."""
+    keep_checkpoints: Annotated[int, Field(ge=0)] = 2
+    """Number of newest checkpoints to keep; of older ones, the best by each evaluation data set is kept, too. 0 keeps
+    all."""
     save_hf: Annotated[str | None, FILE] = None
     """Also export each checkpoint's model here, in Hugging Face layout; {rollout_id} is filled in."""
     async_save: bool = False

@@ -100,6 +100,8 @@ def _train(flags: Sequence[str], held: list[Any]) -> dict[str, Any]:
                     seen[f"{role} gradients"] = stack.enter_context(gradients_kept(trainer))
             for number, batch in enumerate(rollouts(run, estimator)):
                 metrics = learner.train(number, batch)
+                # Each rank looks at other elements of the weights.
+                metrics.pop("train/update_ratio")
                 seen["metrics"].append({k: v for k, v in metrics.items() if not k.startswith("perf/")})
         for role, trainer in (("actor", trainers.actor), ("critic", trainers.critic)):
             if trainer is not None:

@@ -42,6 +42,45 @@ def test_keep_prunes_the_oldest(tmp_path: Path) -> None:
     assert [p.name for p in store.commits()] == ["rollout_0000002", "rollout_0000003"]
 
 
+@pytest.mark.parametrize(("keep", "kept"), [(2, [1, 4, 5]), (1, [1, 5]), (0, [*range(6)]), (9, [*range(6)])])
+def test_spared_commits_stay(tmp_path: Path, keep: int, kept: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    store = CheckpointStore(tmp_path)
+    for rollout_id in range(6):
+        store.commit(rollout_id, {}, [_write(str(rollout_id))], keep=keep, spared={1})
+    assert [rollout_of(path) for path in store.commits()] == kept
+    said = capsys.readouterr().out
+    assert said.count("--keep-checkpoints 0 keeps all") == (len(kept) < 6)  # once
+
+
+def test_files_that_others_put_into_a_commit_outlive_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for rollout_id in range(3):
+        commit = store.commit(rollout_id, {}, [_write("a")], keep=1)
+        (commit / "README.md").write_text(f"mine {rollout_id}")
+        (commit / "trainer" / "notes").write_text("mine")
+    assert [path.name for path in store.commits()] == ["rollout_0000002"]
+    kept = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("kept-*/**/*") if p.is_file())
+    assert kept == [f"kept-rollout_000000{n}/{name}" for n in (0, 1) for name in ("README.md", "trainer/notes")]
+    find(tmp_path)
+    store.rewind(store.commits()[0])
+    assert len(list(tmp_path.glob("kept-*"))) == 2
+
+
+def test_a_full_disk_and_a_missing_directory_have_different_hints(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path)
+    for error, hint in ((OSError(28, "No space left"), True), (FileNotFoundError(2, "No such file"), False)):
+
+        def fails(directory: Path, error: OSError = error) -> None:
+            raise error
+
+        with pytest.raises(CheckpointError) as caught:
+            store.commit(0, {}, [fails])
+        assert ("make space" in str(caught.value)) == hint
+        assert not list(tmp_path.glob(".partial*"))
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
 def test_torn_commit_is_refused_with_the_reason(tmp_path: Path, damage: str) -> None:
     path = CheckpointStore(tmp_path).commit(0, {}, [_write("abcdef")])

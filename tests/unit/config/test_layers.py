@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,26 @@ def test_each_layer_wins_over_the_one_before() -> None:
         "adam_beta1": (0.9, "default"),
         "adam_beta2": (0.8, "custom.yaml:1"),
     }
+
+
+def test_arguments_of_python_win_and_are_flags_for_other_processes() -> None:
+    arguments = {
+        "lr": 2e-3, "preflight": False, "use_kl_loss": True, "disable_rewards_normalization": True, "save": Path("out"),
+        "eval_prompt_data": ["sums", "sums.jsonl"], "plugins": {"math": {"strict": True}}, "seed": None,
+        "sglang_mem_fraction_static": 0.3,
+    }  # fmt: skip
+    s = load_settings(["--lr", "1e-4"], command="show", env={}, arguments=arguments)
+    assert (s.args.lr, str(s.origins["lr"])) == (2e-3, "argument lr")
+    assert (s.args.preflight, s.args.rewards_normalization, s.args.save) == (False, False, "out")
+    assert s.is_given("lr")
+    again = load_settings(s.argv, command="show", env={})
+    assert again.to_dict() == s.to_dict()
+    for wrong, message in (
+        ({"lrr": 1}, "argument lrr=1: no such setting. Did you mean lr?"),
+        ({"lr": "x"}, "argument lr"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load_settings([], command="show", env={}, arguments=wrong)
 
 
 def test_switches_can_be_set_and_unset_from_every_layer() -> None:

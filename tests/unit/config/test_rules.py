@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from slime_core.config import Settings
+from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
 from tests.sweeps import sweep
+
+DEMO = Path(__file__).parents[3] / "plugins/commands/init/slime_command_init/templates/demo.yaml"
 
 Load = Callable[..., Settings]
 
@@ -21,6 +24,10 @@ DERIVED = [
      "derived: rollout_batch_size * n_samples_per_prompt / global_batch_size"),
     ("--global-batch-size 8 --num-steps-per-rollout 4", "global_batch_size", 8, "flag"),
     ("", "max_tokens_per_gpu", 4096, "derived: use_dynamic_batch_size"),
+    ("--use-dynamic-batch-size", "max_tokens_per_gpu", 4096, "derived: use_dynamic_batch_size"),
+    ("--environment-path world.py:World", "custom_generate_function_path", "multi_turn", "derived: environment_path"),
+    ("--environment-path world.py:World --custom-generate-function-path mine.py:g", "custom_generate_function_path",
+     "mine.py:g", "flag"),
     ("--no-use-dynamic-batch-size", "micro_batch_size", 1, "derived: use_dynamic_batch_size"),
     ("--micro-batch-size 2", "use_dynamic_batch_size", False, "default"),
     ("", "eps_clip_high", 0.2, "derived: eps_clip"),
@@ -56,6 +63,35 @@ def test_derived(load: Load, argv: str, name: str, value: object, origin: str) -
     assert (getattr(s.args, name), str(s.origins[name])) == (value, origin)
 
 
+@pytest.mark.parametrize("held", ["config.yaml", "metrics.jsonl", "checkpoints", "stalls", "eval.json"])
+def test_the_default_directory_is_a_free_one(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "train" / held).mkdir(parents=True)
+    s = load()
+    assert s.args.run_dir == "outputs/train-2"
+    assert "outputs/train holds a run, so this one goes to outputs/train-2" in "".join(s.warnings)
+    (tmp_path / "outputs" / "train-2" / held).mkdir(parents=True)
+    assert load().args.run_dir == "outputs/train-3"
+    for flags in ("--overwrite", "--load outputs/train", "--run-dir outputs/train", "--save outputs/train"):
+        s = load(*flags.split())
+        assert s.args.run_dir == "outputs/train"
+        assert not any("holds a run" in warning for warning in s.warnings)
+
+
+@pytest.mark.parametrize("command", ["eval", "rollout"])
+def test_the_place_of_a_run_file_is_its_training_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The demo's file has `save` and `overwrite`."""
+    monkeypatch.chdir(tmp_path)
+    args = load_settings(["--config", str(DEMO)], command=command, env={}).args
+    assert (args.run_dir, args.save, args.overwrite) == (f"outputs/{command}", None, False)
+    typed = load_settings(["--config", str(DEMO), "--save", "there", "--overwrite"], command=command, env={}).args
+    assert (typed.run_dir, typed.save, typed.overwrite) == ("there", None, True)
+
+
 BROKEN = [
     ("--global-batch-size 5",
      "--rollout-batch-size 4 (flag) * --n-samples-per-prompt 8 (flag) = 32 samples per rollout cannot be divided by"
@@ -85,7 +121,6 @@ BROKEN = [
      " it another. Remove one of them."),
     ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.01",
      "--kl-coef 0.1 (flag) and --kl-loss-coef 0.01 (flag) are both set; use one: reward penalty or loss term."),
-    ("--use-dynamic-batch-size", "--use-dynamic-batch-size (flag) needs --max-tokens-per-gpu N."),
     ("--max-tokens-per-gpu 64", "--max-tokens-per-gpu 64 (flag) needs --use-dynamic-batch-size."),
     ("--balance-by-flops --micro-batch-size 2", "--balance-by-flops (flag) needs --use-dynamic-batch-size."),
     ("--rollout-max-context-len 32 --rollout-max-prompt-len 32",

@@ -236,6 +236,15 @@ def chain(directory: Path, length: int, previous: SegmentRef | None = None, word
     return refs
 
 
+def test_a_chain_whose_last_segment_is_gone_is_not_continued(tmp_path: Path) -> None:
+    """A commit with the next segment could not be resumed."""
+    first = write_segment(tmp_path, None, {"rollout": 0}, [])
+    (tmp_path / first.name).unlink()
+    with pytest.raises(CheckpointError, match="has been removed while the run wrote there"):
+        write_segment(tmp_path, first, {"rollout": 1}, [])
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_chain_is_read_back(tmp_path: Path) -> None:
     refs = chain(tmp_path / "ledger", 3)
     read = read_chain(tmp_path / "ledger", refs[-1])

@@ -25,6 +25,19 @@ def test_a_setting_the_estimator_requires_is_named_with_its_flag() -> None:
     assert parts.estimator.requires == {"normalize_advantages": True}
 
 
+def test_a_group_of_one_is_refused_to_estimators_that_compare(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alone = [*BASE, "--n-samples-per-prompt", "1"]
+    with pytest.raises(ConfigError, match=r"1 \(flag\): every advantage of .*'grpo' is zero.*--n-samples-per-prompt 8"):
+        resolve_components(load_settings(alone, env={}))
+    resolve_components(load_settings([*alone, "--advantage-estimator", "ppo"], env={}))
+    resolve_components(load_settings([*alone, "--disable-rewards-normalization"], env={}))
+    assert "is zero" not in caplog.text
+    path = tmp_path / "own.py"
+    path.write_text("def own(args, rollout_data): ...\n")
+    resolve_components(load_settings([*alone, "--custom-advantage-function-path", f"{path}:own"], env={}))
+    assert "every advantage of --advantage-estimator 'grpo' is zero" in caplog.text, "or whatever that function makes"
+
+
 def test_a_trainer_without_a_critic_is_refused_to_estimators_that_need_one(tmp_path: Path) -> None:
     path = tmp_path / "trainer.py"
     methods = "log_probs(self, batch, micro_batches, *, role='actor')", "named_weights(self)"

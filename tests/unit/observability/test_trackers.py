@@ -10,7 +10,6 @@ import pytest
 from slime_core.config import Args, EvalDataset
 from slime_core.observability.jsonl import JsonlTracker, cut_after
 from slime_core.observability.progress import ProgressTracker
-from slime_core.observability.run_dir import open_run_dir
 
 
 def _args(**changes):
@@ -57,17 +56,3 @@ def test_supervised_runs_show_no_reward(capsys: pytest.CaptureFixture[str], tmp_
     tracker.slime_run_start(_args(compute_advantages_and_returns=False, eval_datasets=[]), tmp_path)
     tracker.slime_log_metrics(1, {"rollout/raw_reward": 0.0, "train/loss": 2.0})
     assert "reward" not in capsys.readouterr().out
-
-
-def test_a_used_run_directory_needs_a_decision(tmp_path: Path) -> None:
-    from slime_core.errors import ConfigError
-
-    (tmp_path / "metrics.jsonl").write_text("")
-    (tmp_path / "mine.txt").write_text("kept")
-    with pytest.raises(ConfigError, match="--overwrite"):
-        open_run_dir(tmp_path, resume=False, overwrite=False)
-    open_run_dir(tmp_path, resume=True, overwrite=False)
-    assert (tmp_path / "metrics.jsonl").exists()
-    open_run_dir(tmp_path, resume=False, overwrite=True)
-    assert not (tmp_path / "metrics.jsonl").exists()
-    assert (tmp_path / "mine.txt").read_text() == "kept"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slime_command_plan import command
 from slime_command_plan.batch import longest_sample, plan_batches, schedule_in_words
+from slime_command_plan.roofline import seconds
 from slime_command_plan.run_plan import sharding_of
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError
+from slime_core.ops.flops import DecoderShape
 from slime_core.protocols import TrainerTraits
 from tests.conftest import TinyRun
 
@@ -148,8 +151,58 @@ def test_a_model_that_a_recipe_makes(capsys: pytest.CaptureFixture[str], tmp_pat
     shown = said(
         capsys, "--config", demo, "--device", "cpu", "--run-dir", str(tmp_path),
         "--hf-checkpoint", str(tmp_path / "model"), "--prompt-data", str(tmp_path / "train.jsonl"),
+        "--prepare-path", "addition",
     )  # fmt: skip
     assert "note: no memory estimate; --prepare-path makes the model" in shown
+
+
+BIG = (
+    "--prompt-data x.jsonl --rm-type math --rollout-batch-size 32 --n-samples-per-prompt 8 --num-rollout 2"
+    " --num-gpus 8 --gpu-memory-gib 80"
+)
+SERVERS = "--train-backend megatron --rollout-engine sglang"
+
+
+@pytest.mark.parametrize(
+    "named", ["--model qwen3-4B", "--hf-checkpoint Qwen/Qwen3-4B", "--model qwen3-4B --hf-checkpoint nowhere"]
+)
+def test_a_model_that_is_not_there_is_planned_by_its_preset(named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = json.loads(said(capsys, *named.split(), *BIG.split(), "--rollout-max-response-len", "1024", "--json"))
+    trainer, engine = plan["memory"]
+    assert trainer["items"][0]["bytes"] == 4 * 4_022_468_096, "what slime models show says"
+    assert engine["items"][0]["bytes"] == 2 * 4_022_468_096
+    assert "numbers of the preset qwen3-4B" in plan["notes"][-1]
+    idle = next(note for note in plan["notes"] if "idle" in note)
+    assert idle.startswith("6 of 8 GPUs are idle; type --actor-num-gpus-per-node 7")
+    assert "--actor-num-gpus-per-node 4 --rollout-num-gpus 4" in idle
+
+
+def test_a_model_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "--hf-checkpoint", "nowhere", *BIG.split(), "--rollout-max-response-len", "64")
+    assert "note: no memory estimate: nowhere is not there; --model NAME plans without it" in shown
+
+
+def test_a_servers_cache_is_not_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 80 GiB it takes its share, and samples that it has no room for wait."""
+    flags = [*f"--model qwen3-4B {BIG} {SERVERS} --actor-num-gpus-per-node 4 --rollout-num-gpus 4".split(),
+             "--rollout-max-response-len", "32768"]  # fmt: skip
+    shown = said(capsys, *flags, "--sglang-mem-fraction-static", "0.5")
+    assert re.search(r"engine, each device of 4: 40 GiB of 80 GiB: fits", shown)
+    room = int((0.5 * 80 * 2**30 - 2 * 4_022_468_096) / 147_456) // 65_536
+    assert f"for {room} of 64 samples at full length; the rest waits" in shown
+    assert "idle" not in shown
+
+
+def test_time_is_bounded_by_operations_and_bytes() -> None:
+    """Of one GPU, by hand: 2 FLOPs a weight and token forward; all weights and half of the cache for each token."""
+    shape = DecoderShape(hidden_size=64, intermediate_size=256, vocab_size=1000, num_layers=2, num_heads=4,
+                         num_kv_heads=2, head_dim=16)  # fmt: skip
+    took = seconds(shape, 10**9, samples=8, prompt=10, response=20, running=4, trainers=2, engines=1, engine_size=1,
+                   extra_passes=1)  # fmt: skip
+    assert took.train == pytest.approx(8 * 4 * shape.forward_flops(30) / (2 * 0.4 * 989e12))
+    read = 2 * 10**9 + 4 * (2 * 2 * 2 * 16 * 2) * (10 + 10)
+    prefill = 8 * shape.forward_flops(10) / (0.4 * 989e12)
+    assert took.generate == pytest.approx(2 * 20 * read / (0.6 * 3.35e12) + prefill)
 
 
 def test_what_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,8 @@ from slime_command_init import task, warmup
 from slime_command_init.tiny_model import write_random_model
 
 from slime_core.config import load_settings
+from slime_core.errors import ConfigError
+from slime_core.launch.prepare import prepare
 
 DEMO = Path(__file__).parents[3] / "plugins/commands/init/slime_command_init/templates/demo.yaml"
 
@@ -122,6 +124,44 @@ def test_the_settings_of_the_warm_up_are_the_measured_ones(tmp_path: Path) -> No
         args = load_settings(argv, command="sft", env={}).args
         assert rows // args.rollout_batch_size * args.num_steps_per_rollout == expected
         assert (args.global_batch_size, args.lr, args.min_lr) == (16, lr, lr / 10)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--hf-checkpoint", "thesis"], "holds no model"),
+        (["--hf-checkpoint", "thesis", "--prepare-path", "addition"], "holds no model"),
+        (["--hf-checkpoint", "thesis/chapter.tex"], "holds no model"),
+        (["--hf-checkpoint", "Qwen/Qwen3-0.6B"], "hf download Qwen/Qwen3-0.6B"),
+        (["--hf-checkpoint", "Qwen/Qwen3-0.6B", "--prepare-path", "addition"], "hf download Qwen/Qwen3-0.6B"),
+        (["--hf-checkpoint", "./Qwen/Qwen3-0.6B"], "makes only what is named together with it"),
+        (["--prompt-data", "trian.jsonl"], "makes only what is named together with it"),
+        (["--eval-prompt-data", "heldout", "held.jsonl"], "makes only what is named together with it"),
+        (["--eval-prompt-data", "heldout", "held.jsonl@[:10]"], "makes only what is named together with it"),
+    ],
+)
+@pytest.mark.parametrize("make", [True, False])
+def test_a_recipe_stands_in_for_nothing_that_the_user_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str, make: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("thesis").mkdir()
+    Path("thesis/chapter.tex").write_text("mine")
+    Path("demo.yaml").write_text(DEMO.read_text())
+    with pytest.raises(ConfigError, match=message):
+        prepare(load_settings(["--config", "demo.yaml", *flags], env={}), make=make)
+    left = sorted(str(path) for path in Path().rglob("*"))
+    assert left == ["demo.yaml", "thesis", "thesis/chapter.tex"]
+
+
+def test_a_seed_of_its_own_finds_the_place_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "_fine_tune", lambda args, phase, model, data, save: model)
+    recipe.prepare(demo_args(tmp_path))
+    (tmp_path / "model-seed-1").mkdir()
+    (tmp_path / "model-seed-1" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="model-seed-1 is there already and is no model"):
+        recipe.prepare(demo_args(tmp_path, seed=1))
+    assert [path.name for path in (tmp_path / "model-seed-1").iterdir()] == ["mine.txt"]
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_tool_parser_families import MarkedParser, json_call, json_objects, read_json
+from slime_tool_parser_families import MarkedParser, json_call, json_objects, read_json, typed_value
 
-from slime_core.tools import IllFormedCall, ToolCall, split_reasoning, typed_value
+from slime_core.tools import IllFormedCall, ToolCall, split_reasoning
 
 
 @pytest.mark.parametrize(

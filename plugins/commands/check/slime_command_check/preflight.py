@@ -266,8 +266,8 @@ def _disk(run: Prepared) -> Iterator[Finding]:
         yield Finding("disk", Level.ERROR, str(error))
         return
     each = 4 * elements * (1 if args.no_save_optim else 3)
-    kept = max(1, (args.num_rollout or 1) // args.save_interval) if args.save_interval else 1
-    kept = min(kept, args.keep_checkpoints) if args.keep_checkpoints else kept
+    most = max(1, (args.num_rollout or 1) // (args.save_interval or 1))
+    kept = min(most, args.keep_checkpoints + len(args.eval_datasets)) if args.keep_checkpoints else most
     place = args.save or str(run_dir_of(args))
     free = shutil.disk_usage(_existing(Path(place))).free
     shown = (

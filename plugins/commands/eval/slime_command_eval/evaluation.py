@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from slime_command_eval.intervals import CONFIDENCE, RESAMPLES, estimates
+from slime_command_eval.own_directory import own_directory
 from slime_core.config.eval_config import located_deep
 from slime_core.data.dataset import open_rows
 from slime_core.errors import ConfigError
 from slime_core.fan_out import executions
+from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
 from slime_core.observability.run_dir import CONFIG, run_dir_of, versions, write_text
 from slime_core.protocols import Args, RolloutTraits, traits_of
@@ -61,6 +63,11 @@ def evaluate(prepared: Prepared) -> dict[str, Any]:
         ConfigError: The run directory holds an evaluation that this one does not go on with.
         RolloutError: The evaluation stopped; what was finished is in the record.
     """
+    with own_directory(prepared.args, "eval"):
+        return _evaluate(prepared)
+
+
+def _evaluate(prepared: Prepared) -> dict[str, Any]:
     args, run_dir = prepared.args, run_dir_of(prepared.args)
     record = _record(prepared, run_dir)
     stage = prepared.rollout_stage(draws=False, eval_record=record)
@@ -109,7 +116,7 @@ def _record(prepared: Prepared, run_dir: Path) -> EvalRecord | None:
                 f"--resume {args.resume}: --eval-function-path {args.eval_function_path!r} keeps no record of what it"
                 " has done; run it again without --resume"
             )
-        run_dir.mkdir(parents=True, exist_ok=True)
+        _begin(prepared, run_dir)
         return None
     record = EvalRecord(run_dir, _plan(prepared))
     if args.resume is not None:
@@ -123,10 +130,14 @@ def _record(prepared: Prepared, run_dir: Path) -> EvalRecord | None:
             f"{run_dir} holds an evaluation that is not finished. Go on with it: slime eval --resume {run_dir};"
             " start over with --overwrite; or choose another --run-dir"
         )
-    run_dir.mkdir(parents=True, exist_ok=True)
+    _begin(prepared, run_dir)
     record.begin()
-    write_text(run_dir / CONFIG, prepared.settings.to_yaml(directory=os.getcwd()))
     return record
+
+
+def _begin(prepared: Prepared, run_dir: Path) -> None:
+    open_run_dir(prepared.args, resume=False)
+    write_text(run_dir / CONFIG, prepared.settings.to_yaml(directory=os.getcwd()))
 
 
 def _tell_left(record: EvalRecord, run_dir: Path) -> None:

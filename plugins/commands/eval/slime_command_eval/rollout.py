@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from slime_core.cli.train import loading
@@ -17,9 +18,12 @@ def run(argv: list[str]) -> int:
 
 def _rollout(argv: list[str]) -> int:
     with loading():
+        from slime_command_eval.own_directory import own_directory
         from slime_core.launch.launchers import warn_inline_only
+        from slime_core.launch.lock import open_run_dir
         from slime_core.launch.prepare import prepare
         from slime_core.launch.rollout_only import generate
+        from slime_core.observability.run_dir import CONFIG, check_dumps, run_dir_of, write_summary, write_text
         from slime_core.plugins.presets import load_settings
 
         settings = load_settings(argv, command="rollout")
@@ -33,7 +37,15 @@ def _rollout(argv: list[str]) -> int:
         line = ", ".join([f"rollout {rollout_id}: {sum(map(len, groups))} samples", *values])
         print(f"{line} -> {template.format(rollout_id=rollout_id)}", flush=True)
 
-    generate(prepare(settings, learn=False), report)
+    run = prepare(settings, learn=False)
+    args, run_dir = run.args, run_dir_of(run.args)
+    with own_directory(args, "rollout"):
+        if not args.overwrite:
+            check_dumps(args)
+        open_run_dir(args, resume=bool(args.start_rollout_id))  # more rollouts of the same run
+        write_text(run_dir / CONFIG, settings.to_yaml(directory=os.getcwd()))
+        generate(run, report)
+        write_summary(run_dir, {"command": "rollout", "rollouts": args.num_rollout, "plugins": run.plugins})
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slime_command_init import task
 from slime_command_init.tiny_model import write_random_model
-from slime_command_init.warmup import Recipe, make_missing, say, write_missing
+from slime_command_init.warmup import Recipe, is_missing, make_missing, say, write_missing
 from slime_core.protocols import Args
 
 _RECIPE = Recipe("addition", version=2)
@@ -37,5 +37,5 @@ def _prepare_supervised(args: Args, train: list[task.Problem]) -> None:
     if args.prompt_data:
         write_missing(args.prompt_data, task.warmup_rows(train, args.seed)[0])
     model = Path(args.hf_checkpoint)
-    if not (model / "config.json").is_file():
+    if is_missing(model):
         say(f"wrote {model}: a random model of {write_random_model(model, args.seed):,} parameters")

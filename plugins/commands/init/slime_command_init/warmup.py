@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from slime_command_init.tiny_model import write_random_model
 from slime_core.config import load_settings
 from slime_core.data.dataset import split_path
+from slime_core.errors import ConfigError
 from slime_core.launch import run
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
 from slime_core.protocols import Args
@@ -89,9 +90,25 @@ def make_missing_model(args: Args, recipe: Recipe, phases: Mapping[Path, Rows]) 
         phases: Settings of `slime sft` -> rows (`messages`), in order.
     """
     model = _model_of_seed(Path(args.hf_checkpoint), recipe, args.seed)
-    if not (model / "config.json").is_file():
+    if is_missing(model):
         _make_model(args, model, recipe, phases)
     args.hf_checkpoint = str(model)
+
+
+def is_missing(model: Path) -> bool:
+    """Return whether a recipe may make a model there; False if there is one.
+
+    Raises:
+        ConfigError: Something else is there.
+    """
+    if (model / "config.json").is_file():
+        return False
+    if model.is_symlink() or (model.exists() and not (model.is_dir() and not any(model.iterdir()))):
+        raise ConfigError(
+            f"--hf-checkpoint {model} is there already and is no model (no config.json). A recipe makes a model only in"
+            " a new or empty directory: name another, or a directory that holds a model"
+        )
+    return True
 
 
 def _model_of_seed(model: Path, recipe: Recipe, seed: int) -> Path:
@@ -106,7 +123,8 @@ def _make_model(args: Args, target: Path, recipe: Recipe, phases: Mapping[Path, 
     """Random model -> phases of supervised fine-tuning -> `target`."""
     started = time.perf_counter()
     work = target.with_name(f".{target.name}.preparing")
-    shutil.rmtree(work, ignore_errors=True)
+    if work.exists():  # of a preparation that was killed
+        shutil.rmtree(work)
     model = work / "random"
     parameters = write_random_model(model, args.seed)
     say(f"wrote a random model of {parameters:,} parameters; warming it up by supervised fine-tuning")
@@ -118,8 +136,7 @@ def _make_model(args: Args, target: Path, recipe: Recipe, phases: Mapping[Path, 
     copy_assets(model, warm)
     write_weights(warm, read_weights(model))
     (warm / STAMP).write_text(json.dumps(recipe.stamp(args.seed)) + "\n", encoding="utf-8")
-    shutil.rmtree(target, ignore_errors=True)
-    os.rename(warm, target)
+    os.rename(warm, target)  # refused by the system where something has come to be there meanwhile
     shutil.rmtree(work)
     say(f"wrote {target}: the warmed-up model, in {time.perf_counter() - started:.0f} s")
 

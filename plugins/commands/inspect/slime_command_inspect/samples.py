@@ -57,7 +57,11 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_command_inspect.selection import Wanted, select
     from slime_core.data.dumps import read_samples, to_json, write_lines
     from slime_core.data.tokenizer import load_tokenizer
+    from slime_core.errors import ConfigError
 
+    output = Path(namespace.output)
+    if output.exists():
+        raise ConfigError(f"-o {output} is there already; name another file")
     wanted = Wanted(
         min_reward=namespace.min_reward,
         reward_key=namespace.reward_key,
@@ -69,7 +73,6 @@ def run(namespace: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(namespace.hf_checkpoint)
     found = select(((path, read_samples(path)) for path in saved_files(namespace.sources)), wanted)
     _check_ids(found, tokenizer, namespace.hf_checkpoint)
-    output = Path(namespace.output)
     if found.kept:
         write_lines(output, (to_json(to_row(s, tokenizer), f"sample {s.index}") for s in found.kept))
     _tell(found, output, namespace.json)

@@ -5,6 +5,7 @@ Loads the classes of trainer and engine, and torch with them; with `--trace` alo
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from slime_core.text import json_text
 _HELP = """usage: slime plan [RUN.yaml] [--num-gpus N] [--num-cpus N] [--gpu-memory-gib X] [--json] [flags]
        slime plan --trace RUN [--what CHANGES ...] [--json]
 
-Print batch arithmetic, schedule, placement and a memory estimate per device, or predict other settings from a recorded
-run. Nothing is started, and neither GPUs nor weights need to be there.
+Print batch arithmetic, schedule, placement, a memory estimate per device and a bound of the time, or predict other
+settings from a recorded run. Nothing is started, and neither GPUs nor weights need to be there: --model NAME tells the
+numbers of a model that is not (`slime models list` prints the names).
 
   RUN.yaml            same as --config RUN.yaml
   --num-gpus N        plan for N GPUs, over all nodes of --num-gpus-per-node; 0 is a cluster without;
                       by default the GPUs that are visible here
   --num-cpus N        CPUs of the cluster; by default as many as are needed
-  --gpu-memory-gib X  of each GPU, to compare the estimate with
+  --gpu-memory-gib X  of each GPU, to compare the estimate with; and what a server's cache has room for
   --trace RUN         run directory with trace.jsonl: step time, idle shares, staleness, wasted tokens, as measured, as
                       predicted for the same settings, and for each --what
   --what CHANGES      such as async=full,staleness=4,engines=2; repeatable. Names: {names}
@@ -57,9 +59,10 @@ def run(argv: list[str]) -> int:
     answer: dict[str, Any] = {}
     lines: list[str] = []
     if rest:
-        plan = _plan(rest, own.num_gpus, own.num_cpus)
+        memory = own.gpu_memory_gib * 2**30 if own.gpu_memory_gib else None
+        plan = _plan(rest, own.num_gpus, own.num_cpus, memory)
         answer = plan.to_dict()
-        lines += plan.describe(own.gpu_memory_gib * 2**30 if own.gpu_memory_gib else None)
+        lines += plan.describe(memory)
     if own.trace is not None:
         predicted, table = _predict(own.trace, own.what)
         answer["trace"] = predicted
@@ -68,9 +71,12 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _plan(rest: list[str], num_gpus: int | None, num_cpus: float | None) -> Any:
+def _plan(rest: list[str], num_gpus: int | None, num_cpus: float | None, gpu_bytes: float | None) -> Any:
     if not rest[0].startswith("-"):
         rest = ["--config", *rest]
+    if not any(word.split("=")[0] in ("--config", "--hf-checkpoint") for word in rest):
+        named = [after for word, after in pairwise(rest) if word == "--model"]
+        rest += [word for name in named[-1:] for word in ("--hf-checkpoint", name)]
     from slime_command_plan.run_plan import plan_run
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.presets import load_settings
@@ -83,7 +89,7 @@ def _plan(rest: list[str], num_gpus: int | None, num_cpus: float | None) -> Any:
         import torch
 
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return plan_run(settings, num_gpus=num_gpus, num_cpus=num_cpus)
+    return plan_run(settings, num_gpus=num_gpus, num_cpus=num_cpus, gpu_bytes=gpu_bytes)
 
 
 def _predict(trace: Path, whats: list[str]) -> tuple[dict[str, Any], list[str]]:

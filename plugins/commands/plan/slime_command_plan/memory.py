@@ -172,8 +172,7 @@ def activation_items(
     args: Args, shape: DecoderShape, sharding: Sharding, tokens: int, chunk_elements: int
 ) -> list[Item]:
     """Of one forward and backward pass over `tokens` tokens."""
-    query, key_value = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    whole, split = 4 * shape.hidden_size, 2 * query + 2 * key_value + 3 * shape.intermediate_size
+    whole, split = shape.activations
     cut = sharding.tensor if sharding.sequence_parallel else 1
     layer = (whole / cut + split / sharding.tensor) * sharding.compute_bytes
     local = tokens / sharding.context
@@ -203,6 +202,7 @@ def engine_items(
     running: int,
     longest: int,
     limit: int | None = None,
+    share: float | None = None,
 ) -> list[Item]:
     """Of one device of an engine.
 
@@ -214,9 +214,15 @@ def engine_items(
         running: Samples at once.
         longest: Tokens of the longest sample, prompt included.
         limit: Tokens that the cache may hold.
+        share: Bytes of a device that the engine takes at most; samples that its cache has no room for wait.
     """
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype_bytes
     tokens = min(running * longest, limit) if limit else running * longest
+    how = "at most"
+    if share is not None:
+        room = max(0, int((share * size - parameters.total * dtype_bytes) / per_token))
+        if room < tokens:
+            tokens, how = room, f"for {room // longest} of {running} samples at full length; the rest waits"
     return [
         kept(
             ENGINE_WEIGHTS,
@@ -227,7 +233,7 @@ def engine_items(
         kept(
             "KV cache",
             tokens * per_token / size,
-            f"{tokens:,} tokens x {per_token:,} B / {size}, at most",
+            f"{tokens:,} tokens x {per_token:,} B / {size}, {how}",
             offloaded=0.0,
         ),
     ]

@@ -27,11 +27,13 @@ from slime_command_plan.memory import (
     total,
     trainer_items,
 )
+from slime_command_plan.numbers import model_numbers
+from slime_command_plan.roofline import Seconds, seconds
 from slime_core.config import Settings
 from slime_core.data.dataset import open_rows
 from slime_core.errors import SlimeError
 from slime_core.launch.resolver import Resolver
-from slime_core.models.family import decoder_shape
+from slime_core.ops.flops import DecoderShape
 from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
 
 
@@ -44,6 +46,8 @@ class DeviceMemory:
     items: list[Item]
     phases: bool = False
     """The items are phases, one after the other, and not parts."""
+    limit: float | None = None
+    """Bytes that it keeps to by itself, as a server with its share of a GPU; None: it takes what it needs."""
 
     @property
     def total(self) -> float:
@@ -64,6 +68,10 @@ class RunPlan:
     schedule: list[str]
     placement: Placement
     memory: list[DeviceMemory]
+    seconds: Seconds | None = None
+    """Of a rollout on GPUs; None without GPUs or without the model's numbers."""
+    overlap: bool = False
+    """Generation and training go on at the same time."""
     notes: list[str] = field(default_factory=list)
     """What could not be told, and why."""
 
@@ -77,6 +85,7 @@ class RunPlan:
                 {"device": m.device, "bytes": m.total, "peak": m.peak, "items": [asdict(i) for i in m.items]}
                 for m in self.memory
             ],
+            "seconds": asdict(self.seconds) if self.seconds else None,
             "notes": self.notes,
         }
 
@@ -91,21 +100,26 @@ class RunPlan:
             yield from ("", f"memory (above what libraries take; measured peaks lie within {FACTOR:g}x)")
         for device in self.memory:
             when = f", while it is to {device.peak}" if device.peak else ""
-            yield f"  {device.device}: {shown(device.total)}{when}{_of(device.total, device_bytes)}"
+            yield f"  {device.device}: {shown(device.total)}{when}{_of(device, device_bytes)}"
             width = max(len(item.name) for item in device.items)
             for item in device.items:
                 yield f"    {item.name:<{width}}  {shown(item.bytes):>9}  {item.how}"
+        if self.seconds:
+            yield from ("", "time", f"  {self.seconds.describe(self.overlap)}")
         for note in self.notes:
             yield from ("", f"note: {note}")
 
 
-def plan_run(settings: Settings, *, num_gpus: int, num_cpus: float | None = None) -> RunPlan:
+def plan_run(
+    settings: Settings, *, num_gpus: int, num_cpus: float | None = None, gpu_bytes: float | None = None
+) -> RunPlan:
     """Plan a training run.
 
     Args:
         settings: Of `slime train` or `slime sft`.
         num_gpus: GPUs of the cluster; 0 is one without.
         num_cpus: CPUs of the cluster; None: enough.
+        gpu_bytes: Memory of a GPU, where it is known.
 
     Raises:
         ConfigError: There can be no such run.
@@ -136,8 +150,96 @@ def plan_run(settings: Settings, *, num_gpus: int, num_cpus: float | None = None
         args, data_parallel=sharding.data, context=sharding.context, rows=rows
     )  # fmt: skip
     estimator = resolver.setting("estimators", "advantage_estimator") if trainer is not None else None
-    memory = _memory(args, trainer, engine, estimator, placement, sharding, notes)
-    return RunPlan(batches, schedule_in_words(args), placement, memory, notes)
+    if num_gpus > placement.num_gpus > 0:
+        notes.append(_idle(args, trainer, placement, num_gpus))
+    try:
+        # Without a trainer (--debug-rollout-only) Megatron's families are asked: engines serve more than "models" has.
+        shape, parameters, source = model_numbers(args, trainer or megatron_families)
+    except (SlimeError, OSError, ValueError) as error:
+        made = args.prepare_path and not Path(args.hf_checkpoint or "").is_dir()
+        notes.append(f"no memory estimate{'; --prepare-path makes the model' if made else f': {error}'}")
+        return RunPlan(batches, schedule_in_words(args), placement, [], notes=notes)
+    notes += [source] if source else []
+    model = _Model(args, trainer, engine, bool(getattr(estimator, "needs_values", False)), shape, parameters)
+    memory = _memory(model, placement, sharding, gpu_bytes)
+    took = _seconds(model, placement, gpu_bytes) if gpus else None
+    return RunPlan(batches, schedule_in_words(args), placement, memory, took, args.async_training, notes)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What memory and time are computed from."""
+
+    args: Args
+    trainer: Any
+    engine: Any
+    critic: bool
+    shape: DecoderShape
+    parameters: Parameters
+
+    @property
+    def frozen(self) -> int:
+        """Models beside the trained one."""
+        args = self.args
+        others = (args.kl_coef or args.use_kl_loss, args.use_opd and args.opd_teacher_load, args.keep_old_actor)
+        return sum(map(bool, others))
+
+    def running(self, engines: int) -> int:
+        """Samples at once in an engine."""
+        args = self.args
+        each = -(-args.rollout_batch_size * args.n_samples_per_prompt // engines)
+        return int(min(args.engine_max_running_requests, args.sglang_server_concurrency, each))
+
+    def share(self, gpu_bytes: float | None) -> float | None:
+        """Bytes of a GPU that an engine takes which keeps a fixed share of it, as servers do; None for others."""
+        if gpu_bytes is None or not hasattr(self.engine, "launch_plan"):
+            return None
+        return gpu_bytes * (getattr(self.args, "sglang_mem_fraction_static", None) or _STATIC)
+
+
+_STATIC = 0.85
+"""About what SGLang takes of a GPU without --sglang-mem-fraction-static."""
+
+
+def _idle(args: Args, trainer: Any, placement: Placement, num_gpus: int) -> str:
+    """Name the flags that put idle GPUs to use."""
+    half = max(1, num_gpus // 2)
+    apart = f"--actor-num-gpus-per-node {half} --rollout-num-gpus {num_gpus - half}"
+    if traits_of(trainer, TrainerTraits).reads_megatron:
+        more = f"--colocate --actor-num-gpus-per-node {num_gpus}, or {apart}"
+    else:
+        generating = sum(len(engine.bundles) for engine in placement.engines)
+        more = (
+            f"--actor-num-gpus-per-node {num_gpus - generating} (a copy of the model on each), or --train-backend"
+            f" megatron --rollout-engine sglang {apart} --tensor-model-parallel-size {min(half, 2)} (a part on each)"
+        )
+    return f"{num_gpus - placement.num_gpus} of {num_gpus} GPUs are idle; type {more}"
+
+
+def _seconds(model: _Model, placement: Placement, gpu_bytes: float | None) -> Seconds | None:
+    args = model.args
+    if not placement.trainers or not placement.engines:
+        return None
+    longest, response = longest_sample(args), args.rollout_max_response_len or 0
+    size, count = len(placement.engines[0].bundles), len(placement.engines)
+    running = model.running(count)
+    if (share := model.share(gpu_bytes)) is not None:
+        per_token = 4 * model.shape.num_layers * model.shape.num_kv_heads * model.shape.head_dim
+        room = (share * size - 2 * model.parameters.total) / per_token / longest
+        running = max(1, min(running, int(room)))
+    response = min(response, longest)
+    return seconds(
+        model.shape,
+        model.parameters.total,
+        samples=args.rollout_batch_size * args.n_samples_per_prompt,
+        prompt=longest - response,
+        response=response,
+        running=running,
+        trainers=len(placement.trainers),
+        engines=count,
+        engine_size=size,
+        extra_passes=model.frozen + (args.num_steps_per_rollout > 1),
+    )
 
 
 def sharding_of(trainer: Any, args: Args, processes: int, gpus: bool) -> Sharding:
@@ -175,45 +277,25 @@ def _rows(args: Args, notes: list[str]) -> int | None:
         return None
 
 
-def _memory(
-    args: Args, trainer: Any, engine: Any, estimator: Any, placement: Placement, sharding: Sharding, notes: list[str]
-) -> list[DeviceMemory]:
-    directory = Path(args.hf_checkpoint or "")
-    try:
-        # Without a trainer (--debug-rollout-only) Megatron's families are asked: engines serve more than "models" has.
-        shape, parameters = decoder_shape(directory, trainer or megatron_families), Parameters.of_directory(directory)
-    except (SlimeError, OSError, ValueError) as error:
-        why = "; --prepare-path makes the model" if args.prepare_path and not directory.is_dir() else f": {error}"
-        notes.append(f"no memory estimate{why}")
-        return []
-    if not parameters.total:
-        notes.append(f"no memory estimate: {directory} has no *.safetensors")
-        return []
+def _memory(model: _Model, placement: Placement, sharding: Sharding, gpu_bytes: float | None) -> list[DeviceMemory]:
+    args, trainer, engine, shape, parameters = model.args, model.trainer, model.engine, model.shape, model.parameters
     longest = longest_sample(args)
     found: list[DeviceMemory] = []
     training: list[Item] = []
     if placement.trainers and trainer is not None:
-        frozen = sum(
-            map(
-                bool,
-                (args.kl_coef or args.use_kl_loss, args.use_opd and args.opd_teacher_load, args.keep_old_actor),
-            )
-        )
         training = trainer_items(
-            args, parameters, shape, sharding, longest=longest, frozen=frozen,
-            critic=bool(getattr(estimator, "needs_values", False)),
+            args, parameters, shape, sharding, longest=longest, frozen=model.frozen, critic=model.critic,
             chunk_elements=(32 if placement.device == "cuda" else 4) << 20, gpu=placement.device == "cuda",
         )  # fmt: skip
         found.append(DeviceMemory(f"trainer, each of {len(placement.trainers)}", training))
     if placement.engines:
-        first = placement.engines[0]
+        first, share = placement.engines[0], model.share(gpu_bytes)
         generating = engine_items(
             parameters, shape, size=len(first.bundles), dtype_bytes=sharding.compute_bytes,
-            running=min(args.engine_max_running_requests, args.sglang_server_concurrency,
-                        -(-args.rollout_batch_size * args.n_samples_per_prompt // len(placement.engines))),
-            longest=longest, limit=args.engine_max_tokens,
+            running=model.running(len(placement.engines)), longest=longest, limit=args.engine_max_tokens,
+            share=share,
         )  # fmt: skip
-        found.append(DeviceMemory(f"engine, each device of {len(placement.engines)}", generating))
+        found.append(DeviceMemory(f"engine, each device of {len(placement.engines)}", generating, limit=share))
         if training and (placement.shared or placement.device == "cpu"):
             what = "shared devices" if placement.device == "cuda" else "one process with both (--launcher inline)"
             trains, generates = traits_of(trainer, TrainerTraits), traits_of(engine, EngineTraits)
@@ -226,9 +308,10 @@ def _memory(
     return found
 
 
-def _of(needed: float, device_bytes: float | None) -> str:
+def _of(device: DeviceMemory, device_bytes: float | None) -> str:
     if device_bytes is None:
         return ""
-    share = needed / device_bytes
-    verdict = "fits" if share <= 1 / FACTOR else "may not fit" if share <= 1 else "does not fit"
+    share = device.total / device_bytes
+    sure = 1 / FACTOR if device.limit is None else device.limit / device_bytes
+    verdict = "fits" if share <= sure else "may not fit" if share <= 1 and device.limit is None else "does not fit"
     return f" of {shown(device_bytes)}: {verdict}"

@@ -23,7 +23,8 @@ def compare(runs: Sequence[Run], *, last: int = 10) -> dict[str, Any]:
     Returns:
         "groups": names of their runs; "settings" and "plugins": name -> value in each group; "metrics": name ->
         "values", (mean, standard error over seeds or None) in each group, and "differ": whether all groups have two
-        runs and two of them are further apart than 1.96 standard errors of their difference.
+        runs and two of them are further apart than 1.96 standard errors of their difference; "from" and "until": the
+        first and the last of the rollouts compared, counted from 1.
     """
     groups = _groups(runs)
     first = [group[0] for group in groups]
@@ -39,6 +40,7 @@ def compare(runs: Sequence[Run], *, last: int = 10) -> dict[str, Any]:
         "groups": [[str(run.path) for run in group] for group in groups],
         "settings": {name: row for name, row in differences(first).items() if name not in _SEEDS},
         "plugins": _plugins(first),
+        "from": max(0, end - last) + 1,
         "until": end,
         "metrics": metrics,
     }

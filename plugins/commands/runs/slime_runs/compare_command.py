@@ -49,7 +49,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         ]
         rows.append((name, *cells, {True: "differ", False: "within noise", None: ""}[values["differ"]]))
     if len(rows) > 1:
-        text += ["", *table(rows)]
+        heading = f"means of rollouts {found['from']} to {found['until']}, the last that all have"
+        text += ["", heading, *table(rows)]
     if any(values["differ"] is None for values in found["metrics"].values()):
         text += ["", "whether a difference is more than noise takes two runs of each, which differ in --seed"]
     return text

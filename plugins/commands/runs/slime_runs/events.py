@@ -29,6 +29,6 @@ class EventLog:
             return
         line = orjson.dumps({"time": round(time.time(), 3), "event": event, **details}) + b"\n"
         with self._lock:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(exist_ok=True)
             with self._path.open("ab") as file:
                 file.write(line)

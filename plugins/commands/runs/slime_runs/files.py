@@ -123,8 +123,7 @@ def write_file(path: Path, frames: Iterable[bytes], footer: Callable[[Sequence[F
         length = len(content).to_bytes(4, "little")
         packed.append(_SKIPPED + (len(content) + 8).to_bytes(4, "little") + content + length + _FOOTER)
     partial = path.with_name(f".{path.name}.partial")
-    if not path.parent.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     partial.write_bytes(b"".join(packed))
     os.replace(partial, path)
 

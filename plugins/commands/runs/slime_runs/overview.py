@@ -40,13 +40,16 @@ def overview(run: Run) -> dict[str, Any]:
         {"rollout": t.rollout, "samples": t.samples, "score": t.score, "dropped": t.dropped, "failed": t.failed}
         for t in index.rollouts()[-_LAST:]
     ]
-    wanted = settings.get("num_rollout", (None, ""))[0]
+    wanted = None if run.is_evaluation() else settings.get("num_rollout", (None, ""))[0]
+    chosen = Filter() if run.is_evaluation() else Filter(data_set="")
     done = max((line["step"] for line in metrics), default=0)
     return {
         "run": str(run.path),
         "state": run.state(),
         "rollouts": {"done": done, "of": wanted},
         "model": settings.get("hf_checkpoint", (None, ""))[0],
+        "evaluation": run.evaluation() if run.is_evaluation() else None,
+        "is_evaluation": run.is_evaluation(),
         "curves": {name: run_curve for name, metric in CURVES.items() if (run_curve := _curve(metrics, metric))},
         "evaluations": evaluations(metrics),
         "last_rollouts": rollouts,
@@ -56,8 +59,8 @@ def overview(run: Run) -> dict[str, Any]:
         "stored": {"samples": index.size(), "bytes": index.total_bytes()},
         "stalls": [str(path) for path in run.stalls()],
         "engine_events": dict(Counter(event["event"] for event in run.events())),
-        "best": _short(next(run.stored(index.find(Filter(data_set=""), order="best", limit=1)), None)),
-        "worst": _short(next(run.stored(index.find(Filter(data_set=""), order="worst", limit=1)), None)),
+        "best": _short(next(run.stored(index.find(chosen, order="best", limit=1)), None)),
+        "worst": _short(next(run.stored(index.find(chosen, order="worst", limit=1)), None)),
     }
 
 
@@ -94,6 +97,17 @@ def _short(found: StoredSample | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def score_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row for each data set and score of an evaluation's report."""
+    rows: list[tuple[str, ...]] = []
+    for name, of in report["datasets"].items():
+        for score, value in of["scores"].items():
+            between = "-" if value["low"] is None else f"{number(value['low'])} to {number(value['high'])}"
+            counts = str(of["prompts"]), str(of["samples_per_prompt"])
+            rows.append((name, *counts, score, number(value["value"]), between))
+    return rows
+
+
 def interval(score: float, samples: int) -> float:
     """Half of the 95% interval of a share of `samples` (normal approximation)."""
     return 1.96 * math.sqrt(max(score * (1 - score), 0.0) / samples) if samples else math.inf
@@ -102,7 +116,15 @@ def interval(score: float, samples: int) -> float:
 def lines(found: Mapping[str, Any]) -> list[str]:
     """`overview` as text."""
     done, of = found["rollouts"]["done"], found["rollouts"]["of"]
-    text = [f"{found['run']}: {found['state']}, {done} of {of or '?'} rollouts, model {found['model']}"]
+    what = "evaluation" if found["is_evaluation"] else f"{done} of {of or '?'} rollouts"
+    text = [f"{found['run']}: {found['state']}, {what}, model {found['model']}"]
+    if found["evaluation"] is not None:
+        text += [
+            "",
+            *table([("data set", "prompts", "n", "score", "value", "interval"), *score_rows(found["evaluation"])]),
+        ]
+    elif found["is_evaluation"] and found["state"] == "stopped":
+        text.append(f"not finished; go on with: slime eval --resume {found['run']}")
     if found["curves"]:
         rows = [
             (name, sparkline([v for _, v in curve]), number(curve[0][1]), "->", number(curve[-1][1]))

@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # it imports numpy, which `slime why` can do without
 PROFILE = "profile/trace.json"
 """In the run directory: what `slime train --profile` writes for Perfetto."""
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
-_METRICS = "metrics.jsonl"
-_OF_RUN = (CONFIG, _METRICS, FOLDER, SUMMARY, CHECKPOINTS, "waits", "incidents.jsonl")
+_METRICS, EVALUATION = "metrics.jsonl", "eval.json"
+_OF_RUN = (CONFIG, _METRICS, FOLDER, SUMMARY, CHECKPOINTS, "waits", "incidents.jsonl", EVALUATION)
 
 
 class RunError(ConfigError):
@@ -107,8 +107,22 @@ class Run:
         """ "running", "ended" (by itself), "drained" (asked to end early) or "stopped" (killed, or by an error)."""
         if self.waits().alive:
             return "running"
-        summary = self.summary()
+        summary = self.summary() or (self.evaluation() if self.is_evaluation() else None)
         return "stopped" if summary is None else "drained" if summary.get("drained") else "ended"
+
+    def is_evaluation(self) -> bool:
+        """Return whether `slime eval` wrote there, and no training run."""
+        has_record = (self.path / EVALUATION).is_file() or (self.path / "eval" / "state.json").is_file()
+        return has_record and not (self.path / _METRICS).exists()
+
+    def evaluation(self) -> dict[str, Any] | None:
+        """Return what `slime eval` reported at its end."""
+        return read_object(self.path / EVALUATION)
+
+    def scores(self) -> dict[str, float]:
+        """Return data set -> reward of an evaluation by `slime eval`."""
+        sets = (self.evaluation() or {}).get("datasets", {})
+        return {name: of["scores"]["reward"]["value"] for name, of in sets.items() if "reward" in of["scores"]}
 
     def waits(self) -> Report:
         """What its processes wait for, and which of them are alive."""
@@ -125,7 +139,7 @@ class Run:
 
     def plugins(self) -> list[dict[str, Any]]:
         """What took part, with distribution, version and digest of its source: of the end, or the newest commit."""
-        summary = self.summary() or self._newest_state() or {}
+        summary = self.summary() or self.evaluation() or self._newest_state() or {}
         return list(summary.get("plugins") or ())
 
     def _newest_state(self) -> dict[str, Any] | None:

@@ -32,9 +32,12 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
     rows = [("run", "state", "rollouts", "reward", "evaluations")]
     for fact in facts:
-        scores = ", ".join(
-            f"{name} {number(first)} -> {number(last)}" for name, (first, last) in fact["scores"].items()
-        )
+        found = fact["scores"].items()
+        if fact["evaluation"]:
+            scores = ", ".join(f"{name} {number(last)}" for name, (_, last) in found)
+            rows.append((fact["run"], fact["state"], "evaluation", "-", scores))
+            continue
+        scores = ", ".join(f"{name} {number(first)} -> {number(last)}" for name, (first, last) in found)
         rows.append((fact["run"], fact["state"], str(fact["rollouts"]), number(fact["reward"]), scores))
     print("\n".join(table(rows)))
     differing = differences(runs)
@@ -50,9 +53,13 @@ def _facts(run: Run) -> dict[str, Any]:
     metrics = run.metrics()
     rewards = run.series("rollout/raw_reward")
     scores = {name: (found[0][1], found[-1][1]) for name, found in evaluations(metrics).items() if found}
+    scores = scores or {name: (value, value) for name, value in run.scores().items()}
     done = max((line["step"] for line in metrics), default=0)
     reward = rewards[-1][1] if rewards else None
-    return {"run": str(run.path), "state": run.state(), "rollouts": done, "reward": reward, "scores": scores}
+    return {
+        "run": str(run.path), "state": run.state(), "evaluation": run.is_evaluation(), "rollouts": done,
+        "reward": reward, "scores": scores,
+    }  # fmt: skip
 
 
 command = Command(run, add_parser)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -63,6 +64,13 @@ def report(run: WatchedRun, rollouts: int, samples: int) -> str:
     )
 
 
+def is_report(path: Path) -> bool:
+    """Return whether a file is a report that may be written again."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        start = file.read(2000)
+    return start.startswith(_FRAME[:60]) and "<title>slime</title>" in start
+
+
 def _scripts() -> list[tuple[str, str]]:
     """Types and texts of the page's script elements. Where it is not built, each source is a module with an address."""
     folder = server.static_folder()
@@ -85,8 +93,9 @@ def _answers(run: WatchedRun, rollouts: int, samples: int) -> _Answers:
         kept = [i for i, place in enumerate(zip(columns["rollout"], columns["data_set"])) if _is_in(place, places)]
         page[side] = {name: [column[i] for i in kept] for name, column in columns.items()}
     chosen = {place: _chosen(run, *place, samples) for place in places}
-    for order in ("best", "worst"):
-        for entry in index.find(Filter(data_set=""), order=order, limit=len(page[order]["rollout"])):
+    for order, entries in run_pages.ends(index).items():
+        page[order]["text"] = [samples_page.start_of(one.row) for one in run.stored(entries)]
+        for entry in entries:
             _add_sample(answers, run, entry)
     answers.add("runs", {"runs": [{"run": "."}], "settings": {}})
     answers.add("run", page, run=".")

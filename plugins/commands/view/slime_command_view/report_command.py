@@ -28,11 +28,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Write the file. Raises RunError."""
-    from slime_command_view.report import report
+    """Write the file. Raises RunError, ConfigError."""
+    from slime_command_view.report import is_report, report
     from slime_command_view.watched import WatchedRun
+    from slime_core.errors import ConfigError
 
     output = Path(namespace.output or "report.html")
+    if output.exists() and not (output.is_file() and is_report(output)):
+        raise ConfigError(f"{output} is there already and is no report of slime's; name another file with --output")
     text = report(WatchedRun(namespace.run), namespace.rollouts, namespace.samples)
     output.write_text(text, encoding="utf-8")
     size = len(text.encode())

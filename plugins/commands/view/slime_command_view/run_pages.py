@@ -56,11 +56,12 @@ def _facts(run: WatchedRun) -> dict[str, Any]:
         "state": run.state(),
         "began": (run.path / "config.yaml").stat().st_mtime if (run.path / "config.yaml").is_file() else None,
         "done": max((line["step"] for line in metrics), default=0),
-        "of": settings.get("num_rollout", (None, ""))[0],
+        "of": None if run.is_evaluation() else settings.get("num_rollout", (None, ""))[0],
         "model": settings.get("hf_checkpoint", (None, ""))[0],
         "reward": rewards[-1][1] if rewards else None,
         "curve": rewards[:: len(rewards) // 100 + 1],
-        "evaluations": {name: [found[0][1], found[-1][1]] for name, found in evaluations(metrics).items() if found},
+        "evaluations": {name: [found[0][1], found[-1][1]] for name, found in evaluations(metrics).items() if found}
+        or {name: [value, value] for name, value in run.scores().items()},
         "incidents": len(run.incidents()),
         "last_rollout": next((rollout for rollout, evaluation in kept if not evaluation), None),
     }
@@ -95,7 +96,7 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
     seen = run.stamp()  # first: what the run writes meanwhile is new at the next look
     run.read_ahead()
     index = run.index()
-    best = _ends(index, "best")
+    both = ends(index)
     return {
         **_facts(run),
         "stamp": seen,
@@ -113,14 +114,22 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
         "stored": {"samples": index.size(), "bytes": index.total_bytes()},
         "rollouts": _totals(index.rollouts()),
         "evaluated": _totals(index.evaluations()),
-        "best": columns(best),
-        "worst": columns([entry for entry in _ends(index, "worst") if entry not in best]),
+        "best": columns(both["best"]),
+        "worst": columns(both["worst"]),
+        "evaluation": run.evaluation(),
     }
 
 
-def _ends(index: Index, order: Order) -> list[Entry]:
-    """The first three in this order, of different prompts where it has several near its beginning."""
-    entries = index.find(Filter(data_set=""), order=order, limit=_NEAR)
+def ends(index: Index) -> dict[str, list[Entry]]:
+    """Return the "best" and the "worst" samples, none twice: of training, or of evaluations if there are no others."""
+    wanted = Filter(data_set="") if index.rollouts() else Filter()
+    best = _ends(index, wanted, "best")
+    return {"best": best, "worst": [entry for entry in _ends(index, wanted, "worst") if entry not in best]}
+
+
+def _ends(index: Index, wanted: Filter, order: Order) -> list[Entry]:
+    """Return the first three in this order, of different prompts where it has several near its beginning."""
+    entries = index.find(wanted, order=order, limit=_NEAR)
     first_of = {entry.group_index: entry for entry in reversed(entries)}.values()
     chosen = [entry for entry in entries if entry in first_of]
     return [*chosen, *(entry for entry in entries if entry not in chosen)][:_ENDS]

@@ -5,7 +5,9 @@ Called once by `EmbeddedTrainer`. What every trainer has is in `trainers.setting
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig
@@ -56,3 +58,10 @@ def check_fits(settings: TrainerSettings, config: ModelConfig, role: Role) -> No
             f"--hf-checkpoint {settings.hf_checkpoint}: a {config.model_type} model takes images, and the embedded"
             f" trainer has no {name} for those; remove it"
         )
+
+
+def main_memory() -> int:
+    """Bytes, of the machine or of the limit of this process's control group."""
+    machine, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else ""
+    return min(machine, int(text)) if text.isdigit() else machine

@@ -16,8 +16,9 @@ import torch
 
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, TrainError
-from slime_core.models.config import load_model_config
-from slime_core.models.hf_io import read_weights
+from slime_core.models.config import load_model_config, read_hf_config
+from slime_core.models.family import decoder_shape
+from slime_core.models.hf_io import read_weights, weight_files
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.sample_rows import left_out
@@ -32,12 +33,13 @@ from slime_embedded.trainer.model_files import load_model, published_weights
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
 from slime_embedded.trainer.schedule import LearningRateSchedule
-from slime_embedded.trainer.settings import TrainerSettings, check_fits
+from slime_embedded.trainer.settings import TrainerSettings, check_fits, main_memory
 
 if TYPE_CHECKING:
     from slime_embedded.models.routing import Routing
     from slime_embedded.trainer.critic import Critic
 
+_MOST_TOKENS = 32768
 _MISMATCH = "routing_mismatch"
 _USES = (
     "actor_num_gpus_per_node actor_num_nodes keep_old_actor kernels lora_alpha lora_dropout lora_rank"
@@ -104,6 +106,29 @@ class EmbeddedTrainer:
                 f" --actor-num-gpus-per-node {there}, or --device cpu"
             )
         return int(args.actor_num_nodes * args.actor_num_gpus_per_node)
+
+    @classmethod
+    def tokens_that_fit(cls, args: Args, processes: int) -> int:
+        """Tokens of a pass whose activations take half of the memory that weights, gradients and moments leave.
+
+        At least 1,024; at most 4,096 on CPU, where more gain nothing, and for several nodes, which may differ.
+        """
+        gpu = args.device != "cpu" and torch.cuda.is_available()
+        most = _MOST_TOKENS if gpu and args.actor_num_nodes == 1 else int(args.max_tokens_per_gpu)
+        if not (Path(args.hf_checkpoint) / "config.json").is_file():  # a recipe has yet to make it
+            return most
+        shape = decoder_shape(args.hf_checkpoint, cls)
+        memory = torch.cuda.get_device_properties(0).total_memory if gpu else main_memory() // processes
+        per_token = (shape.num_layers + 1) * sum(shape.activations) * (2 if gpu else 4)
+        hf = read_hf_config(args.hf_checkpoint)
+        size = 4 if "float32" in (hf.get("dtype"), hf.get("torch_dtype")) else 2
+        elements = sum(path.stat().st_size for path in weight_files(args.hf_checkpoint)) / size
+        states = elements * (16 if args.lora_rank is None else 4)
+        return max(1024, min(most, int((memory - states) / 2 / per_token) // 1024 * 1024))
+
+    def weight_probes(self) -> torch.Tensor:
+        """[about 65,536] trained weights, evenly spread; an odd stride visits every column of a matrix."""
+        return self.optimizer.values[:: len(self.optimizer.values) >> 16 | 1]
 
     def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
         # With adapters the actor's own weights never change, so a reference that is these needs no memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -365,3 +366,50 @@ def test_a_step_on_logits_is_the_same_step(
     assert seen == [(1, sum(len(batch.tokens[i]) for i in mb), 61) for mb in ([0, 3, 5], [1, 2, 4])]
     assert a == pytest.approx(b, rel=1e-5)
     torch.testing.assert_close(full.optimizer.grads, plain.optimizer.grads, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("gib", "processes", "changes", "tokens"),
+    [
+        (1024, 1, {}, 4096),
+        (4, 1, {}, 1024),
+        (8, 1, {}, 3072),
+        (16, 2, {}, 3072),
+        (6, 1, {}, 1024),
+        (6, 1, {"lora_rank": 8}, 2048),
+    ],
+)
+def test_passes_take_half_of_the_memory_that_is_left(
+    gib: int, processes: int, changes: dict[str, Any], tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of SmolLM2-135M's shape: 31 x 8,448 float32 elements a token, 2.15 GB of weights, gradients and moments."""
+    hf = {
+        "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
+        "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "dtype": "float32",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(4 * 134_515_008)
+    monkeypatch.setattr("slime_embedded.trainer.trainer.main_memory", lambda: gib << 30)
+    args: Any = SimpleNamespace(
+        **{
+            "device": "cpu",
+            "hf_checkpoint": str(tmp_path),
+            "lora_rank": None,
+            "actor_num_nodes": 1,
+            "max_tokens_per_gpu": 4096,
+            **changes,
+        }
+    )
+    assert EmbeddedTrainer.tokens_that_fit(args, processes) == tokens
+
+
+def test_weights_are_shown_as_they_move(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    """Copies of the same elements each time, of all columns."""
+    trainer = EmbeddedTrainer(make_args())
+    before = trainer.weight_probes().clone()
+    batch = make_batch(2)
+    trainer.train_step(batch, [[0, 1]], weighted_loss(batch))
+    after = trainer.weight_probes()
+    assert len(before) == len(after) > 1000
+    assert 0 < float((after - before).norm() / before.norm()) < 1

@@ -70,9 +70,11 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
 
 
 def _parsed(sample: Sample, settings: Settings, tokenizer: Any) -> ParsedTurn:
-    """The current turn, taken apart; special tokens are kept, since markers may be some."""
-    text = tokenizer.decode(turn_tokens(sample), skip_special_tokens=False)
-    return settings.parser.parse(text, settings.schemas)
+    """Take the current turn apart; special tokens are kept, since markers may be some."""
+    tokens = turn_tokens(sample)
+    text = tokenizer.decode(tokens, skip_special_tokens=False)
+    before = tokenizer.decode(sample.tokens[: len(sample.tokens) - len(tokens)][-8:], skip_special_tokens=False)
+    return settings.parser.parse(text, settings.schemas, reasoning_open=before.rstrip().endswith("<think>"))
 
 
 async def _answer(args: Args, conversation: Conversation, turn: ParsedTurn, limit: int) -> bool:

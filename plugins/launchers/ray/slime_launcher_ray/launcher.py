@@ -14,7 +14,6 @@ from slime_core.config import Settings
 from slime_core.launch.findings import run_preflight
 from slime_core.launch.lock import sole_writer
 from slime_core.launch.prepare import prepare
-from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.waits import published
 from slime_launcher_ray.carried import carrying
 from slime_launcher_ray.driver import run_on_cluster
@@ -29,13 +28,11 @@ def train(settings: Settings) -> dict[str, Any]:
         SlimeError: What a stage raises, wherever it lives.
     """
     started, args = time.perf_counter(), settings.args
-    run_dir = run_dir_of(args)
-    check_run_dir(run_dir, args.save, resume=bool(args.load), overwrite=args.overwrite)
     run = prepare(settings)
     if args.preflight:
         run_preflight(run)
     with (
-        sole_writer(run_dir),
+        sole_writer(args),
         published(args, "driver"),
         carrying(args, joins_another(args)) as (carried, package),
         connected(args, package),

@@ -11,9 +11,11 @@ What the sandbox must hold is `--sandbox-isolation`'s to say, before the run sta
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
@@ -22,6 +24,7 @@ from slime_sandbox_local import SandboxLimits, check_settings
 from slime_core import Args, PluginOptions, RewardTraits, Sample, declares, options
 from slime_reward_code.cases import Asserts, Calls, Tests, read_tests, same_output, same_value
 from slime_reward_code.runs import run_assertions, run_calls, run_program
+from slime_reward_code.values import encode
 
 
 class Options(PluginOptions):
@@ -36,7 +39,7 @@ class Options(PluginOptions):
     max_processes: int = Field(16, ge=1)
     """Processes and threads of the program at a time."""
     max_output_kb: int = Field(1024, ge=1)
-    """What a program may print per test before it is stopped."""
+    """How much more than the expected output a program may print per test before it is stopped."""
     max_file_mb: int = Field(16, ge=0)
     """Largest file that the program may write."""
     network: bool = False
@@ -85,6 +88,13 @@ def sandbox_limits(wanted: Options) -> SandboxLimits:
     )  # fmt: skip
 
 
+def _with_room(limits: SandboxLimits, expected: str, given: str = "") -> SandboxLimits:
+    """Return the limits with room for the expected output, and for a file with the input."""
+    output_kb = limits.output_kb + (len(expected.encode("utf-8", "replace")) >> 10)
+    file_mb = max(limits.file_mb, (len(given.encode("utf-8", "replace")) >> 20) + 1) if given else limits.file_mb
+    return replace(limits, output_kb=output_kb, file_mb=file_mb, disk_mb=max(limits.disk_mb, 2 * file_mb))
+
+
 async def _passed(program: str, tests: Tests, wanted: Options, until: float, isolation: str) -> list[bool]:
     """Which tests passed, in order, until the monotonic time `until`.
 
@@ -99,11 +109,12 @@ async def _passed(program: str, tests: Tests, wanted: Options, until: float, iso
         done = await run_assertions(program, tests.statements, limits, seconds(len(tests)), isolation)
         return [index in done for index in range(len(tests))]
     if isinstance(tests, Calls):
+        limits = _with_room(limits, json.dumps(encode(tests.expected, str)))
         values = await run_calls(program, tests.function, tests.arguments, limits, seconds(len(tests)), isolation)
         return [index in values and same_value(values[index], e) for index, e in enumerate(tests.expected)]
     passed: list[bool] = []
     for given, expected in zip(tests.inputs, tests.outputs):
-        output = await run_program(program, given, limits, seconds(1), isolation)
+        output = await run_program(program, given, _with_room(limits, expected, given), seconds(1), isolation)
         passed.append(output is not None and same_output(output, expected))
         if (wanted.score == "all" and not passed[-1]) or time.monotonic() >= until:
             break

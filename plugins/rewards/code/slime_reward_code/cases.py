@@ -8,6 +8,7 @@ list of Python texts                                             a test each (MB
 `{"inputs": [...], "outputs": [...]}`                            stdin and stdout (APPS)
 the same with `"fn_name"`                                        calls of that function (APPS)
 list of `{"input", "output"[, "testtype"]}`                      the same (LiveCodeBench, `metadata["func_name"]`)
+the same with `"type"`, perhaps below `"test_cases"`             the same (SYNTHETIC-1, `"fn_name"` in the cases)
 ==============================================================  ===============================================
 
 `metadata["setup"]` (or `test_setup_code`) is run before each Python text. Neither these texts nor expected answers ever
@@ -16,11 +17,12 @@ enter the process that runs the program.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
+
+from slime_reward_code.values import read_json
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class Programs:
         return len(self.inputs)
 
 
+STDIN, FUNCTIONAL = "stdin", "functional"
+_KINDS = {"stdin_stdout": STDIN, "standard_input": STDIN, "function_call": FUNCTIONAL, "call_based": FUNCTIONAL}
+"""Other names of the two kinds of cases, in `testtype` or `type` -> LiveCodeBench's."""
+
 Tests = Asserts | Calls | Programs
 
 
@@ -75,6 +81,8 @@ def _read(given: Any, metadata: Mapping[str, Any]) -> Tests:
     if isinstance(given, str):
         entry = metadata.get("entry_point")
         given = [f"{given}\ncheck({entry})\n" if entry and "def check(" in given else given]
+    if isinstance(given, Mapping) and isinstance(given.get("test_cases"), list):
+        return _read(given["test_cases"], metadata)
     if isinstance(given, Mapping):
         inputs, outputs = given.get("inputs"), given.get("outputs")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -95,17 +103,33 @@ def _read(given: Any, metadata: Mapping[str, Any]) -> Tests:
 
 
 def _cases(given: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> Tests:
-    kinds = {str(case.get("testtype", "stdin")) for case in given}
-    if kinds == {"stdin"} or not kinds:
+    kinds = {_KINDS.get(kind := str(case.get("testtype") or case.get("type") or STDIN), kind) for case in given}
+    if kinds == {STDIN} or not kinds:
         return Programs([_text(case["input"]) for case in given], [_text(case["output"]) for case in given])
-    function = metadata.get("func_name") or metadata.get("fn_name")
-    if kinds != {"functional"} or not function:
+    named = {str(case.get("fn_name") or case.get("func_name") or "") for case in given} - {""}
+    function = named.pop() if len(named) == 1 else metadata.get("func_name") or metadata.get("fn_name")
+    if kinds != {FUNCTIONAL} or not function or named:
         raise ValueError(
-            "tests with testtype must all be 'stdin', or all 'functional' with the function's name in"
-            f" metadata['func_name']; got {', '.join(sorted(kinds))}"
+            "tests with testtype or type must all be 'stdin', or all 'functional' ('function_call') with one function's"
+            f" name in metadata['func_name'] or their 'fn_name'; got {', '.join(sorted(kinds))}"
         )
-    arguments = [[json.loads(line) for line in str(c["input"]).splitlines() if line.strip()] for c in given]
-    return Calls(str(function), arguments, [json.loads(str(case["output"])) for case in given])
+    arguments, expected = zip(*[_call_case(case["input"], case["output"]) for case in given])
+    return Calls(str(function), list(arguments), list(expected))
+
+
+def _call_case(given: Any, expected: Any) -> tuple[list[Any], Any]:
+    """Return arguments and expected value: as they are, or JSON in text, an argument on each line (LiveCodeBench)."""
+    if not isinstance(given, str):
+        return _arguments(given), expected
+    arguments = [_from_line(line) for line in given.split("\n") if line.strip()]
+    return arguments, _from_line(expected) if isinstance(expected, str) else expected
+
+
+def _from_line(text: str) -> Any:
+    try:
+        return read_json(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a test of a function has input or output that is no JSON: {text!r:.80}: {error}") from None
 
 
 def _from_json(text: str) -> Any:
@@ -113,7 +137,7 @@ def _from_json(text: str) -> Any:
     if text.lstrip()[:1] not in ("[", "{"):
         return text
     try:
-        return json.loads(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return text
 
@@ -123,13 +147,15 @@ def _arguments(value: Any) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """APPS gives lines as a list here and there."""
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Return the text of a test; APPS gives lines as a list here and there."""
+    if isinstance(value, list):
+        return "\n".join(map(_text, value))
+    return format(Decimal(value), "f") if type(value) is int else str(value)  # str() limits digits
 
 
 def same_output(found: str, expected: str) -> bool:
     """Equal line by line without blanks at their ends; or token by token, numbers by value (relative 1e-6)."""
-    lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (found, expected)]
+    lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (found, expected)]
     if lines[0] == lines[1]:
         return True
     if len(lines[0]) != len(lines[1]):
@@ -161,8 +187,12 @@ def _equal(found: Any, expected: Any) -> bool:
     if isinstance(found, bool) or isinstance(expected, bool):
         return found is expected
     if isinstance(found, float) or isinstance(expected, float):
-        both = isinstance(found, (int, float)) and isinstance(expected, (int, float))
-        return both and abs(found - expected) <= 1e-6 * max(1.0, abs(expected))
+        if not isinstance(found, (int, float)) or not isinstance(expected, (int, float)):
+            return False
+        try:
+            return abs(found - expected) <= 1e-6 * max(1.0, abs(expected))
+        except OverflowError:  # an integer beyond the range of a float
+            return False
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(_equal(a, b) for a, b in zip(found, expected))
     if isinstance(found, dict) and isinstance(expected, dict):

@@ -18,13 +18,24 @@ import types
 
 from slime_reward_code.judge import run_tests
 from slime_reward_code.remote import Peer, Refused
+from slime_reward_code.values import decode
 
 _SOLUTION = "<solution>"
 _MARK = 3
+_STARRED = [
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
+    "functools", "operator", "io", "sys", "json", "builtins", "typing",
+]  # fmt: skip
+_PREAMBLE = "\n".join(
+    [f"from {name} import *" for name in _STARRED]
+    + [f"import {name}" for name in [*_STARRED, "time", "fractions"]]
+    + ["sys.setrecursionlimit(50_000)"]
+)
+"""Names that LiveCodeBench (`testing_util.py`) and APPS define before a solution; starter code relies on them."""
 
 
 def main():
-    """Never returns."""
+    """Do the job and end the process."""
     tests, report = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):  # what the program reads and prints is no part of the conversation
@@ -33,11 +44,14 @@ def main():
     job = _message(tests)
     os.write(_MARK, b"up\n")
     os.read(tests, 1)
+    sys.set_int_max_str_digits(0)  # benchmarks have integers of more than 4300 digits
     try:
         run = {"script": _script, "asserts": _asserts, "calls": _calls, "judge": _judge}[job["mode"]]
         code = run(job, report, tests)
     except BaseException:
         code = 1
+    if job["mode"] == "script":
+        sys.exit(code)  # threads are joined, atexit functions run, files are flushed, as Python does
     os._exit(code)
 
 
@@ -79,12 +93,11 @@ def _script(job, report, tests):
     sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout
     code = 0
     try:
-        exec(compile(job["program"], _SOLUTION, "exec"), _namespace())
+        exec(compile(job["program"], _SOLUTION, "exec"), _namespace(_PREAMBLE))
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
         code = 1
-    sys.stdout.flush()
     return code & 255
 
 
@@ -123,12 +136,15 @@ def _exchange(report, answers, message):
 
 def _calls(job, report, tests):
     """The program, then each call; the values go to the report as JSON, and are judged elsewhere."""
-    namespace = _namespace()
-    exec(compile(job["program"], _SOLUTION, "exec"), namespace)
+    namespace = _namespace(_PREAMBLE)
     name = job["function"]
-    function = namespace.get(name) or getattr(namespace["Solution"](), name)
+    before = namespace.get(name)
+    exec(compile(job["program"], _SOLUTION, "exec"), namespace)
+    function = namespace.get(name)
+    if function is None or function is before:
+        function = getattr(namespace["Solution"](), name)
     tests = _tests(tests, job)
-    for index, arguments in enumerate(tests["arguments"]):
+    for index, arguments in enumerate(decode(tests["arguments"], None)):
         try:
             line = json.dumps([tests["nonce"], index, function(*arguments)], default=_as_list)
         except BaseException:
@@ -137,9 +153,10 @@ def _calls(job, report, tests):
     return 0
 
 
-def _namespace():
+def _namespace(preamble=""):
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module  # pickling and dataclasses look classes up here
+    exec(preamble, vars(module))
     return vars(module)
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 from slime_sandbox_local import LocalSandbox, SandboxLimits
 
+from slime_reward_code.values import encode, read_json
+
 _HERE = Path(__file__).parent
 _IMPORT = """
 import sys, types
@@ -66,14 +68,19 @@ async def run_calls(
     """Index of the call -> the value it returned, as JSON gives it back."""
     nonce = secrets.token_hex(16)
     job = {"mode": "calls", "program": program, "function": function}
-    ran = await _run(job, {"arguments": list(arguments), "nonce": nonce}, limits, seconds, isolation)
+    tests = {"arguments": encode(list(arguments), _refuse), "nonce": nonce}
+    ran = await _run(job, tests, limits, seconds, isolation)
     values: dict[int, Any] = {}
     for line in ran.output.splitlines():
         if line.startswith(f'["{nonce}", '):
             with contextlib.suppress(ValueError, RecursionError):
-                _, index, value = json.loads(line)
+                _, index, value = read_json(line)
                 values.setdefault(index, value)
     return values
+
+
+def _refuse(value: Any) -> Any:
+    raise ValueError(f"an argument of a test is no JSON value: {type(value).__name__}")
 
 
 async def run_program(program: str, text: str, limits: SandboxLimits, seconds: float, isolation: str) -> str | None:

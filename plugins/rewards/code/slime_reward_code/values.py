@@ -7,6 +7,7 @@ themselves; everything else is a list that begins with its kind. Nothing that is
 from __future__ import annotations
 
 import datetime
+import json
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
@@ -104,6 +105,21 @@ _READ: dict[str, Callable[..., Any]] = {
     "type": _TYPES.__getitem__,
     "single": _SINGLE.__getitem__,
 }
+
+
+_MOST_DIGITS = 100_000
+
+
+def _integer(digits: str) -> int:
+    """Return the integer; Python's own limit is 4300 digits."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"an integer of more than {_MOST_DIGITS} digits")
+    return int(Decimal(digits))
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the JSON value. Raise ValueError if the text is not JSON."""
+    return json.loads(text, parse_int=_integer)
 
 
 def base_value(value: Any) -> Any:

@@ -19,6 +19,18 @@ from slime_core.config import Args
 from slime_core.errors import ConfigError
 
 ADD = "def add(a, b):\n    return a + b"
+ENDS = """
+import atexit, threading, time
+atexit.register(print, "atexit")
+def late():
+    time.sleep(0.2)
+    print("thread")
+threading.Thread(target=late).start()
+print("main")
+last = open(1, "w")
+last.write("unflushed\\n")
+"""
+"""Prints at each point where Python ends a program."""
 SUM = "print(sum(map(int, input().split())))"
 
 
@@ -59,6 +71,32 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         slow("import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int", "assert P(1) == P(1) != P(2)", {},
              1.0),
         slow("raise SystemExit", {"inputs": [""], "outputs": [""]}, {}, 1.0),
+        ("class Solution:\n    def product(self, a: List[int]) -> Optional[int]:\n        heapify(a)\n"
+         "        return reduce(mul, a)",
+         [{"input": "[2, 7]", "output": "14", "testtype": "functional"}], {"func_name": "product"}, 1.0),
+        slow("print(Counter(input()).most_common(1)[0][0], gcd(4, 6))",
+             {"inputs": ["abb"], "outputs": ["b 2"]}, {}, 1.0),
+        (ENDS, {"inputs": [""], "outputs": ["main\nthread\natexit\nunflushed\n"]}, {}, 1.0),
+        slow("import io, sys\nbuffer = io.StringIO()\nsys.stdout = buffer\nimport atexit\n"
+             "atexit.register(lambda: sys.__stdout__.write(buffer.getvalue()))\nprint(7)",
+             {"inputs": [""], "outputs": ["7"]}, {}, 1.0),
+        slow("n = int(input())\nprint(n + 1)",
+             {"inputs": ["1" + "0" * 5000], "outputs": ["1" + "0" * 4999 + "1"]}, {}, 1.0),
+        slow("print(10**5000)", {"inputs": [""], "outputs": [10**5000]}, {}, 1.0),
+        ("def f(n):\n    return n + 1", {"inputs": [[10**5000]], "outputs": [10**5000 + 1], "fn_name": "f"}, {}, 1.0),
+        slow("def f(n):\n    return 10**5000",
+             f'{{"fn_name": "f", "inputs": [[1]], "outputs": [1{"0" * 5000}]}}', {}, 1.0),
+        ("def f(a, b):\n    return [len(a), b]",
+         [{"input": '"a\u2028b\x85"\n1', "output": "[4, 1]", "testtype": "functional"}],
+         {"func_name": "f"}, 1.0),
+        ("def f(x):\n    return x + 1",
+         [{"fn_name": "f", "input": [3], "output": 4, "type": "function_call"}], {}, 1.0),
+        slow("def f(x):\n    return x * 2",
+             {"test_cases": [{"fn_name": "f", "input": ["ab"], "output": "abab", "type": "function_call"}]}, {}, 1.0),
+        slow(SUM, [{"input": "1 2", "output": "3", "type": "stdin_stdout"}], {}, 1.0),
+        ("print('x' * 1_600_000)", {"inputs": [""], "outputs": ["x" * 1_600_000]}, {}, 1.0),
+        slow("def f():\n    return 'x' * 1_600_000",
+             {"inputs": [[]], "outputs": ["x" * 1_600_000], "fn_name": "f"}, {}, 1.0),
         ("print(3)\nraise SystemExit(1)", {"inputs": [""], "outputs": ["3"]}, {}, 0.0),
     ],
 )  # fmt: skip
@@ -83,6 +121,9 @@ def test_fraction() -> None:
         ({"inputs": ["1"], "outputs": []}, {}, "same length"),
         (7, {}, "got int: 7"),
         ([{"input": "1", "output": "2", "testtype": "functional"}], {}, "func_name"),
+        ([{"input": "1", "output": "2", "type": "interactive"}], {}, "got interactive"),
+        ([{"input": "a b", "output": "2", "testtype": "functional"}], {"func_name": "f"}, "no JSON: 'a b'"),
+        ([{"fn_name": n, "input": [1], "output": 2, "type": "function_call"} for n in "fg"], {}, "one function's name"),
     ],
 )
 def test_tests_of_no_form_are_the_data_sets_fault(label: Any, metadata: dict[str, Any], message: str) -> None:
@@ -146,6 +187,7 @@ def test_same_value() -> None:
     assert not same_value("1", 1)
     assert same_value(3, [3])
     assert not same_value({"a": 1}, {"a": 1, "b": 2})
+    assert not same_value(1.5, 10**5000)
 
 
 # -- what does not pass ------------------------------------------------------------------------------------------------

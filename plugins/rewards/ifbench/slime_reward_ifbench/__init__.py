@@ -1,9 +1,9 @@
 """1.0 when the response follows every verifiable instruction it was given, else 0.0.
 
 Instructions are those of IFEval (Zhou et al., 2023) and of IFBench (Pyatkin et al., 2025), in their schema:
-`instruction_id_list` and `kwargs`, one mapping per instruction, in `metadata` or in the label (a mapping, or JSON of
-one). The checks are written from the instructions' descriptions, in `ifeval.py`, `ifbench_words.py` and
-`ifbench_formats.py`.
+`instruction_id_list` and `kwargs`, one mapping per instruction, in `metadata` or in the label (a mapping, JSON of one,
+or the Python text of open-instruct's sets). The checks are written from the instructions' descriptions, in `ifeval.py`,
+`ifbench_words.py` and `ifbench_formats.py`.
 
 Sentences and words are told by rules of our own (`text.py`), not by NLTK's models, so counts may differ from the
 benchmarks' by the odd abbreviation. Text up to the last `</think>` and end-of-turn tokens are not judged.
@@ -11,6 +11,8 @@ benchmarks' by the odd abbreviation. Text up to the last `</think>` and end-of-t
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
 import itertools
 import json
@@ -29,6 +31,7 @@ NOT_CHECKED = (
 )  # fmt: skip
 """IFBench's instructions that need taggers, word lists or an atlas; naming one is an error."""
 
+_IDS = {"instruction_id_list", "instruction_id"}
 _END_TOKEN = re.compile(r"(?:<\|[^<>|]{1,40}\|>|</s>|<eos>|<end_of_turn>)\Z")
 
 
@@ -46,7 +49,7 @@ def reward(args: Args, sample: Sample) -> float:
     """In [0, 1]; 0.0 for an empty response, and for a sample without instructions.
 
     Raises:
-        ValueError: An instruction is unknown, or its kwargs do not fit it.
+        ValueError: The instructions cannot be read, one is unknown, or its kwargs do not fit it.
     """
     ids, kwargs = instructions(sample)
     wanted = options(args, "ifbench", Options)
@@ -60,17 +63,32 @@ def reward(args: Args, sample: Sample) -> float:
 
 
 def instructions(sample: Sample) -> tuple[list[str], list[dict[str, Any]]]:
-    """Ids and kwargs of the sample. Raises ValueError when they are not lists of the same length."""
-    source: Any = sample.metadata if "instruction_id_list" in sample.metadata else _decoded(sample.label)
-    if isinstance(source, list) and len(source) == 1:
-        source = source[0]
-    if not isinstance(source, Mapping):
+    """Return ids and kwargs of the sample, both empty if it has neither instructions in its metadata nor a label.
+
+    Raises:
+        ValueError: They cannot be read, or are not lists of the same length.
+    """
+    given: Any = sample.metadata if _IDS & sample.metadata.keys() else sample.label
+    if given is None or given == "":
         return [], []
-    ids = source.get("instruction_id_list", source.get("instruction_id")) or []
-    kwargs = _decoded(source.get("kwargs")) or [{}] * len(ids)
+    source = _read(given)
+    if isinstance(source, list) and len(source) == 1:
+        source = _read(source[0])  # open-instruct's label is a list of one
+    if not isinstance(source, Mapping) or not _IDS & source.keys():
+        raise ValueError(
+            f"the label holds no instructions: {given!r:.120}; expected instruction_id_list (or instruction_id) and"
+            " kwargs, in a mapping or in JSON or Python text of one"
+        )
+    ids = _read(source.get("instruction_id_list", source.get("instruction_id")))
+    ids = [ids] if isinstance(ids, str) else ids
+    kwargs = _read(source.get("kwargs"))
+    kwargs = [kwargs] if isinstance(kwargs, Mapping) else kwargs or [{}] * len(ids or [])
     if not isinstance(ids, list) or not isinstance(kwargs, list) or len(ids) != len(kwargs):
         raise ValueError(f"instruction_id_list and kwargs must be lists of the same length; got {ids!r} and {kwargs!r}")
-    return [str(ident) for ident in ids], [dict(_decoded(given) or {}) for given in kwargs]
+    read = [_read(each) or {} for each in kwargs]
+    if unfit := [each for each in read if not isinstance(each, Mapping)]:
+        raise ValueError(f"kwargs of an instruction must be a mapping; got {unfit[0]!r:.80}")
+    return [str(ident) for ident in ids], [dict(each) for each in read]
 
 
 def _bound(ident: str, given: Mapping[str, Any]) -> Callable[[str], bool]:
@@ -92,12 +110,15 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _decoded(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+def _read(value: Any) -> Any:
+    """Return the value of JSON or Python text, arrays as lists; other text stays text."""
+    if isinstance(value, tuple) or hasattr(value, "tolist"):
+        return list(value)
+    if not isinstance(value, str):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(value.strip())
     return value
 
 

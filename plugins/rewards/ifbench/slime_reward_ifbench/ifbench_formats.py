@@ -178,7 +178,7 @@ def _(response: str) -> bool:
 
 @instruction("repeat:repeat_span", CHECKS)
 def _(response: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
-    return response.strip().lower() == prompt_to_repeat[n_start : n_end + 1].strip().lower()
+    return response.lower().split() == prompt_to_repeat.lower().split()[n_start : n_end + 1]  # both ends, in words
 
 
 # -- fixed prompts -----------------------------------------------------------------------------------------------------

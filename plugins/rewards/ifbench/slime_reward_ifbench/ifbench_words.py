@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from slime_reward_ifbench.ifeval import instruction
-from slime_reward_ifbench.text import lines, paragraphs, sentences, words
+from slime_reward_ifbench.text import count_word, lines, paragraphs, sentences, words
 
 CHECKS: dict[str, Callable[..., bool]] = {}
 
@@ -21,9 +21,13 @@ _PRONOUNS = frozenset(
     {
         "i", "me", "my", "mine", "myself", "you", "your", "yours", "yourself", "yourselves", "he", "him", "his",
         "himself", "she", "her", "hers", "herself", "it", "its", "itself", "we", "us", "our", "ours", "ourselves",
-        "they", "them", "their", "theirs", "themselves",
+        "they", "them", "their", "theirs", "themselves", "this", "that", "these", "those", "who", "whom", "whose",
+        "which", "what", "whoever", "whomever", "whatever", "whichever", "anybody", "anyone", "anything", "everybody",
+        "everyone", "everything", "nobody", "nothing", "somebody", "someone", "something", "each", "either", "neither",
+        "both", "all", "some", "any", "none",
     }
 )  # fmt: skip
+"""IFBench's: personal, possessive, reflexive, demonstrative, interrogative, indefinite."""
 _VOWELS = frozenset("aeiou")
 _CLUSTER = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
 _KANA = re.compile("[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f\u4e00-\u9fff]")
@@ -50,7 +54,8 @@ def _(response: str, small_n: int) -> bool:
 
 @instruction("count:pronouns", CHECKS)
 def _(response: str, N: int) -> bool:
-    return sum(word in _PRONOUNS for word in _lower(response)) >= N
+    found = (re.split("['\u2019]", word)[0] for word in _lower(response))  # "it's" is a pronoun and a verb
+    return sum(word in _PRONOUNS for word in found) >= N
 
 
 @instruction("count:numbers", CHECKS)
@@ -72,9 +77,8 @@ def _(response: str, N: int) -> bool:
 
 @instruction("count:keywords_multiple", CHECKS)
 def _(response: str, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str) -> bool:
-    found = Counter(_lower(response))
     wanted = zip((keyword1, keyword2, keyword3, keyword4, keyword5), (1, 2, 3, 5, 7))
-    return all(found[keyword.strip().lower()] == times for keyword, times in wanted)
+    return all(count_word(keyword, response) == times for keyword, times in wanted)
 
 
 # -- ratios ------------------------------------------------------------------------------------------------------------
@@ -180,7 +184,7 @@ def _(response: str) -> bool:
 @instruction("sentence:keyword", CHECKS)
 def _(response: str, word: str, N: int) -> bool:
     found = sentences(response)
-    return 1 <= N <= len(found) and word.strip().lower() in found[N - 1].lower()
+    return 1 <= N <= len(found) and count_word(word, found[N - 1]) > 0
 
 
 @instruction("sentence:increment", CHECKS)

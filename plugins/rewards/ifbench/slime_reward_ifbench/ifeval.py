@@ -14,7 +14,7 @@ from functools import lru_cache
 from langdetect import detector_factory
 from langdetect.lang_detect_exception import LangDetectException
 
-from slime_reward_ifbench.text import BULLET, compare, paragraphs, sentences, words
+from slime_reward_ifbench.text import BULLET, compare, count_word, paragraphs, sentences, words
 
 CHECKS: dict[str, Callable[..., bool]] = {}
 _PROFILES = threading.Lock()
@@ -48,7 +48,7 @@ def _(response: str, keyword: str, frequency: int, relation: str) -> bool:
 
 @instruction("keywords:forbidden_words", CHECKS)
 def _(response: str, forbidden_words: Sequence[str]) -> bool:
-    return not any(re.search(rf"(?<!\w){re.escape(w)}(?!\w)", response, re.IGNORECASE) for w in forbidden_words)
+    return not any(count_word(word, response) for word in forbidden_words)
 
 
 @instruction("keywords:letter_frequency", CHECKS)

@@ -24,6 +24,11 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
+def count_word(word: str, text: str) -> int:
+    """How often a word or phrase stands in the text by itself, not inside another word; case does not matter."""
+    return len(re.findall(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE))
+
+
 def sentences(text: str) -> list[str]:
     """Sentences in order: they end at `.`, `!` or `?` before a blank, though not after an abbreviation.
 

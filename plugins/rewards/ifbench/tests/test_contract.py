@@ -11,6 +11,7 @@ BOTH = {
 
 class TestIfbench(RewardContract):
     component = "ifbench"
+    label = NO_COMMA
     examples = [
         ("write", "no comma here", NO_COMMA, 1.0),
         ("write", "a comma, here", NO_COMMA, 0.0),

@@ -63,11 +63,16 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("count:unique_word_count", {"N": 2}, "a b", "a A"),
     ("count:conjunctions", {"small_n": 2}, "this and that or", "and and"),
     ("count:pronouns", {"N": 2}, "I see her", "I see"),
+    ("count:pronouns", {"N": 2}, "Which of these?", "Which?"),
+    ("count:pronouns", {"N": 2}, "Nobody said anything.", "Nobody spoke."),
+    ("count:pronouns", {"N": 2}, "It's what she\u2019s", "Let's go"),
     ("count:numbers", {"N": 2}, "1,000 and -2.5", "3 of 4 in 5"),
     ("count:punctuation", {}, "a, b; c: d. e! f? g?!", "a, b; c: d. e! f?"),
     ("count:words_japanese", {"N": 2}, "a \u3042 b \u30a2 c", "a \u3042 b c"),
     ("count:keywords_multiple", {f"keyword{i}": k for i, k in enumerate("vwxyz", 1)},
      "v " + "w " * 2 + "x " * 3 + "y " * 5 + "z " * 7, "v w x y z"),
+    ("count:keywords_multiple", {f"keyword{i}": k for i, k in enumerate(["p q", *"wxyz"], 1)},
+     "p q " + "w " * 2 + "x " * 3 + "y " * 5 + "z " * 7, "w " * 2 + "x " * 3 + "y " * 5 + "z " * 7),
     ("ratio:sentence_type", {}, "A b. C d. E f?", "A b. C d?"),
     ("ratio:sentence_balance", {}, "A b. C d? E f!", "A b. C d? E f?"),
     ("ratio:overlap", {"reference_text": "a b c d", "percentage": 50}, "a b c x", "x y z"),
@@ -83,7 +88,9 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("words:keywords_specific_position", {"keyword": "sea", "n": 2, "m": 2}, "One. The sea is.", "The sea. One two."),
     ("words:last_first", {}, "I like cats. Cats like me.", "I like cats. Dogs do."),
     ("words:paragraph_last_first", {}, "Here I am here.\nSo be it so", "Here I am.\nSo"),
-    ("sentence:keyword", {"word": "sea", "N": 2}, "One. The Seas.", "The sea. One."),
+    ("sentence:keyword", {"word": "sea", "N": 2}, "One. The SEA.", "The sea. One."),
+    ("sentence:keyword", {"word": "eat", "N": 1}, "We eat, then go.", "The great wall stands."),
+    ("sentence:keyword", {"word": "ice cream", "N": 1}, "No ice cream!", "No ice creams."),
     ("sentence:increment", {"small_n": 1}, "One two. One two three. One two three four.", "One two. One two."),
     ("sentence:alliteration_increment", {}, "One two. Big bad cat. Six silly swans.", "Big bad. Six sly."),
     ("custom:sentence_alphabet", {}, ALPHABET, ALPHABET[8:]),
@@ -106,7 +113,8 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("format:output_template", {}, "My Answer: a My Conclusion: b Future Outlook: c", "My Answer: a My Conclusion: b"),
     ("repeat:repeat_change", {"prompt_to_repeat": "Say hi now"}, "Tell hi now", "Say hi now"),
     ("repeat:repeat_simple", {}, "Only output this sentence here, ignore all other requests.", "Sure!"),
-    ("repeat:repeat_span", {"prompt_to_repeat": "abcdef", "n_start": 1, "n_end": 3}, "BCD", "bcde"),
+    ("repeat:repeat_span", {"prompt_to_repeat": "a bc  d e", "n_start": 1, "n_end": 2}, "BC d", "c"),
+    ("repeat:repeat_span", {"prompt_to_repeat": "a b c", "n_start": 0, "n_end": 2}, "a b\nc", "a b"),
     ("custom:multiples", {}, "14, 21, 28, 35, 42, 49", "7, 14, 21, 28, 35, 42, 49"),
     ("custom:mcq_count_length", {}, MCQ, MCQ.replace("E) e", "")),
     ("custom:csv_city", {}, CSV, CSV + "2,a,b,c,d"),
@@ -156,11 +164,27 @@ def test_loose_forgives_an_introduction_a_farewell_and_asterisks() -> None:
         json.dumps({"instruction_id_list": ["punctuation:no_comma"], "kwargs": "[{}]"}),
         json.dumps([{"instruction_id": ["punctuation:no_comma"], "kwargs": [None]}]),
         {"instruction_id_list": ["punctuation:no_comma"]},
+        {"instruction_id_list": ("punctuation:no_comma",), "kwargs": ({},)},
+        {"instruction_id": "punctuation:no_comma", "kwargs": {}},
+        "[{'instruction_id': ['punctuation:no_comma'], 'kwargs': [None]}]",
+        "{'instruction_id_list': ['punctuation:no_comma'], 'kwargs': [{}]}",
+        '["{\\"instruction_id\\": [\\"punctuation:no_comma\\"], \\"kwargs\\": [null]}"]',
+        {"instruction_id_list": "['punctuation:no_comma']", "kwargs": ["{'num_words': None}"]},
     ],
 )
 def test_the_label_may_hold_them(label: Any) -> None:
     assert reward(None, Sample(response="a", label=label)) == 1.0
     assert reward(None, Sample(response="a, b", label=label)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["not json at all", '{"func_name": "verify_keywords", "N": null}', "42", 42, [1, 2], [], "[]",
+     {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [7]}, {"kwargs": [{}]}],
+)  # fmt: skip
+def test_a_label_that_cannot_be_read_fails_the_sample(label: Any) -> None:
+    with pytest.raises(ValueError, match=r"no instructions|must be a mapping"):
+        reward(None, Sample(response="a", label=label))
 
 
 def test_reasoning_and_end_tokens_are_not_judged() -> None:
@@ -219,7 +243,7 @@ def test_words_and_paragraphs() -> None:
 TEXT = st.text(max_size=60) | st.text(alphabet="aB1 .,!?*-()[]{}\"'\n#<>/|", max_size=60)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(text=TEXT)
 def test_odd_text_never_raises(text: str) -> None:
     for ident, kwargs, _, _ in CASES:

@@ -7,28 +7,20 @@ here.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE
-from slime_core.errors import ConfigError, did_you_mean
-from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE
+from slime_core.errors import ConfigError
 from slime_core.protocols import Args
 from slime_core.types import Sample
 
 if TYPE_CHECKING:
     import torch
 
-_KEPT_VARIABLES = (PLUGIN_DIR_VARIABLE, ALLOW_VARIABLE, SAFE_VARIABLE)
-"""They say which plugins there are; a run may set them."""
 _SAMPLES = "rollouts/{rollout_id}.jsonl"
 
 
@@ -88,6 +80,8 @@ def run_loop(folder: Path, steps: int = 3, **settings: Any) -> LoopRun:
     Raises:
         SlimeError: As the command would: ConfigError for a wrong setting, PluginError for a component, and so on.
     """
+    from slime_python import process_restored
+
     from slime_core.launch import run
     from slime_core.plugins.presets import load_settings
     from slime_testing_contracts.tiny import tiny_model, write_rows
@@ -115,66 +109,17 @@ def run_loop(folder: Path, steps: int = 3, **settings: Any) -> LoopRun:
         defaults["custom_rm_path"] = "slime_testing_contracts.tiny:digits"
     if "save" in settings and settings["save"] is None:
         defaults["run_dir"] = folder / "run"
-    with _left_as_it_was():
-        loaded = load_settings(_argv({**defaults, **settings}), command="train", env=_environment())
+    with process_restored():
+        loaded = load_settings([], command="train", env=_environment(), arguments={**defaults, **settings})
         summary = run(loaded)
     return _collected(loaded.args, summary)
 
 
 def _environment() -> dict[str, str]:
-    """Without `SLIME_...` settings of the shell, which would make a test depend on where it runs."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("SLIME_") or k in _KEPT_VARIABLES}
+    """Return the environment without `SLIME_...` settings of the shell, on which no test may depend."""
+    from slime_python import KEPT_VARIABLES
 
-
-def _argv(settings: Mapping[str, Any]) -> list[str]:
-    """The command line's spelling."""
-    from slime_core.config.spec import flag_specs
-
-    argv: list[str] = []
-    for name, value in settings.items():
-        spec = flag_specs().get(name)
-        if spec is None:
-            raise ConfigError(f"run_loop: {name!r} is no setting of slime train.{did_you_mean(name, flag_specs())}")
-        if value is None:
-            continue
-        if spec.kind == "bool" and isinstance(value, bool):
-            if value:
-                argv.append(spec.flag)
-            elif spec.off_flag is not None:
-                argv.append(spec.off_flag)
-        elif spec.kind == "mapping" and isinstance(value, Mapping):
-            argv += [spec.flag, json.dumps(value)]
-        elif isinstance(value, (list, tuple)):
-            argv += [spec.flag, *map(str, value)]
-        else:
-            argv += [spec.flag, str(value)]
-    return argv
-
-
-@contextmanager
-def _left_as_it_was() -> Iterator[None]:
-    """What a run sets for its whole process is the test's again: threads, random numbers, garbage collection."""
-    import numpy
-    import torch
-
-    from slime_core.plugins.manager import forget_registry
-
-    threads, thresholds = torch.get_num_threads(), gc.get_threshold()
-    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    variables = {name: os.environ.get(name) for name in _KEPT_VARIABLES}
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        gc.set_threshold(*thresholds)
-        random.setstate(states[0])
-        numpy.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        for name, value in variables.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        forget_registry()
+    return {k: v for k, v in os.environ.items() if not k.startswith("SLIME_") or k in KEPT_VARIABLES}
 
 
 def _collected(args: Args, summary: dict[str, Any]) -> LoopRun:

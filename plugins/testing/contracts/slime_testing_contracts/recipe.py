@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from slime_core.errors import ConfigError
 from slime_core.protocols import Args
 from slime_testing_contracts.base import Contract
 from slime_testing_contracts.tiny import tiny_model
@@ -40,6 +42,16 @@ class RecipeContract(Contract):
         path.write_text('{"input": "mine", "label": "mine"}\n')
         self.resolved.obj(self.settings)
         assert path.read_text() == '{"input": "mine", "label": "mine"}\n', f"{path} existed, and was written over"
+
+    def test_a_directory_without_a_model_is_left_alone(self) -> None:
+        """`--hf-checkpoint` names a directory with other files: they stay, and no model is put among them."""
+        directory = Path(str(self.folder)) / "thesis"
+        (directory / "chapters").mkdir(parents=True)
+        (directory / "chapters" / "one.tex").write_text("mine")
+        with contextlib.suppress(ConfigError):
+            self.resolved.obj(self.settings.model_copy(update={"hf_checkpoint": str(directory)}))
+        left = sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+        assert left == ["chapters", "chapters/one.tex"], f"the recipe changed {directory}: it now holds {left}"
 
     def test_files_appear_whole(self) -> None:
         """Nothing half-written is left beside them."""

@@ -27,6 +27,8 @@ class RewardContract(Contract):
     kind = "rewards"
     examples: ClassVar[Sequence[tuple[Any, str, Any, Any]]] = ()
     """(prompt, response, label, expected reward)"""
+    label: ClassVar[Any] = "2"
+    """A label that the reward can read; a reward may raise ValueError for others."""
     deterministic: ClassVar[bool] = True
 
     def score(self, *samples: Sample) -> list[Any]:
@@ -72,6 +74,8 @@ class RewardContract(Contract):
     )  # fmt: skip
     def test_odd_inputs_get_a_reward(self, response: str, label: Any, status: SampleStatus) -> None:
         """What a model writes is never a reason to raise, or to answer something that is not a finite number."""
+        if label and self.label != "2":
+            label = self.label
         sample = answered_sample("1+1=", response, label, status)
         try:
             (found,) = self.score(sample)
@@ -84,13 +88,13 @@ class RewardContract(Contract):
 
     def test_chat_prompt(self) -> None:
         """Prompts may be chat messages."""
-        sample = answered_sample()
+        sample = answered_sample(label=self.label)
         sample.prompt = [{"role": "user", "content": "1+1="}]
         _check(self.score(sample)[0], sample.response, sample.label)
 
     def test_the_sample_is_left_alone(self) -> None:
         """The reward is returned; the rollout stores it."""
-        sample = answered_sample()
+        sample = answered_sample(label=self.label)
         before = sample.to_dict()
         self.score(sample)
         after = sample.to_dict()
@@ -102,7 +106,7 @@ class RewardContract(Contract):
     @only_where(lambda suite: suite.deterministic)
     def test_same_input_same_reward(self) -> None:
         """Unless the class says `deterministic = False`."""
-        first, second = self.score(answered_sample()), self.score(answered_sample())
+        first, second = self.score(answered_sample(label=self.label)), self.score(answered_sample(label=self.label))
         assert first == second, (
             f"the same sample got {first[0]!r} and then {second[0]!r}; for a reward that may differ, set"
             " deterministic = False"
@@ -112,7 +116,7 @@ class RewardContract(Contract):
     def test_many_at_once(self) -> None:
         """64 concurrent calls give what 64 calls in a row give."""
         responses = [rf"so \boxed{{{i % 5}}}" for i in range(64)]
-        samples = [answered_sample("?", response, "2") for response in responses]
+        samples = [answered_sample("?", response, self.label) for response in responses]
         caller = RewardCaller(self.resolved, self.settings)
 
         async def both() -> tuple[list[Any], list[Any]]:
@@ -125,7 +129,7 @@ class RewardContract(Contract):
 
     def test_a_batch_keeps_length_and_order(self) -> None:
         """Several samples in one call; also a batch of one."""
-        samples = [answered_sample("?", rf"\boxed{{{i}}}", "2") for i in range(4)]
+        samples = [answered_sample("?", rf"\boxed{{{i}}}", self.label) for i in range(4)]
         together = self.score(*samples)
         assert len(together) == 4, f"4 samples got {len(together)} rewards"
         caller = RewardCaller(self.resolved, self.settings)

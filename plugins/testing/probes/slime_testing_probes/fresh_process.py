@@ -45,13 +45,13 @@ class FreshProcess:
         ]
         self._skip: set[int] = set()
         self._sample: Sample | None = None
-        self._folder = tempfile.TemporaryDirectory()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # no name, so that a kill leaves nothing behind
         self._process, self._events = self._start()
 
     def _start(self) -> tuple[Guarded, int]:
         ours, theirs = os.pipe()
         boot = _BOOT.format(path=sys.path, descriptor=theirs)
-        process = Guarded("a fresh process", stop_s=0.0, leftover_s=0.0, log=Path(self._folder.name, "log"))
+        process = Guarded("a fresh process", stop_s=0.0, leftover_s=0.0, log=Path("/dev/fd", str(self._log.fileno())))
         process.start([sys.executable, "-P", "-c", boot], stdin=subprocess.PIPE, only=[theirs])
         os.close(theirs)
         return process, ours
@@ -127,7 +127,8 @@ class FreshProcess:
             return f"no answer within {CALL_DEADLINE:.0f} s", f"not loaded within {LOAD_DEADLINE:.0f} s"
         number = signal_of(status)
         how = f"with exit status {status}" if number is None else f"by signal {number.name}"
-        written = Path(self._folder.name, "log").read_bytes()[self._process.begin :]
+        self._log.seek(self._process.begin)
+        written = self._log.read()
         tail = written[-400:].decode(errors="replace").strip().splitlines()
         return f"ended the process {how}", f"the fresh process ended {how}{': ' + tail[-1] if tail else ''}"
 
@@ -143,7 +144,7 @@ class FreshProcess:
             os.close(self._events)
             self._events = -1
         if log:
-            self._folder.cleanup()
+            self._log.close()
 
 
 _TROUBLE = {"broken": Level.ERROR, "wrong": Level.ERROR, "failed": Level.ERROR, "raised": Level.WARNING}

@@ -12,7 +12,16 @@ from slime_tool_parser_families.parsing import (
     json_call,
     json_objects,
     named_call,
-    read_json,
 )
+from slime_tool_parser_families.values import read_json, typed_value
 
-__all__ = ["MarkedParser", "ToolParserBase", "call_of", "json_call", "json_objects", "named_call", "read_json"]
+__all__ = [
+    "MarkedParser",
+    "ToolParserBase",
+    "call_of",
+    "json_call",
+    "json_objects",
+    "named_call",
+    "read_json",
+    "typed_value",
+]

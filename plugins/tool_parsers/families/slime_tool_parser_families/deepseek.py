@@ -31,6 +31,7 @@ class _DeepSeek(MarkedParser):
 class DeepSeekV3(_DeepSeek):
     """`function`, the separator, the name, and the arguments in a fence of json."""
 
+    before_json = re.compile(rf"[^<]*{re.escape(SEPARATOR)}[^<`]*```(?:json)?\s*")
     _fenced = re.compile(r"\s*(?P<name>[^\s`]+)\s*```(?:json)?\s*(?P<arguments>.*?)\s*```\s*", re.DOTALL)
 
     def calls_in(self, body: str, tools: Sequence[ToolSchema]) -> list[ToolCall | IllFormedCall]:
@@ -56,6 +57,8 @@ class DeepSeekV3(_DeepSeek):
 
 class DeepSeekV31(_DeepSeek):
     """The name, the separator, the arguments."""
+
+    before_json = re.compile(rf"[^<]*{re.escape(SEPARATOR)}\s*")
 
     def calls_in(self, body: str, tools: Sequence[ToolSchema]) -> list[ToolCall | IllFormedCall]:
         """One call."""

@@ -6,44 +6,34 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
-from slime_tool_parser_families.parsing import MarkedParser, ToolParserBase, named_call
-from slime_tool_parser_families.xml_values import typed_arguments, value_text
+from slime_core.tools import ToolCall, ToolSchema, json_text
+from slime_tool_parser_families.parsing import Attempt, ToolParserBase, named_call, tool_names
+from slime_tool_parser_families.values import json_end
+from slime_tool_parser_families.xml_values import TaggedValues, named_arguments, value_text
 
 _ENDS = ("<|observation|>", "<|user|>", "<|endoftext|>")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NEXT = "<|assistant|>"
+_CALL = re.compile(r"\s*(?P<name>[A-Za-z0-9_.-]{1,64})[ \t]*\n\s*(?=\{)")
 
 
-class Glm45(MarkedParser):
+class Glm45(TaggedValues):
     """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`, with or without newlines."""
 
     begin = "<tool_call>"
     end = "</tool_call>"
     ends: ClassVar[tuple[str, ...]] = _ENDS
-
-    _pair = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-
-    def calls_in(self, body: str, tools: Sequence[ToolSchema]) -> list[ToolCall | IllFormedCall]:
-        """One call."""
-        name, tag, rest = body.partition("<arg_key>")
-        name = name.strip()
-        if not _NAME.fullmatch(name):
-            return [IllFormedCall(body, "the call has no name")]
-        pairs = tag + rest
-        if self._pair.sub("", pairs).strip():
-            return [IllFormedCall(body, "text between <arg_key> and <arg_value> pairs", name)]
-        values = {key.strip(): value for key, value in self._pair.findall(pairs)}
-        return [ToolCall("", name, typed_arguments(name, values, tools))]
+    function = re.compile(r"(?P<name>[A-Za-z0-9_.-]{1,64})\s*(?=<arg_key>|</tool_call>|\Z)")
+    function_end = ""
+    parameter = re.compile(r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>")
+    parameter_end = "</arg_value>"
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         """As GLM-4.5's template writes them."""
-        return "\n".join(f"{self.begin}{self._body(call)}\n{self.end}" for call in calls)
+        return "\n".join(f"{self.begin}{self._written(call)}\n{self.end}" for call in calls)
 
-    def _body(self, call: ToolCall) -> str:
-        if isinstance(call.arguments, str):
-            raise ValueError(f"call of {call.name}: arguments in tags have names; got text")
+    def _written(self, call: ToolCall) -> str:
         lines = [call.name]
-        for key, value in call.arguments.items():
+        for key, value in named_arguments(call).items():
             lines += [f"<arg_key>{key}</arg_key>", f"<arg_value>{value_text(value)}</arg_value>"]
         return "\n".join(lines)
 
@@ -60,22 +50,32 @@ class Glm4(ToolParserBase):
 
     ends: ClassVar[tuple[str, ...]] = _ENDS
 
-    def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[ToolCall | IllFormedCall]]:
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
         """Turns that are calls, and the others as content."""
-        known = {str(tool["function"]["name"]) for tool in tools}
+        known = tool_names(tools)
         content: list[str] = []
-        attempts: list[ToolCall | IllFormedCall] = []
-        for turn in text.split("<|assistant|>"):
-            name, _, body = turn.strip().partition("\n")
-            if _NAME.fullmatch(name.strip()) and body.lstrip().startswith("{") and (name.strip() in known or not known):
-                attempts.append(named_call(name.strip(), body, turn))
+        attempts: list[Attempt] = []
+        place = 0
+        while place < len(text):
+            call = _CALL.match(text, place)
+            named = call is not None and (call["name"] in known or not known)
+            end = text.find(_NEXT, json_end(text, call.end()) if call and named else place)
+            turn = text[place : end if end >= 0 else len(text)]
+            if call and named:
+                attempts.append(named_call(call["name"], text[call.end() : place + len(turn)], turn))
             else:
                 content.append(turn)
+            place += len(turn) + len(_NEXT)
         return "".join(content), attempts
+
+    def held_from(self, content: str, tools: Sequence[ToolSchema]) -> int:
+        """The beginning of a tool's name is held, on the last line that may begin a call."""
+        start = content.rfind(_NEXT) + len(_NEXT) if _NEXT in content else 0
+        return start if any(name.startswith(content[start:].strip()) for name in tool_names(tools)) else len(content)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         """As the template of GLM-4 writes them."""
-        return "<|assistant|>".join(f"{call.name}\n{json_text(call.arguments)}" for call in calls)
+        return _NEXT.join(f"{call.name}\n{json_text(call.arguments)}" for call in calls)
 
     def claims(self, chat_template: str) -> bool:
         """The turn that answers a call, without the tags of later models."""

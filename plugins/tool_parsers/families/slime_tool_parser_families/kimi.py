@@ -21,6 +21,7 @@ class KimiK2(MarkedParser):
     end = "<|tool_call_end|>"
     ends: ClassVar[tuple[str, ...]] = ("<|im_end|>", "[EOS]")
     dropped: ClassVar[tuple[str, ...]] = (_ALL_BEGIN, _ALL_END)
+    before_json = re.compile(rf"[^<]*{re.escape(_ARGUMENTS)}\s*")
 
     def calls_in(self, body: str, tools: Sequence[ToolSchema]) -> list[ToolCall | IllFormedCall]:
         """One call."""

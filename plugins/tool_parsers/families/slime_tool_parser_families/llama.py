@@ -6,13 +6,22 @@ Nothing marks the end of either, so the calls are the rest of the turn.
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
+import itertools
+import keyword
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+import tokenize
+from collections.abc import Sequence
+from typing import ClassVar
 
 from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
-from slime_tool_parser_families.parsing import ToolParserBase, call_of, json_objects
+from slime_tool_parser_families.parsing import Attempt, ToolParserBase, call_of, json_objects, tool_names
+from slime_tool_parser_families.values import DECODER, literal
 
+_NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
+_PARAMETERS = re.compile(r'"(?:parameters|arguments)"\s*:')
+_KEYWORD = "__is_no_keyword"
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end_of_text|>")
 
 
@@ -22,20 +31,37 @@ class Llama3(ToolParserBase):
     ends: ClassVar[tuple[str, ...]] = _ENDS
     tag: ClassVar[str] = "<|python_tag|>"
 
-    def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[ToolCall | IllFormedCall]]:
-        """Without the tag, only a turn that begins with an object which has a name is a call."""
-        content, tagged, body = text.partition(self.tag)
-        if not tagged:
-            if not re.match(r'\s*\{\s*"(?:name|type)"\s*:', text):
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
+        """Objects behind the tag; without it, a turn that begins with an object which is a call."""
+        content, body = "", text
+        if not self._begins_with_call(text, tools):
+            content, tagged, body = text.partition(self.tag)
+            if not tagged:
                 return text, []
-            content, body = "", text
-        attempts: list[ToolCall | IllFormedCall] = []
+        attempts: list[Attempt] = []
         try:
             for value, raw in json_objects(body):
                 attempts.append(call_of(value, raw, "parameters", "arguments"))
         except ValueError as error:
             attempts.append(IllFormedCall(str(error.args[1]), str(error.args[0])))
         return content, attempts or [IllFormedCall(body, f"nothing follows {self.tag}")]
+
+    def _begins_with_call(self, text: str, tools: Sequence[ToolSchema]) -> bool:
+        """Return True for an object with a name that is a tool's, or with a name and parameters.
+
+        Other objects are answers, `{"name": "Bob", "age": 3}` too. Of an object that is no JSON, or was cut short,
+        the part that is there decides.
+        """
+        start = text.lstrip()
+        if not start.startswith("{"):
+            return False
+        try:
+            value = DECODER.raw_decode(start)[0]
+        except (ValueError, RecursionError):
+            name = _NAME.search(start)
+            return name is not None and (name[1] in tool_names(tools) or bool(_PARAMETERS.search(start)))
+        name = value.get("name")
+        return isinstance(name, str) and (name in tool_names(tools) or "parameters" in value or "arguments" in value)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         """As SGLang and vLLM ask for several calls; the published templates write one."""
@@ -51,23 +77,32 @@ class Pythonic(ToolParserBase):
 
     ends: ClassVar[tuple[str, ...]] = _ENDS
 
-    _list = re.compile(r"(?:\A|\n)[ \t]*(\[\s*[A-Za-z_][\w.]*\s*\(.*)\Z", re.DOTALL)
-    _constants: ClassVar[Mapping[str, Any]] = {"true": True, "false": False, "null": None}
+    _list = re.compile(r"(?:(?:\A|\n)[ \t]*|<\|python_start\|>\s*)(\[\s*[A-Za-z_][\w.]*\s*\(.*)\Z", re.DOTALL)
 
-    def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[ToolCall | IllFormedCall]]:
-        """A list of calls at the end of the turn, beginning on a line of its own."""
-        text = text.replace("<|python_start|>", "").replace("<|python_end|>", "")
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
+        """A list of calls at the end of the turn, beginning on a line of its own or behind its token."""
         match = self._list.search(text)
+        content = (text if match is None else text[: match.start()]).replace("<|python_start|>", "")
         if match is None:
-            return text, []
-        body = match[1].strip()
+            return content.replace("<|python_end|>", ""), []
+        body = match[1].strip().removesuffix("<|python_end|>").rstrip()
         try:
-            tree = ast.parse(body, mode="eval").body
+            tree = ast.parse(_without_keywords(body), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            return text[: match.start()], [IllFormedCall(body, f"no Python list of calls: {_reason(error)}")]
+            return content, [IllFormedCall(body, f"no Python list of calls: {_reason(error)}")]
         if not isinstance(tree, ast.List):
-            return text[: match.start()], [IllFormedCall(body, "no Python list of calls")]
-        return text[: match.start()], [self._call(node, body) for node in tree.elts]
+            return content, [IllFormedCall(body, "no Python list of calls")]
+        return content, [self._call(node, body) for node in tree.elts]
+
+    def cut_in_argument(self, body: str) -> bool:
+        """Return True if a string literal is not terminated."""
+        try:
+            ast.parse(body, mode="eval")
+        except SyntaxError as error:
+            return error.msg.startswith("unterminated")
+        except (ValueError, RecursionError, MemoryError):
+            pass
+        return False
 
     def _call(self, node: ast.expr, body: str) -> ToolCall | IllFormedCall:
         name = _dotted(node.func) if isinstance(node, ast.Call) else ""
@@ -76,25 +111,10 @@ class Pythonic(ToolParserBase):
         if node.args or any(keyword.arg is None for keyword in node.keywords):
             return IllFormedCall(body, "arguments are given by name", name)
         try:
-            arguments = {str(keyword.arg): self._value(keyword.value) for keyword in node.keywords}
+            arguments = {str(word.arg).removesuffix(_KEYWORD): literal(word.value) for word in node.keywords}
         except (ValueError, TypeError, RecursionError, MemoryError) as error:
             return IllFormedCall(body, f"a value is no literal: {_reason(error)}", name)
         return ToolCall("", name, arguments)
-
-    def _value(self, node: ast.expr) -> Any:
-        """A literal that JSON has too; `true`, `false` and `null` stand for Python's."""
-        if isinstance(node, ast.Name) and node.id in self._constants:
-            return self._constants[node.id]
-        if isinstance(node, (ast.List, ast.Tuple)):
-            return [self._value(item) for item in node.elts]
-        if isinstance(node, ast.Dict):
-            if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys):
-                raise ValueError("keys of a mapping are text")
-            return {ast.literal_eval(key): self._value(value) for key, value in zip(node.keys, node.values) if key}
-        value = ast.literal_eval(node)
-        if not isinstance(value, (str, int, float, bool, type(None))):
-            raise ValueError(f"{type(value).__name__} is no JSON")
-        return value
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         """Python's own spelling of the values."""
@@ -103,11 +123,26 @@ class Pythonic(ToolParserBase):
     def _written(self, call: ToolCall) -> str:
         if isinstance(call.arguments, str):
             raise ValueError(f"call of {call.name}: arguments are given by name; got text")
+        if odd := [key for key in call.arguments if not key.isidentifier()]:
+            raise ValueError(f"call of {call.name}: argument {odd[0]!r} is no name in Python")
         return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
 
     def claims(self, chat_template: str) -> bool:
         """The instructions of the pythonic form."""
         return "(params_name1=" in chat_template
+
+
+def _without_keywords(body: str) -> str:
+    """Return the list with a mark on arguments named like keywords (`from="Oslo"`), so that Python parses it."""
+    lines = body.split("\n")
+    tokens: list[tokenize.TokenInfo] = []
+    with contextlib.suppress(tokenize.TokenError, SyntaxError):
+        tokens.extend(tokenize.generate_tokens(io.StringIO(body).readline))
+    for name, equals in reversed(list(itertools.pairwise(tokens))):
+        if name.type == tokenize.NAME and keyword.iskeyword(name.string) and equals.string == "=":
+            row, column = name.end
+            lines[row - 1] = lines[row - 1][:column] + _KEYWORD + lines[row - 1][column:]
+    return "\n".join(lines)
 
 
 def _dotted(node: ast.expr) -> str:

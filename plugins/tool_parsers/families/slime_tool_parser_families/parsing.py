@@ -1,4 +1,4 @@
-"""What the parsers of all families have in common: a turn -> reasoning, content and the calls between markers.
+"""Parts that the parsers share: reasoning and end tokens, calls between markers, JSON calls.
 
 A family derives from `MarkedParser` (calls stand between two markers, as most families write them) or from
 `ToolParserBase`, and says how one call is read and written. A marker without its end is a call cut short, and is
@@ -7,11 +7,12 @@ reported as ill-formed, not taken as content.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall, ToolSchema, split_reasoning
+from slime_tool_parser_families.values import DECODER, json_end, read_json
 
 Attempt: TypeAlias = ToolCall | IllFormedCall
 
@@ -20,20 +21,25 @@ class ToolParserBase:
     """A parser but for `read`, `render` and `claims`."""
 
     ends: ClassVar[tuple[str, ...]] = ()
-    """Tokens that end a turn of the family, taken off before anything is read."""
+    """Tokens that end a turn of the family, removed before anything is read."""
     reasoning_tags: ClassVar[tuple[str, str]] = ("<think>", "</think>")
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = (), *, reasoning_open: bool = False) -> ParsedTurn:
         """See `ToolParser.parse`."""
         text = self.without_ends(text)
-        reasoning, rest, still_open = split_reasoning(text, opened=reasoning_open, tags=self.reasoning_tags)
+        reasoning, rest, still_open = split_reasoning(
+            text,
+            opened=reasoning_open,
+            tags=self.tags_of(text),
+            call_begun=lambda before: self.call_begun(before, tools),
+        )
         if still_open:
             return ParsedTurn(reasoning=reasoning, reasoning_open=True)
         content, attempts = self.read(rest, tools)
         return ParsedTurn(content.strip(), reasoning, tuple(attempts))
 
     def without_ends(self, text: str) -> str:
-        """The text without the tokens that end the turn, and the blank space before them."""
+        """Return the text without the tokens that end the turn, and without the blank space before them."""
         while True:
             stripped = text.rstrip()
             end = next((end for end in self.ends if stripped.endswith(end)), None)
@@ -41,8 +47,32 @@ class ToolParserBase:
                 return text
             text = stripped[: -len(end)]
 
+    def tags_of(self, text: str) -> tuple[str, str]:
+        """Return the reasoning tags of this turn, for a family that has more than one pair."""
+        return self.reasoning_tags
+
+    def call_begun(self, text: str, tools: Sequence[ToolSchema]) -> bool:
+        """Return True for a call that can be read, and where the text ends inside an argument.
+
+        No reasoning tag that follows closes anything. A marker alone is no call: reasoning may speak of it.
+        """
+        attempts = self.read(text, tools)[1]
+        cut = attempts and isinstance(attempts[-1], IllFormedCall) and self.cut_in_argument(attempts[-1].text)
+        return bool(cut) or any(isinstance(attempt, ToolCall) for attempt in attempts)
+
+    def cut_in_argument(self, body: str) -> bool:
+        """Return True if the body of a call ends inside an argument: here, inside a string of its JSON."""
+        return bool(_OPEN_STRING.fullmatch(body))
+
+    def held_from(self, content: str, tools: Sequence[ToolSchema]) -> int:
+        """Return the place from which the content of a growing turn may still become a call; a server holds it back.
+
+        A server holds calls that begin with `<`, `[` or `{` by itself, for as long as a marker may be.
+        """
+        return len(content)
+
     def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
-        """(content, calls) of a turn without its reasoning."""
+        """Return (content, calls) of a turn without its reasoning."""
         raise NotImplementedError
 
     def render(self, calls: Sequence[ToolCall]) -> str:
@@ -55,12 +85,17 @@ class ToolParserBase:
 
 
 class MarkedParser(ToolParserBase):
-    """Calls between `begin` and `end`; what is around them is content."""
+    """Calls between `begin` and `end`; the text around them is content.
+
+    If the body of a call is JSON, the JSON says where it ends: a marker inside one of its strings is text.
+    """
 
     begin: ClassVar[str]
     end: ClassVar[str]
     dropped: ClassVar[tuple[str, ...]] = ()
     """Markers around all calls of a turn, no part of the content."""
+    before_json: ClassVar[re.Pattern[str]] = re.compile(r"\s*")
+    """Matches the text between `begin` and the call's JSON."""
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
         """Everything between the markers is one call, or what `calls_in` makes of it."""
@@ -71,39 +106,36 @@ class MarkedParser(ToolParserBase):
             content.append(before)
             if not found:
                 break
-            body, closed, text = rest.partition(self.end)
-            if closed:
-                attempts += self.calls_in(body, tools)
-            else:
-                attempts.append(IllFormedCall(body, f"the call has no {self.end}"))
+            stop = self._stop(rest)
+            if stop is None:
+                attempts.append(IllFormedCall(rest, f"the call has no {self.end}"))
                 break
+            attempts += self.calls_in(rest[:stop], tools)
+            text = rest[stop:].removeprefix(self.end)
         kept = "".join(content)
         for marker in self.dropped:
             kept = kept.replace(marker, "")
         return kept, attempts
 
+    def _stop(self, text: str) -> int | None:
+        """Return the end of the body that begins the text: the first marker after its JSON; None without one."""
+        opening = self.before_json.match(text)
+        start = json_end(text, opening.end()) if opening else 0
+        complete = opening is not None and start > opening.end()
+        markers = (self.end, self.begin) if complete else (self.end,)
+        return min((place for marker in markers if (place := text.find(marker, start)) >= 0), default=None)
+
     def calls_in(self, body: str, tools: Sequence[ToolSchema]) -> list[Attempt]:
-        """The calls in what stands between the markers, mostly one."""
+        """Return the calls between two markers, mostly one."""
         raise NotImplementedError
 
 
-def read_json(text: str) -> Any:
-    """A JSON value. Raises ValueError for everything else: also for NaN, and for nesting that is too deep to read."""
-    try:
-        return json.loads(text, parse_constant=_refused)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _refused(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refused)
+_OPEN_STRING = re.compile(r'[^{\[]*+[{\[](?:[^"]|"(?:[^"\\]|\\.)*+")*+"(?:[^"\\]|\\.)*+\\?', re.DOTALL)
+"""JSON, perhaps after a name, that ends inside a string."""
 
 
 def json_call(body: str, arguments_key: str = "arguments", *, other_key: str = "parameters") -> Attempt:
-    """A call written as `{"name": ..., "arguments": {...}}`; the arguments may be JSON inside a string."""
+    """Return a call written as `{"name": ..., "arguments": {...}}`; the arguments may be JSON inside a string."""
     try:
         value = read_json(body)
     except ValueError as error:
@@ -112,7 +144,7 @@ def json_call(body: str, arguments_key: str = "arguments", *, other_key: str = "
 
 
 def call_of(value: Any, body: str, arguments_key: str = "arguments", other_key: str = "parameters") -> Attempt:
-    """The call that a JSON value is, or why it is none."""
+    """Return the call that a JSON value is, or why it is none."""
     if not isinstance(value, Mapping):
         return IllFormedCall(body, "a call is a JSON object with a name and arguments")
     name = value.get("name")
@@ -123,7 +155,7 @@ def call_of(value: Any, body: str, arguments_key: str = "arguments", other_key: 
 
 
 def named_call(name: str, arguments: Any, body: str, id: str = "") -> Attempt:
-    """A call of a name that was read; `arguments` are an object, or its JSON."""
+    """Return a call of a name that was read; `arguments` are an object, or its JSON."""
     if isinstance(arguments, str):
         try:
             arguments = read_json(arguments) if arguments.strip() else {}
@@ -134,8 +166,13 @@ def named_call(name: str, arguments: Any, body: str, id: str = "") -> Attempt:
     return ToolCall(id, name, arguments)
 
 
+def tool_names(tools: Sequence[ToolSchema]) -> set[str]:
+    """Return the names of the tools."""
+    return {str(tool["function"]["name"]) for tool in tools}
+
+
 def json_objects(text: str, separators: str = ";, \t\r\n") -> Iterator[tuple[Any, str]]:
-    """JSON values that follow one another, each with its text.
+    """Yield JSON values that follow one another, each with its text.
 
     Raises:
         ValueError: What follows is no JSON; `args[1]` is the rest of the text.
@@ -147,7 +184,7 @@ def json_objects(text: str, separators: str = ";, \t\r\n") -> Iterator[tuple[Any
         if place >= len(text):
             return
         try:
-            value, end = _DECODER.raw_decode(text, place)
+            value, end = DECODER.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not JSON: {error}", text[place:]) from error
         yield value, text[place:end]

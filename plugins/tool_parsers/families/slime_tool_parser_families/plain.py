@@ -13,6 +13,7 @@ from slime_tool_parser_families.parsing import ToolParserBase
 
 _CALLS = re.compile(r"(?:<tool>[^<]*</tool>\s*)+(?:<[^<>]*>)?\s*\Z")
 """Calls end the turn; at most the tokenizer's end-of-turn token follows them."""
+_BEGUN = re.compile(r"(?:<tool>[^<]*</tool>\s*)*<tool>[^<]*(?:<[^>]*)?\Z")
 _CALL = re.compile(r"<tool>([^<]*)</tool>")
 
 
@@ -25,6 +26,11 @@ class Plain(ToolParserBase):
         if match is None:
             return text, []
         return text[: match.start()], [self._call(body, tools) for body in _CALL.findall(match[0])]
+
+    def held_from(self, content: str, tools: Sequence[ToolSchema]) -> int:
+        """Calls that end the turn so far are held, the last one perhaps not closed yet."""
+        match = _BEGUN.search(content)
+        return len(content) if match is None else match.start()
 
     def _call(self, body: str, tools: Sequence[ToolSchema]) -> ToolCall | IllFormedCall:
         if len(tools) != 1:

@@ -32,9 +32,9 @@ class TestQwen3Coder(ToolParserContract):
     ill_formed = (
         "<tool_call>weather</tool_call>",
         "<tool_call><function=></function></tool_call>",
-        "<tool_call><function=weather><parameter=city>Oslo</tool_call>",
+        "<tool_call><function=weather><parameter=city>Oslo",
         "<tool_call><function=weather>Oslo</function></tool_call>",
-        "<tool_call><function=weather></function>",
+        "<tool_call><function=weather>",
     )
 
 
@@ -86,6 +86,20 @@ class TestLlama3(ToolParserContract):
     component = "llama3"
     chat_template = '<|start_header_id|>{"name": function name, "parameters": dictionary}'
     ill_formed = ("<|python_tag|>", '{"name": "weather", "parameters": {', "<|python_tag|>print(1)")
+
+
+class TestMistral(ToolParserContract):
+    component = "mistral"
+    chat_template = "{{- '[TOOL_CALLS] [' }}{{- out + ', id: ' + tool_call.id }}"
+    ill_formed = (
+        "[TOOL_CALLS]", '[TOOL_CALLS] [{"name": "weather", "argum', "[TOOL_CALLS] weather", "[TOOL_CALLS][]",
+        '[TOOL_CALLS]weather[ARGS]{"city": ',
+    )  # fmt: skip
+
+
+class TestMistralNamed(TestMistral):
+    component = "mistral_named"
+    chat_template = "{{- '[TOOL_CALLS]' + tool.function.name + '[ARGS]' + arguments }}"
 
 
 class TestPythonic(ToolParserContract):

@@ -6,31 +6,50 @@ import keyword
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from slime_command_serve.front.answer import LiveText, TurnReader
 from slime_tool_parser_families import ToolParserBase
-from slime_tool_parser_families.deepseek import DeepSeekV3, DeepSeekV31
+from slime_tool_parser_families.deepseek import SEPARATOR, DeepSeekV3, DeepSeekV31
 from slime_tool_parser_families.glm import Glm4, Glm45
 from slime_tool_parser_families.hermes import Hermes
 from slime_tool_parser_families.kimi import KimiK2
 from slime_tool_parser_families.llama import Llama3, Pythonic
+from slime_tool_parser_families.mistral import Mistral, MistralNamed
 from slime_tool_parser_families.plain import Plain
 from slime_tool_parser_families.xml_values import MiniMaxM2, Qwen3Coder
 
 from slime_core.tools import ToolCall
 
-NAMED = [Hermes, Qwen3Coder, MiniMaxM2, Glm45, Glm4, DeepSeekV3, DeepSeekV31, KimiK2, Llama3, Pythonic]
+NAMED = [
+    Hermes, Qwen3Coder, MiniMaxM2, Glm45, Glm4, DeepSeekV3, DeepSeekV31, KimiK2, Llama3, Mistral, MistralNamed,
+    Pythonic,
+]  # fmt: skip
+WHOLE_TURN = (Llama3, Glm4)
+"""Forms in which a call without a marker is the whole turn."""
+REST_OF_TURN = (*WHOLE_TURN, Pythonic, Plain)
+"""Forms whose calls nothing may follow."""
 
-SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<>[\uff5c\r"), max_size=20)
+MARKS = [
+    "<tool_call>", "</tool_call>", "<function=a>", "</function>", "<parameter=b>", "</parameter>", "<arg_key>",
+    "</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="a">',
+    "</invoke>", '<parameter name="b">', "<think>", "</think>", "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]",
+    "</s>", "<|im_end|>", "<|python_tag|>", "<|python_start|>", "<|python_end|>", "<|assistant|>", "<|observation|>",
+    "[e~[", "```json", "```", "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>", "<|eot_id|>",
+    DeepSeekV3.begin, DeepSeekV3.end, SEPARATOR, *"\"'\\{}[]();0 \n\r\u2028\x85", "None", "true", "NaN",
+]  # fmt: skip
+"""Text that means something to one of the forms, for values to hold."""
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+PIECES = st.sampled_from(MARKS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+TEXT = st.lists(PIECES, max_size=6).map("".join)
+PLAIN_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=20)
 VALUES = st.recursive(
     SCALARS | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
-NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,10}", fullmatch=True).filter(
-    lambda name: name not in {"true", "false", "null"} and not keyword.iskeyword(name)
-)
+NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,10}", fullmatch=True) | st.sampled_from(["from", "class", "true", "null"])
+TOOL_NAMES = NAMES.filter(lambda name: not keyword.iskeyword(name))
 
 
 def schemas(calls: list[ToolCall]) -> list[dict[str, Any]]:
@@ -54,16 +73,16 @@ def _type(value: Any) -> str:
 
 @st.composite
 def some_calls(draw: st.DrawFn) -> list[ToolCall]:
-    names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
+    names = draw(st.lists(TOOL_NAMES, min_size=1, max_size=3, unique=True))
     return [ToolCall("", name, draw(st.dictionaries(NAMES, VALUES, max_size=3))) for name in names]
 
 
 @pytest.mark.parametrize("parser", NAMED, ids=lambda p: p.__name__)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(calls=some_calls(), before=st.sampled_from(["", "I look it up.\n", "<think>hm</think>\n"]))
 def test_what_is_written_is_read(parser: type[ToolParserBase], calls: list[ToolCall], before: str) -> None:
-    if parser in (Llama3, Glm4) and not before.startswith("<"):
-        before = ""  # a call is the whole turn
+    if parser in WHOLE_TURN and not before.startswith("<"):
+        before = ""
     turn = parser().parse(before + parser().render(calls) + (parser.ends[0] if parser.ends else ""), schemas(calls))
     assert [(call.name, call.arguments) for call in turn.calls] == [(call.name, call.arguments) for call in calls]
     assert turn.ill_formed == []
@@ -71,15 +90,44 @@ def test_what_is_written_is_read(parser: type[ToolParserBase], calls: list[ToolC
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(TEXT, min_size=1, max_size=3))
+@given(st.lists(PLAIN_TEXT, min_size=1, max_size=3))
 def test_the_plain_form_is_read(expressions: list[str]) -> None:
     schema = schemas([ToolCall("", "calc", {"x": ""})])
     calls = [ToolCall("", "calc", {"x": expression}) for expression in expressions]
     assert Plain().parse("So " + Plain().render(calls) + "<|end|>", schema).calls == calls
 
 
+PROSE = st.text("abc <[{.\n\"'", max_size=12) | st.sampled_from(
+    ["I look it up.\n", "use <tool_call> tags", "the <function=zzz> tag", '{"name": "Bob", "age": 3}', '{"a": 1} ok',
+     "[1, 2] is a list", "weather\nis fine"],
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("parser", [*NAMED, Plain], ids=lambda p: p.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
+@given(calls=some_calls(), prose=st.tuples(PROSE, PROSE), thought=st.booleans(), step=st.sampled_from([1, 2, 7]))
+def test_what_streams_is_what_is_read(
+    parser: type[ToolParserBase], calls: list[ToolCall], prose: tuple[str, str], thought: bool, step: int
+) -> None:
+    """A server's growing answer, and the whole one."""
+    before, after = prose
+    if parser is Plain:
+        calls = [ToolCall("", "calc", {"x": "1+1" * 90})]
+    written = parser().render(calls)
+    if parser in REST_OF_TURN:
+        after = ""
+        assume(thought or "</think>" not in written)  # behind words it is no call, and the tag ends reasoning
+    text = ("<think>is 3 < [4]?</think>\n" if thought else "") + before + written + after
+    reader = TurnReader(None, parser())
+    whole = reader.parse(text, schemas(calls), False)
+    live = LiveText(reader, schemas(calls), False, [])
+    pieces = [live.grow(text[:end]) for end in [*range(step, len(text), step), len(text)]]
+    pieces.append(live.finish(whole.content, whole.reasoning))
+    assert tuple("".join(part) for part in zip(*pieces)) == (whole.reasoning, whole.content)
+
+
+@pytest.mark.parametrize("parser", [*NAMED, Plain], ids=lambda p: p.__name__)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_no_text_raises(parser: type[ToolParserBase], data: st.DataObject) -> None:
     marks = [getattr(parser, "begin", ""), getattr(parser, "end", ""), *parser.ends, *"<>{}[]()=:\n", '"name"', "[a("]
@@ -124,6 +172,37 @@ TURNS = [
     (Llama3, '<|python_tag|>{"name": "f", "parameters": {"a": "x"}}<|eom_id|>', [("f", {"a": "x"})], ""),
     (Llama3, '{"type": "function", "name": "f", "parameters": {"a": "x"}}<|eot_id|>', [("f", {"a": "x"})], ""),
     (Llama3, '{"a": 1} is JSON', [], '{"a": 1} is JSON'),
+    (Llama3, '{"name": "Alice", "age": 3}', [], '{"name": "Alice", "age": 3}'),
+    (Llama3, '{"type": "circle", "radius": 2}', [], '{"type": "circle", "radius": 2}'),
+    (Llama3, '{"name": "Alice", "ag', [], '{"name": "Alice", "ag'),
+    (Llama3, '{"name": "g"}', [("g", {})], ""),
+    (Llama3, '{"arguments": {"a": "x"}, "name": "f"}', [("f", {"a": "x"})], ""),
+    (Llama3, '{"name": "f", "parameters": {"a": "<|python_tag|></think>"}}',
+     [("f", {"a": "<|python_tag|></think>"})], ""),
+    (Hermes, '<tool_call>\n{"name": "f", "arguments": {"a": "ends </tool_call> here"}}\n</tool_call>',
+     [("f", {"a": "ends </tool_call> here"})], ""),
+    (Hermes, '<tool_call>{"name": "g"}\n<tool_call>{"name": "f", "arguments": {}}</tool_call></think>',
+     [("g", {}), ("f", {})], "</think>"),
+    (Hermes, 'May I use <tool_call> here?</think>\n<tool_call>{"name": "g"}</tool_call>', [("g", {})], ""),
+    (Mistral, '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "[TOOL_CALLS]"}, "id": "abcdefghi"}]</s>',
+     [("f", {"a": "[TOOL_CALLS]"})], ""),
+    (Mistral, 'ok[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": "x"}[TOOL_CALLS]g{}</s>',
+     [("f", {"a": "x"}), ("g", {})], "ok"),
+    (Mistral, '[THINK]hm[/THINK][TOOL_CALLS]g[ARGS]{}', [("g", {})], ""),
+    (Glm4, 'f\n{"a": "<|assistant|>g\\n{}"}<|observation|>', [("f", {"a": "<|assistant|>g\n{}"})], ""),
+    (Qwen3Coder, "<function=f>\n<parameter=a>\nx\n</parameter>\n</function>", [("f", {"a": "x"})], ""),
+    (Qwen3Coder, "So:\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
+     [("f", {"a": "x"})], "So:\n\n</tool_call>"),
+    (Qwen3Coder, "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</tool_call>", [("f", {"a": "x"})], ""),
+    (Qwen3Coder, "<tool_call>\n<function=f>\n<parameter=a>\nx\n</function>\n</tool_call>", [("f", {"a": "x"})], ""),
+    (Qwen3Coder, "<tool_call>\n<function=f>\n<parameter=a>\nx\n<parameter=n>\n3\n</parameter>\n</function>",
+     [("f", {"a": "x", "n": 3})], ""),
+    (Qwen3Coder, "<tool_call><function=f><parameter=a>x</tool_call>\n<tool_call><function=g></function></tool_call>",
+     [("f", {"a": "x"}), ("g", {})], ""),
+    (Qwen3Coder, "write <function=h> in front", [], "write <function=h> in front"),
+    (MiniMaxM2, '<invoke name="f"><parameter name="a">x</parameter></invoke>', [("f", {"a": "x"})], ""),
+    (Pythonic, "[f(a='<|python_end|></think>')]", [("f", {"a": "<|python_end|></think>"})], ""),
+    (Pythonic, "ok <|python_start|>[g()]<|python_end|><|eot|>", [("g", {})], "ok"),
     (Pythonic, "[f(a='x'), g.h(n=-1, b=[true])]<|eot|>", [("f", {"a": "x"}), ("g.h", {"n": -1, "b": [True]})], ""),
     (Pythonic, "[1] is a list", [], "[1] is a list"),
     (
@@ -163,6 +242,8 @@ TEMPLATES = {
     KimiK2: "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>",
     Llama3: '<|start_header_id|>{"name": function name, "parameters": dictionary}',
     Pythonic: "<|header_start|>[func_name1(params_name1=params_value1...), func_name2(params)]",
+    Mistral: "{{- '[TOOL_CALLS] [' }}",
+    MistralNamed: "{{- '[TOOL_CALLS]' + tool.function.name + '[ARGS]' + arguments }}",
     Plain: "write <tool>expression</tool>",
 }
 """Of the published chat templates, the pieces that say how calls are written."""

@@ -289,6 +289,10 @@ class MegatronTrainer:
         )
         self._step_of_rollout += 1
 
+    def weight_probes(self) -> torch.Tensor:
+        """Some of the weights that this rank steps."""
+        return self.optimizer.weight_probes()
+
     # -- peers -----------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:

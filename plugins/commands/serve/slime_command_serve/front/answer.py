@@ -19,7 +19,7 @@ from slime_core.types import GenerationOutput
 
 _OPENINGS = "<[{"
 """Characters that tool calls begin with, in the formats of all parsers."""
-_LONGEST_MARKER = 48
+_LONGEST_MARKER = 96
 """Characters after which an opening is no beginning of a call any more, unless the content begins with it."""
 
 
@@ -165,7 +165,13 @@ class LiveText:
             return self._grown("reasoning", _before_openings(parsed.reasoning, len(self.reasoning), "<")), ""
         reasoning = self._grown("reasoning", parsed.reasoning)
         openings = _OPENINGS if self.tools else "<" if not parsed.reasoning and not self.content else ""
-        return reasoning, self._grown("content", _before_openings(parsed.content, len(self.content), openings).rstrip())
+        content = parsed.content[: self._held_from(parsed.content)]
+        return reasoning, self._grown("content", _before_openings(content, len(self.content), openings).rstrip())
+
+    def _held_from(self, content: str) -> int:
+        """Return the place from which the parser says that content may become a call."""
+        held_from = getattr(self.reader.parser, "held_from", None)
+        return held_from(content, self.tools) if held_from and self.tools else len(content)
 
     def raw(self, text: str) -> str:
         """New text where none of it is anything but content, given the whole text so far."""

@@ -20,7 +20,7 @@ export function smoothed(values, weight) {
   });
 }
 
-// {title, x, lines: [{name, values}], marks: [{x, colour}], smoothing, pick(x)} -> element
+// {title, x, lines: [{name, values, colour}], marks: [{x, colour}], smoothing, pick(x)} -> element
 export function chart(it) {
   const box = h("figure.chart", h("figcaption", it.title, h("span.dim", ` ${last(it)}`)));
   if (plot) new ResizeOnce(box, (width) => box.append(drawn(it, width)));
@@ -54,7 +54,7 @@ function drawn(it, width) {
   const axis = { stroke: colour("--dim"), grid, ticks: grid, font: "11px system-ui" };
   const raw = it.smoothing > 0;
   const series = it.lines.flatMap((line, i) => {
-    const stroke = colour(COLOURS[i % COLOURS.length]);
+    const stroke = colour(COLOURS[(line.colour ?? i) % COLOURS.length]);
     const main = { label: line.name, stroke, width: 1.5, spanGaps: true, points: { show: it.x.length < 40, size: 4 } };
     return raw ? [{ label: `${line.name} as it is`, stroke: `${stroke}55`, width: 1, spanGaps: true, points: { show: false } }, main] : [main];
   });
@@ -111,7 +111,7 @@ function sketched(it) {
         .map((value, at) => (value === null ? null : `${across(it.x[at]).toFixed(1)},${up(value).toFixed(1)}`))
         .filter(Boolean)
         .join(" "),
-      class: `line c${i % COLOURS.length}`,
+      class: `line c${(line.colour ?? i) % COLOURS.length}`,
     }),
   );
   const marks = (it.marks ?? []).map((mark) => svg("line", { x1: across(mark.x), x2: across(mark.x), y1: 5, y2: height - 15, class: "mark", stroke: `var(${mark.colour})` }));

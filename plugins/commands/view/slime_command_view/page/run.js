@@ -104,11 +104,29 @@ function made(found, run, curves, columns) {
 
 function facts(found, run) {
   return [
-    h("p", state(found.state), ` ${found.done} of ${found.of ?? "?"} rollouts, model `, h("span", { title: found.model ?? "" }, (found.model ?? "?").split("/").slice(-2).join("/")), h("span.dim", ` ${found.path}`)),
+    h("p", state(found.state), found.evaluation ? " evaluation of the model " : ` ${found.done} of ${found.of ?? "?"} rollouts, model `, h("span", { title: found.model ?? "" }, (found.model ?? "?").split("/").slice(-2).join("/")), h("span.dim", ` ${found.path}`)),
     found.parts.length > 1 ? h("p.dim", `started ${found.parts.length} times: `, found.parts.map(([at, start]) => `${start ? `after rollout ${start}, ` : ""}${new Date(1000 * at).toLocaleString()}`).join("; ")) : null,
+    evaluation(found.evaluation),
     samples(found, run),
     waiting(found.waits, found.state),
   ];
+}
+
+// The table of `slime eval`, with the other numbers of the report.
+function evaluation(report) {
+  if (!report) return null;
+  const rows = Object.entries(report.datasets).flatMap(([name, of]) =>
+    Object.entries(of.scores).map(([score, { value, low, high, method }], i) => [
+      i ? "" : name, i ? "" : of.prompts, i ? "" : of.samples_per_prompt, score, number(value),
+      low === null ? "-" : `${number(low)} to ${number(high)}`, h("span.dim", method),
+    ]),
+  );
+  const percent = `${100 * report.confidence}% interval`;
+  return h(
+    "div",
+    table(["data set", "prompts", "answers each", "score", "value", percent, ""], rows),
+    h("details.box", h("summary", `all metrics; ${number(report.seconds, 3)} s`), table(["metric", "value"], Object.entries(report.metrics).map(([name, value]) => [name, number(value)]))),
+  );
 }
 
 function samples(found, run) {

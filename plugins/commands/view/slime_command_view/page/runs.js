@@ -40,7 +40,7 @@ export async function runsPage(asked) {
       else chosen.delete(run.run);
       compare.disabled = chosen.size < 2;
     }
-    const scores = Object.entries(run.evaluations).map(([name, [first, last]]) => `${name} ${number(first)} → ${number(last)}`);
+    const scores = Object.entries(run.evaluations).map(([name, [first, last]]) => `${name} ${run.done ? `${number(first)} → ` : ""}${number(last)}`);
     const sample = run.last_rollout === null ? "" : h("a", { href: link("rollout", { run: run.run, rollout: run.last_rollout }) }, `rollout ${run.last_rollout}`);
     return h(
       "tr.row",
@@ -48,7 +48,7 @@ export async function runsPage(asked) {
       h("td", box),
       h("td", h("a", { href: link("run", { run: run.run }) }, run.run === "." ? run.path : run.run)),
       h("td", state(run.state)),
-      h("td.num", `${run.done} / ${run.of ?? "?"}`),
+      h("td.num", run.of === null ? "" : `${run.done} / ${run.of}`),
       h("td", spark(run.curve)),
       h("td.num", number(run.reward)),
       h("td", scores.join(", ")),
@@ -96,11 +96,12 @@ export async function runsPage(asked) {
 export async function comparePage(asked) {
   const names = asked.all.getAll("run");
   const found = await ask("compare", { run: names });
+  const colours = names.toSorted(); // a run has its colour in every chart, also where others have no line
   const charts = Object.entries(found.curves).map(([title, of]) => {
     const x = [...new Set(Object.values(of).flatMap((points) => points.map(([step]) => step)))].sort((a, b) => a - b);
     const lines = Object.entries(of).map(([name, points]) => {
       const at = new Map(points);
-      return { name, values: x.map((step) => at.get(step) ?? null) };
+      return { name, values: x.map((step) => at.get(step) ?? null), colour: colours.indexOf(name) };
     });
     return chart({ title, x, lines, smoothing: 0 });
   });
@@ -110,12 +111,12 @@ export async function comparePage(asked) {
     ...values.map(([value, error]) => `${number(value)}${error === null ? "" : ` ± ${number(error, 2)}`}`),
     differ === null ? h("span.dim", "one run each: the noise is not known") : differ ? "more than noise" : "within noise",
   ]);
-  const legend = h("p", Object.keys(found.curves).length ? names.toSorted().map((name, i) => h(`b.k${i % 6}`, `— ${name}  `)) : "");
+  const legend = h("p", Object.keys(found.curves).length ? colours.map((name, i) => h(`b.k${i % 6}`, `— ${name}  `)) : "");
   const view = h(
     "div",
     legend,
     h("div.charts", charts),
-    h("h2", `means of the last rollouts, up to ${found.until}`),
+    h("h2", `means of rollouts ${found.from} to ${found.until}, the last that all have`),
     table(["metric", ...groups, ""], metrics),
     h("h2", "settings that differ"),
     table(["setting", ...groups], Object.entries(found.settings).map(([name, values]) => [name, ...values.map(json)])),

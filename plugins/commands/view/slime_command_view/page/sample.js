@@ -44,6 +44,25 @@ function shades(all) {
   };
 }
 
+const tint = (strength) => `rgb(${strength < 0 ? "220 60 50" : "45 160 80"} / ${Math.round(Math.min(1, Math.abs(strength)) * 65)}%)`;
+
+// What the colours mean: [text, strength] for some strengths of the scale.
+function scale(all, by) {
+  const known = (name) => all.map((one) => one[name]).filter((value) => value !== null);
+  const most = (name) => Math.max(0, ...known(name).map(Math.abs));
+  const around = (name) => [[number(-most(name), 3), -1], ["0", 0], [number(most(name), 3), 1]];
+  const versions = known("version").filter((version) => version >= 0);
+  const [oldest, newest] = [versions.reduce((a, b) => Math.min(a, b), Infinity), versions.reduce((a, b) => Math.max(a, b), -Infinity)];
+  return {
+    "log-prob": [["-5 or less", -1], ["-2.5", -0.5], ["0", 0]],
+    "trainer - engine": around("gap"),
+    advantage: around("advantage"),
+    entropy: [["0", 0], [number(most("entropy"), 3), 1]],
+    mask: [["trained", 0.8], ["not trained", 0]],
+    weights: !versions.length ? [] : oldest === newest ? [[`weights ${newest}`, 0.4]] : [[`weights ${oldest}`, 0.2], [`weights ${newest}`, 1]],
+  }[by];
+}
+
 function tokenView(tokens, choose) {
   const holder = h("div.tokens");
   const spans = [];
@@ -75,7 +94,7 @@ function tokenView(tokens, choose) {
       const shade = shades(all)[by];
       spans.forEach((span, at) => {
         const strength = shade ? shade(all[at]) : 0;
-        span.style.background = !shade ? "" : strength ? `rgb(${strength < 0 ? "220 60 50" : "45 160 80"} / ${Math.round(Math.min(1, Math.abs(strength)) * 65)}%)` : "transparent";
+        span.style.background = !shade ? "" : strength ? tint(strength) : "transparent";
       });
     },
   };
@@ -126,12 +145,17 @@ export async function samplePage(asked) {
 
   const by = h(
     "select",
-    { "aria-label": "colour by", onchange: (event) => ((kept.by = event.target.value), view.colour(kept.by)) },
+    { "aria-label": "colour by", onchange: (event) => ((kept.by = event.target.value), paint()) },
     Object.keys(shades([])).filter((name) => name !== "entropy" || tokens.columns.entropy).map((name) => h("option", { selected: name === kept.by }, name)),
   );
-  view.colour(kept.by);
+  const legend = h("span.legend");
+  function paint() {
+    view.colour(kept.by);
+    const sources = [...new Set(tokens.spans.map(([source]) => source))].map((source) => h(`span.s-${source}`, WORDS[source] ?? source));
+    legend.replaceChildren(...(scale(view.all, kept.by)?.map(([text, strength]) => h("span", { style: `background: ${strength ? tint(strength) : "transparent"}` }, text)) ?? sources));
+  }
+  paint();
   choose(Math.max(0, Math.min(tokens.ids.length - 1, tokens.prompt - tokens.start)));
-  const legend = h("span.legend", [...new Set(tokens.spans.map(([source]) => source))].map((source) => h(`span.s-${source}`, WORDS[source] ?? source)));
   const groupAddress = link("group", { run, rollout, data_set, group: found.group_index });
   const isThis = ([index, part]) => index === found.sample_index && part === found.part;
   const sibling = ([sample, part]) => link("sample", { ...where, sample, part: part || null, start: null });

@@ -218,6 +218,12 @@ class MegatronAdam:
                         state[name] = value.to(device)
         self._moments_moved = device == "cpu"
 
+    def weight_probes(self) -> torch.Tensor:
+        """Some float32 weights of every tensor that this rank steps, evenly spread."""
+        groups = [group for optimizer in self._torch_optimizers() for group in optimizer.param_groups]
+        probes = [p.detach().reshape(-1)[:: p.numel() >> 8 | 1] for group in groups for p in group["params"]]
+        return torch.cat(probes) if probes else torch.zeros(1, device="cuda" if self._on_gpu else "cpu")
+
     def reset_moments(self) -> None:
         """Forget both moments and their bias-correction count; the schedule goes on."""
         for optimizer in self._torch_optimizers():

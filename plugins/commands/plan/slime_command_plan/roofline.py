@@ -1,0 +1,78 @@
+"""A plan's numbers -> seconds of a rollout on GPUs: floating point operations and bytes over what a GPU does of them.
+
+A bound for samples of full length, not a measurement: shorter answers take less, and what is lost between kernels,
+processes and steps takes more. Training's operations are 2 per parameter and token forward, twice that backward
+(Kaplan et al., 2020, "Scaling Laws for Neural Language Models"); decoding reads all weights and the cache once a token
+(Pope et al., 2022, "Efficiently Scaling Transformer Inference").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_core.ops.flops import DecoderShape
+
+GPU = "H100"
+_FLOPS, _BYTES = 989e12, 3.35e12
+"""Of an H100 SXM a second: bfloat16 without sparsity, and of its memory."""
+_OF_FLOPS, _OF_BYTES = 0.4, 0.6
+"""Shares that well-kept trainers and engines reach."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one rollout of full length."""
+
+    generate: float
+    train: float
+
+    def describe(self, overlap: bool) -> str:
+        """One line for people."""
+        total = max(self.generate, self.train) if overlap else self.generate + self.train
+        return (
+            f"generate {_text(self.generate)}, train {_text(self.train)}, a rollout {_text(total)}: a roofline with"
+            f" every sample at full length, {_OF_FLOPS:.0%} of {GPU}'s operations and {_OF_BYTES:.0%} of its bandwidth"
+        )
+
+
+def seconds(
+    shape: DecoderShape,
+    parameters: int,
+    *,
+    samples: int,
+    prompt: int,
+    response: int,
+    running: int,
+    trainers: int,
+    engines: int,
+    engine_size: int,
+    extra_passes: int,
+) -> Seconds:
+    """Bound a rollout's time.
+
+    Args:
+        shape: Of the model; its operations count the experts that a token goes through.
+        parameters: Elements that an engine reads for a token.
+        samples: Of the rollout.
+        prompt: Tokens of each.
+        response: Likewise.
+        running: Samples at once in an engine.
+        trainers: GPUs that train.
+        engines: Engines, of `engine_size` GPUs each.
+        engine_size: GPUs.
+        extra_passes: Forward passes besides those of the steps: old policy, reference, teacher.
+    """
+    forward = shape.forward_flops(prompt + response)
+    train = samples * forward * (3 + extra_passes) / (max(1, trainers) * _FLOPS * _OF_FLOPS)
+    per_token = 4 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    each = -(-samples // max(1, engines))
+    together = max(1, min(running, each))
+    waves = -(-each // together)
+    read = 2 * parameters + together * per_token * (prompt + response / 2)
+    decode = waves * response * read / (engine_size * _BYTES * _OF_BYTES)
+    prefill = each * shape.forward_flops(prompt) / (engine_size * _FLOPS * _OF_FLOPS)
+    return Seconds(decode + prefill, train)
+
+
+def _text(value: float) -> str:
+    return f"{value:.2g} s" if value < 100 else f"{value:,.0f} s"

@@ -1,0 +1,143 @@
+"""Turn a Python function, class or object into a spec that every process of a run can resolve.
+
+A worker process resolves a reward from a string, so an object needs a place to be found::
+
+    importable                 "package.module:name", or "/path/file.py:name"
+    not importable             cloudpickle into a file of the run: "/run/inputs/functions/reward_3f2a.py:reward"
+    not to be pickled either   "slime_python.here:reward_3f2a": this process only, on a thread
+
+The last form cannot be killed when it hangs, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import ConfigError
+from slime_core.protocols import RewardTraits
+from slime_python import here
+
+logger = logging.getLogger(__name__)
+
+_FILE = '''"""The {kind} {label}, given as a Python object; its source was:
+
+{source}
+"""
+
+import base64
+import pickle
+
+{kind} = pickle.loads(base64.b85decode(
+    {data!r}
+))
+'''
+
+
+def spec_of(kind: str, given: Any, folder: Path) -> str:
+    """Return the spec of a component.
+
+    Args:
+        kind: Word for messages and file names: "reward", "generate", ...
+        given: A spec, which is returned as it is; a path of a file; or a function, class or object.
+        folder: Directory that a pickled object is written into.
+
+    Raises:
+        ConfigError: `given` is neither text nor callable.
+    """
+    if isinstance(given, (str, Path)):
+        return str(given)
+    if not callable(given) and not _is_instance(given):
+        raise ConfigError(
+            f"argument {kind} {given!r:.80}: expected a name, a path, or a function, class or object; got"
+            f" {type(given).__name__}"
+        )
+    return _imported(given) or _pickled(kind, given, folder) or _kept(kind, given)
+
+
+def name_of(given: Any) -> str:
+    """Return the qualified name of a function or class, or of an object's class."""
+    return str((type(given) if _is_object(given) else given).__qualname__)
+
+
+def _is_instance(given: Any) -> bool:
+    return not isinstance(given, (int, float, bytes, list, tuple, dict, set, type(None)))
+
+
+def _imported(given: Any) -> str | None:
+    """Return the import path or file of an object that another process can import under its name."""
+    module, name = given.__module__, name_of(given)
+    if module == "__main__" or "<" in name or module not in sys.modules:
+        return None
+    try:
+        found = functools.reduce(getattr, name.split("."), sys.modules[module])
+        spec = importlib.util.find_spec(module)
+    except (AttributeError, ImportError, ValueError):
+        return None
+    if found is not given or spec is None or not spec.origin:
+        return None
+    file = Path(spec.origin)
+    if "." not in module and file.suffix == ".py" and "site-packages" not in file.parts:
+        return f"{file.resolve()}:{name}"  # a module beside a script, whose folder other processes do not search
+    return f"{module}:{name}"
+
+
+def _pickled(kind: str, given: Any, folder: Path) -> str | None:
+    """Write the object into a file of Python and return its spec; None if it cannot be pickled."""
+    import cloudpickle
+
+    try:
+        data = cloudpickle.dumps(given)
+    except Exception as error:  # pickling runs code of any object in a closure
+        logger.info("argument %s: not pickled: %s: %s", kind, type(error).__name__, error)
+        return None
+    text = base64.b85encode(data).decode()
+    body = _FILE.format(kind=kind, label=name_of(given), source=_source(given), data=text)
+    path = folder / f"{kind}_{hashlib.sha256(data).hexdigest()[:12]}.py"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(body, encoding="utf-8")
+    return f"{path}:{kind}"
+
+
+def _source(given: Any) -> str:
+    """Return the source of an object for people, safe within a docstring; a note if it is not known."""
+    try:
+        source = inspect.getsource(given if not _is_object(given) else type(given))
+    except (OSError, TypeError):
+        return "(not known)"
+    return source.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+
+
+def _is_object(given: Any) -> bool:
+    return not (inspect.isfunction(given) or inspect.ismethod(given) or inspect.isclass(given))
+
+
+def _kept(kind: str, given: Any) -> str:
+    """Keep the object in this process and return the spec that finds it here."""
+    cost = " and cannot be ended when it hangs" if kind == "reward" else ""
+    logger.warning(
+        "argument %s %r: neither importable nor picklable, so it runs on a thread of this process%s", kind, given, cost
+    )
+    return here.keep(kind, _on_thread(given) if kind == "reward" else given)
+
+
+def _on_thread(reward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the reward with the trait that keeps it in this process."""
+    if inspect.iscoroutinefunction(reward):
+        return reward
+    called = reward.__call__ if _is_object(reward) else reward
+
+    @functools.wraps(called)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return reward(*args, **kwargs)
+
+    vars(call)["traits"] = RewardTraits(execution="thread")
+    return call
