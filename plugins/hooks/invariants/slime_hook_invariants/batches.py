@@ -24,17 +24,24 @@ from slime_hook_invariants.trained import Trained
 __all__ = ["Batches", "Trained"]
 
 
+_FIRST, _EVERY = 5, 8
+"""Gradients and updates are computed again in the first rollouts of a process, then in two of so many."""
+
+
 class Batches:
     """What must hold of every rollout that is trained on, in one process."""
 
     def __init__(self) -> None:
         self._signal, self._gaps, self._references, self._weights = Signal(), Gaps(), References(), Weights()
-        self._updates = Updates()
+        self._updates, self._rollouts = Updates(), 0
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
         """What does not hold. Of losses without advantages (SFT) only what is true of any optimizer step."""
         moved = yield from self._weights.incidents(it)
-        yield from self._updates.incidents(it)
+        self._rollouts += 1
+        closely = self._rollouts <= _FIRST or self._rollouts % _EVERY < 2
+        if closely:
+            yield from self._updates.incidents(it)
         yield from learning_rate(it)
         if it.tensors.advantages is None:
             return
@@ -49,4 +56,5 @@ class Batches:
             yield from ratio_one(it)
             yield from loss_of_its_terms(it)
             yield from loss_of_the_batch(it)
-            yield from gradient_of_the_loss(it)
+            if closely:
+                yield from gradient_of_the_loss(it)
