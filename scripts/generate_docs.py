@@ -269,10 +269,10 @@ def component_rows() -> list[str]:
 
 def component_row(flag: str, kind: Kind) -> str:
     """One line of the table."""
-    calls = [*kind.calls, *([kind.construct] if kind.construct else [])]
-    # Of rewards the plain form, which comes after that of batches.
-    shown = next((call for call in calls if call.marker is None), calls[0]).shown.replace("|", chr(92) + "|")
-    return f"| `{flag}` | `{kind.registered}` | `{shown}` | {example_of(kind.canonical)} |"
+    forms = [call.shown for call in kind.calls] + [f"class {call.shown}" for call in [kind.construct] if call]
+    forms = [form + f" with {', '.join(kind.methods)}" * form.startswith("class") for form in forms]
+    shown = " or ".join(f"`{form}`".replace("|", chr(92) + "|") for form in forms)
+    return f"| `{flag}` | `{kind.registered}` | {shown} | {example_of(kind.canonical)} |"
 
 
 def hooks_page() -> str:

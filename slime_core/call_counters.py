@@ -30,7 +30,7 @@ class SpecInfo:
         """Tokens produced per verification step."""
         return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
 
-    def add(self, meta_info: Mapping[str, Any], response_length: int) -> None:
+    def add(self, meta_info: Mapping[str, Any], response_length: int = 0) -> None:
         """Add the counters of one engine answer, as older SGLang or 0.5.20 names them; absent ones add nothing."""
         accepted, drafted = meta_info.get("spec_num_correct_drafts", 0), meta_info.get("spec_num_proposed_drafts", 0)
         self.spec_accept_token_num += int(meta_info.get("spec_accept_token_num", accepted))

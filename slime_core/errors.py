@@ -11,6 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_SYNONYMS = {
+    "callback": ("hook",), "callbacks": ("hooks",), "evaluate": ("eval",), "gpu": ("cuda",), "info": ("show",),
+    "inspect": ("show",), "list": ("runs",), "log": ("show",), "logger": ("hook",), "loggers": ("hooks",),
+    "merge": ("export",), "metrics": ("show",), "new": ("init",), "nvidia": ("cuda",), "start": ("train",),
+    "status": ("show",), "tracker": ("hook",), "trackers": ("hooks",),
+}  # fmt: skip
+"""What people write -> the names for it, where spelling would lead elsewhere."""
+
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.7, form: str = "{}", most: int = 1) -> str:
     """ " Did you mean x?" with a space before it, or an empty string when nothing is close.
@@ -25,7 +33,9 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.7, form: str
     import difflib
 
     spelled = {name.lower().replace("-", "_"): name for name in known}
-    close = difflib.get_close_matches(word.lower().replace("-", "_"), spelled, n=most, cutoff=cutoff)
+    written = word.lower().replace("-", "_")
+    close = [name for name in _SYNONYMS.get(written, ()) if name in spelled]
+    close = close or difflib.get_close_matches(written, spelled, n=most, cutoff=cutoff)
     return f" Did you mean {' or '.join(form.format(spelled[name]) for name in close)}?" if close else ""
 
 

@@ -140,7 +140,7 @@ def image_ref(value: Any, folder: Path | None = None, *, fetched: bool = True) -
         value: A path, a `data:` URL, base64 text or bytes of an image file, a PIL image, or the Hugging Face data sets'
             `{"bytes": ..., "path": ...}`.
         folder: What a relative path counts from.
-        fetched: Its pixels are needed here; otherwise an address on the web is kept as it is.
+        fetched: Its pixels are needed here; otherwise a text that names no image here is kept as it is.
 
     Raises:
         ValueError: It is no image, a file that is not there, or an address on the web whose pixels are needed.
@@ -158,9 +158,12 @@ def image_ref(value: Any, folder: Path | None = None, *, fetched: bool = True) -
         return _data_url(buffer.getvalue())
     if not isinstance(value, str | Path):
         raise ValueError(f"an image is a path, bytes or base64, not {type(value).__name__}")
-    if not fetched and str(value).startswith(_WEB):
+    try:
+        return _text_ref(str(value), folder)
+    except ValueError:
+        if fetched:
+            raise
         return str(value)
-    return _text_ref(str(value), folder)
 
 
 def _text_ref(text: str, folder: Path | None) -> str:

@@ -91,7 +91,7 @@ class Sample(Attributes):
     multimodal_train_inputs: Any = None
     """What the model takes besides the tokens: a `TrainInputs`, or a mapping of arrays that it can be made of."""
     multimodal_train_input_id: str | None = None
-    apply_chat_template_kwargs: dict[str, Any] | None = None
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     response: str = ""
     """Response text, tool output included."""
     response_length: int = 0
@@ -103,8 +103,6 @@ class Sample(Attributes):
     """[response_length] 1 on tokens to train; None means all ones."""
     weight_versions: list[str] = field(default_factory=list)
     """Weight version of each engine call."""
-    token_weight_versions: list[int] = field(default_factory=list)
-    """[response_length] weight version that sampled each token; `NOT_SAMPLED` elsewhere."""
     rollout_log_probs: list[float] | None = None
     """[response_length] log-probability under the sampling policy, in nats; 0.0 where not sampled."""
     rollout_top_p_token_ids: list[int] | None = None
@@ -132,6 +130,8 @@ class Sample(Attributes):
     """Seconds spent outside the engine (tools, environments)."""
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+    token_weight_versions: list[int] = field(default_factory=list)
+    """[response_length] weight version that sampled each token; `NOT_SAMPLED` elsewhere."""
     row: int | None = None
     """Which row of `--prompt-data` the prompt is: its identity over the epochs."""
     spans: list[Span] | None = None
@@ -143,6 +143,14 @@ class Sample(Attributes):
     Status = SampleStatus
     SpecInfo = SpecInfo
     PrefixCacheInfo = PrefixCacheInfo
+
+    def __post_init__(self) -> None:
+        for name in ("group_index", "index", "rollout_id"):
+            if isinstance(getattr(self, name), (str, list)):
+                raise TypeError(
+                    f"Sample: {name} is {getattr(self, name)!r:.80}; expected a number. Name the fields:"
+                    " Sample(group_index=0, index=1, prompt=..., tokens=...)"
+                )
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -206,7 +214,7 @@ class Sample(Attributes):
         all are a turn that was ended before its first one: `meta_info` is taken in.
 
         Args:
-            args: The run's arguments; unused here, kept for THUDM/slime's call.
+            args: The run's arguments: `sglang_speculative_algorithm`, for counters that have no `spec_verify_ct`.
             tokens: [n] ids.
             log_probs: [n] log-probs of the sampling policy: required when `trainable` and there are tokens; otherwise
                 None, or zeros.
@@ -225,7 +233,7 @@ class Sample(Attributes):
         new_log_probs, versions = self._checked_extension(list(tokens), log_probs, trainable, meta_info)
         total = len(self.tokens) + len(tokens)
         routed = routed_experts_after_call(self.rollout_routed_experts, meta_info if trainable else {}, total, args)
-        kept = self.rollout_top_p_token_ids, self.rollout_top_p_token_offsets
+        kept = _listed(self.rollout_top_p_token_ids), _listed(self.rollout_top_p_token_offsets)
         if trainable and tokens:
             mask = self.loss_mask or [1] * self.response_length
             kept = kept_after_call(kept, mask, tokens, meta_info.get("output_token_sampling_mask"))
@@ -253,7 +261,7 @@ class Sample(Attributes):
         if text is not None:
             self.response += text
         if update_terminal_info and meta_info:
-            self.take_meta_info(meta_info, len(tokens))
+            self.take_meta_info(meta_info, len(tokens), args)
 
     def known_spans(self) -> Spans:
         """A copy of `spans`, completed from the other fields where nobody told more than the prompt's.
@@ -324,7 +332,7 @@ class Sample(Attributes):
             raise ValueError(f"{self._name()}: {n} sampled tokens but {len(versions)} token_weight_versions")
         return list(map(float, log_probs)), list(map(int, versions))
 
-    def take_meta_info(self, meta_info: Mapping[str, Any], num_tokens: int) -> None:
+    def take_meta_info(self, meta_info: Mapping[str, Any], num_tokens: int, args: Args | None = None) -> None:
         """Take status, weight version and counters of one engine answer of `num_tokens` tokens."""
         reason = meta_info.get("finish_reason")
         kind = reason.get("type") if isinstance(reason, Mapping) else reason
@@ -332,7 +340,7 @@ class Sample(Attributes):
         if meta_info.get("weight_version") is not None:
             self.weight_versions.append(str(meta_info["weight_version"]))
         self.prefix_cache_info.add(meta_info)
-        if "spec_verify_ct" in meta_info:
+        if "spec_verify_ct" in meta_info or getattr(args, "sglang_speculative_algorithm", None):
             self.spec_info.add(meta_info, num_tokens)
 
     def validate(self) -> None:
@@ -354,7 +362,7 @@ class Sample(Attributes):
         versions = self.token_weight_versions
         if versions and len(versions) != length:
             raise ValueError(f"{self._name()}: token_weight_versions has {len(versions)} entries for {length} tokens")
-        ids, offsets = self.rollout_top_p_token_ids or (), self.rollout_top_p_token_offsets
+        ids, offsets = _listed(self.rollout_top_p_token_ids) or (), self.rollout_top_p_token_offsets
         if offsets is not None and (len(offsets) != length + 1 or offsets[-1] != len(ids)):
             raise ValueError(
                 f"{self._name()}: rollout_top_p_token_offsets needs {length + 1} entries, up to the number of"
@@ -417,6 +425,12 @@ class Sample(Attributes):
         for key, value in data.items():
             setattr(sample, key, value)
         return sample
+
+
+def _listed(column: Any) -> list[int] | None:
+    """Return the column as a list; THUDM/slime's code also has tensors."""
+    found: list[int] | None = column.tolist() if hasattr(column, "tolist") else column
+    return found
 
 
 Group: TypeAlias = list[Sample]

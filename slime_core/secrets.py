@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,9 +21,18 @@ MARK = "<not kept>"
 """Stands where a secret was."""
 _NAMED = re.compile(
     r"(^|[._-])((api|access|private|secret|wandb|auth|admin)[_-]?keys?|(hf|hub|api|auth|access|bearer|refresh)[_-]?tokens?"
-    r"|pass(word|wd|phrase)|secrets?|credentials?)$|(^|\.)token$",
+    r"|pass(word|wd|phrase)|secrets?|credentials?|pats?)$|(^|\.)token$",
     re.IGNORECASE,
 )
+_VARIABLE = re.compile(r"_(TOKEN|PWD)$")
+"""Names of the environment besides; among settings there are tokens of a vocabulary, too."""
+_FORM = re.compile(
+    r"\b(?:gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}"
+    r"|xox[a-z]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,})"
+)
+"""Values that are secret whatever their name: tokens of GitHub, GitLab, Hugging Face, OpenAI, Anthropic, Slack, AWS,
+Google, npm and PyPI, and JSON web tokens (formats as published by secretlint and GitHub's secret scanning)."""
 _IN_URL = re.compile(r"\b\w+://[^\s/@:]*:([^\s/]+)@")
 _known: set[str] = set()
 
@@ -40,7 +50,7 @@ def learn(name: str, value: Any, shortest: int = 4) -> None:
             learn(name, inner, shortest)
     elif isinstance(value, (str, int)) and not isinstance(value, bool):
         text = str(value)
-        found = [text] if _NAMED.search(name) else _IN_URL.findall(text)
+        found = [text] if _NAMED.search(name) else [*_IN_URL.findall(text), *_FORM.findall(text)]
         for secret in (s for s in found if len(s) >= shortest and s != MARK):
             _known.update((secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]))
         if text.startswith("{"):
@@ -59,7 +69,7 @@ def learn_flags(argv: Sequence[str]) -> None:
 def learn_environment(env: Mapping[str, str]) -> None:
     """Of the environment; short values such as EMPTY are what one writes where no key is needed."""
     for name, value in env.items():
-        learn(name, value, shortest=8)
+        learn("token" if _VARIABLE.search(name) and not name.startswith("SLIME_") else name, value, shortest=8)
 
 
 def hidden(text: str) -> str:
@@ -69,8 +79,23 @@ def hidden(text: str) -> str:
     return text
 
 
+def hidden_bytes(content: bytes) -> bytes:
+    """Return lines of JSON without secrets; words and numbers stay, which may be names or values of other fields."""
+    for secret in sorted(_known, key=len, reverse=True):
+        if len(secret) >= 8 and not secret.isalpha() and not secret.replace(".", "").replace("-", "").isdecimal():
+            content = content.replace(secret.encode(), MARK.encode())
+    return content
+
+
+_ERASED = "\r\x1b[K"
+
+
 class Masked:
     """A stream of text, without secrets."""
+
+    written = 0.0
+    """When text was last written to any of them (`time.monotonic`)."""
+    _status: Any = None
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -79,9 +104,20 @@ class Masked:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """How many characters were written."""
+        """How many characters were written. Replaces a status line."""
+        if Masked._status is not None:
+            status, Masked._status = Masked._status, None
+            status.write(_ERASED)
+            status.flush()
+        Masked.written = time.monotonic()
         self._stream.write(hidden(text))
         return len(text)
+
+    def show_status(self, text: str) -> None:
+        """Write a line that the next text, to whichever stream, replaces."""
+        Masked._status = self._stream
+        self._stream.write(_ERASED + hidden(text))
+        self._stream.flush()
 
     def writelines(self, lines: Iterable[str]) -> None:
         """As one text."""

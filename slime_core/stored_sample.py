@@ -19,7 +19,9 @@ _WRITERS: Mapping[str, Any] = {
     "status": lambda status: status.value,
     "spec_info": lambda info: dict(info.__dict__),
     "prefix_cache_info": lambda info: dict(info.__dict__),
-    "rollout_routed_experts": lambda experts: RoutedExperts.of(experts).to_json(),
+    "rollout_routed_experts": lambda experts: (
+        copied(experts) if isinstance(experts, list) else RoutedExperts.of(experts).to_json()
+    ),
     "spans": provenance.to_json,
     "multimodal_inputs": inputs_to_json,
     "multimodal_train_inputs": lambda inputs: TrainInputs.of(inputs).to_json(),
@@ -29,7 +31,7 @@ _NOT_JSON = {n: write for n, write in _WRITERS.items() if n not in ("status", "s
 _READERS: Mapping[str, Any] = {
     "spec_info": lambda values: SpecInfo(**values),
     "prefix_cache_info": lambda values: PrefixCacheInfo(**values),
-    "rollout_routed_experts": RoutedExperts.of,
+    "rollout_routed_experts": lambda stored: stored if isinstance(stored, list) else RoutedExperts.of(stored),
     "spans": provenance.from_json,
     "multimodal_train_inputs": TrainInputs.of,
 }

@@ -34,6 +34,17 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
 
 
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of the text may turn out to be the beginning of a stop string."""
+    held = 0
+    for stop in filter(None, stops):
+        at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while at >= 0 and not stop.startswith(text[at:]):
+            at = text.find(stop[0], at + 1)
+        held = max(held, len(text) - at if at >= 0 else 0)
+    return held
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]

@@ -7,12 +7,14 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 from slime.agent.adapters import AnthropicAdapter, BaseAdapter, OpenAIAdapter, ResponsesAdapter
+from slime.agent.adapters.common import flatten_content
 from slime.agent.aiohttp_threaded import AppHandle, FilteredAccessLogger, run_app_in_thread
 from slime.agent.harness import CLAUDE_CODE, CODEX, BaseHarness, HarnessContext
 from slime.agent.parsing import parse_model_output, parse_xml_tool_uses
@@ -154,7 +156,9 @@ def test_parsing(text: str, parser: str | None, expected: dict[str, str]) -> Non
 
 def test_xml_calls() -> None:
     text = "x <tool_call><function=look><parameter=q>a b</parameter></function></tool_call>"
-    assert parse_xml_tool_uses(text, TOOLS) == ("x", [{"name": "look", "input": {"q": "a b"}}])
+    assert parse_xml_tool_uses(text, TOOLS) == ("x ", [{"name": "look", "input": {"q": "a b"}}])
+    other = text.replace("look", "unknown")
+    assert parse_xml_tool_uses(other, TOOLS) == (other, [])
 
 
 # -- turns that a user recorded ---------------------------------------------------------------------------
@@ -249,9 +253,19 @@ async def test_a_program_in_a_sandbox_talks_to_the_adapter(
     assert sample.response == "77"
 
 
-async def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SandboxError, match=r"no E2BSandbox; use slime\.agent\.sandbox\.LocalSandbox"):
+def test_the_text_of_blocks() -> None:
+    result = {"type": "tool_result", "content": [{"type": "text", "text": "out"}, {"type": "image"}]}
+    blocks = ["a", {"type": "text", "text": "b"}, {"type": "x", "content": "c"}, result, {"text": None}, 7]
+    assert flatten_content(blocks) == "a\nb\nc\nout\n[image omitted]\n7"
+    assert [flatten_content(value) for value in (None, "t", {"k": 1})] == ["", "t", "{'k': 1}"]
+
+
+async def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match=r"no E2BSandbox; set SLIME_E2B_SANDBOX=file\.py:Class"):
         E2BSandbox("image")
+    (tmp_path / "stand_in.py").write_text("class Boxes(list):\n    pass\n")
+    monkeypatch.setenv("SLIME_E2B_SANDBOX", f"{tmp_path / 'stand_in.py'}:Boxes")
+    assert list(E2BSandbox("image")) == list("image")  # type: ignore[call-overload]
     monkeypatch.setenv(CODEX.extra_envs_env, "[1]")
     with pytest.raises(ConfigError, match="SLIME_AGENT_CODEX_EXTRA_ENVS is list; type"):
         await CODEX.launch_and_wait(LocalSandbox(), HarnessContext("/w", "s", "http://x"), "p", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,11 +90,45 @@ def test_log_probs_and_entropy() -> None:
     assert ppo_utils.calculate_log_probs_and_entropy(logits, tokens)[1] is None
     wanted = torch.autograd.grad(entropy.sum(), logits, retain_graph=True)[0]
     torch.testing.assert_close(torch.autograd.grad(both[1].sum(), logits)[0], wanted)
-    with pytest.raises(ValueError, match="process group of 2"):
-        ppo_utils.compute_log_probs(logits, tokens, SimpleNamespace(size=lambda: 2))
+    keep = torch.rand(5, 7) < 0.5
+    assert not keep.gather(1, tokens[:, None]).all(), "a row's own token counts all the same"
+    masked = logits.masked_fill(~keep.scatter(1, tokens[:, None], True), float("-inf")).log_softmax(-1)
+    found, entropies = ppo_utils.calculate_log_probs_and_entropy(
+        logits, tokens, None, True, 2, log_prob_keep_mask=keep, with_entropy_grad=False
+    )
+    torch.testing.assert_close(found[:, 0], masked.gather(1, tokens[:, None])[:, 0])
+    torch.testing.assert_close(entropies, entropy.detach())
+    assert not entropies.requires_grad
+    wanted = torch.autograd.grad(masked.gather(1, tokens[:, None]).sum(), logits)[0]
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), logits)[0], wanted)
+
+
+def _rank_of_a_vocabulary(rank: int, store: str, results: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    part = torch.randn(4, 6).chunk(2, dim=1)[rank].clone().requires_grad_()
+    found, entropy = ppo_utils.calculate_log_probs_and_entropy(part, torch.tensor([0, 5, 3, 2]), with_entropy=True)
+    (found.sum() + entropy.sum()).backward()
+    torch.save((found.detach(), entropy.detach(), part.grad), f"{results}.{rank}")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_vocabulary_that_is_split_over_processes(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_rank_of_a_vocabulary, (str(tmp_path / "store"), str(tmp_path / "rank")), nprocs=2)
+    torch.manual_seed(0)
+    logits = torch.randn(4, 6).requires_grad_()
+    found, entropy = ppo_utils.calculate_log_probs_and_entropy(logits, torch.tensor([0, 5, 3, 2]), with_entropy=True)
+    (found.sum() + entropy.sum()).backward()
+    ranks = [torch.load(f"{tmp_path / 'rank'}.{rank}") for rank in range(2)]
+    for rank in ranks:
+        torch.testing.assert_close(rank[:2], (found.detach(), entropy.detach()))
+    torch.testing.assert_close(torch.cat([rank[2] for rank in ranks], 1), logits.grad)
 
 
 def test_returns() -> None:
+    found = ppo_utils.chunked_discounted_returns(t(1, 2, 3)[None], 0.5, chunk_size=2)
+    assert found.tolist() == [pytest.approx([2.75, 3.5, 3])]
     kl, masks = [t(0.1, 0.2, 0.3)], [t(1, 1, 0)]
     (found,) = ppo_utils.get_reinforce_plus_plus_returns(t(1), kl, masks, [3], [5], 0.1, 0.9)
     assert found.tolist() == pytest.approx([0.872, 0.98, 0])

@@ -13,10 +13,10 @@ import pytest
 from slime.rollout import rm_hub
 from slime.rollout.filter_hub import base_types, dynamic_sampling_filters
 from slime.rollout.on_policy_distillation import post_process_rewards, reward_func
-from slime.rollout.rm_hub import async_rm, batched_async_rm, extract_boxed_answer, remote_rm
+from slime.rollout.rm_hub import async_rm, batched_async_rm, extract_boxed_answer, math_dapo_utils, remote_rm
 from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
 from slime.rollout.rm_hub.f1 import f1_score, normalize_answer
-from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
+from slime.rollout.rm_hub.gpqa import DEFAULT_VALID_LETTERS, compute_gpqa_reward
 from slime.rollout.rm_hub.ifbench import compute_ifbench_reward
 from slime.rollout.rm_hub.math_dapo_utils import (
     compute_score,
@@ -114,8 +114,11 @@ def test_boxes() -> None:
     assert extract_answer(text) == extract_boxed_answer(text) == r"\frac{1}{2}"
     assert last_boxed_only_string(text) == r"\boxed{\frac{1}{2}}"
     assert remove_boxed(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"
-    assert remove_boxed(r"\boxed 5") == "5"
-    assert remove_boxed("5") is None
+    assert [remove_boxed(text) for text in (r"\boxed 5", "5", None)] == [None] * 3
+    assert math_dapo_utils.remove_boxed(r"\boxed{5}") == "5"
+    with pytest.raises(AssertionError, match=r"no \\boxed"):
+        math_dapo_utils.remove_boxed("5")
+    assert last_boxed_only_string(r"so \fbox{7}") == r"\fbox{7}"
     assert extract_answer("no box") is None
     assert last_boxed_only_string("no box") is None
 
@@ -147,6 +150,7 @@ def test_dapo() -> None:
     assert normalize_final_answer("1,234,567") == "1234567"
     assert is_correct_minerva("Answer: 100 dollars", "100") == (True, "100")
     assert is_correct_strict_box("none", "1") == (-1, None)
+    assert math_dapo_utils.verify("Answer: 100 dollars", "100") == (True, "100")
     with pytest.raises(ValueError, match="pause_tokens_index"):
         compute_score("x", "y", pause_tokens_index=[1])
 
@@ -156,13 +160,15 @@ def test_f1() -> None:
     assert (f1, precision, recall) == pytest.approx((0.8, 1.0, 2 / 3))
     assert f1_score("yes", "yes it is") == (0.0, 0.0, 0.0)
     assert f1_score(None, "x") == (0.0, 0.0, 0.0)
+    assert (normalize_answer("the"), f1_score("the", "the")) == ("", (0.0, 0.0, 0.0))
     assert normalize_answer("The  Fox!") == "fox"
 
 
 def test_gpqa_and_ifbench() -> None:
     assert compute_gpqa_reward("The answer is (B).", "B") == 1.0
     assert compute_gpqa_reward("The answer is (B).", "paris", {"choices": ["rome", "paris"]}) == 1.0
-    assert compute_gpqa_reward("The answer is (A).", "B") == 0.0
+    assert compute_gpqa_reward("The answer is (A).", "B") == compute_gpqa_reward(None, "B") == 0.0
+    assert (DEFAULT_VALID_LETTERS[-1], len(DEFAULT_VALID_LETTERS)) == ("J", 10)
     rule = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
     assert compute_ifbench_reward("no comma", None, rule) == 1.0
     assert compute_ifbench_reward("a, comma", rule) == 0.0
@@ -174,7 +180,6 @@ def test_gpqa_and_ifbench() -> None:
         ("deepscaler", "get_deepscaler_rule_based_reward", "slime_reward_deepscaler"),
         ("math_utils", "grade_answer_sympy", "slime_reward_deepscaler"),
         ("math_dapo_utils", "compute_score", "slime_reward_dapo"),
-        ("f1", "f1_score", "slime_reward_f1"),
         ("gpqa", "compute_gpqa_reward", "slime_reward_gpqa"),
         ("ifbench", "compute_ifbench_reward", "slime_reward_ifbench"),
     ],
@@ -223,13 +228,13 @@ def test_calling_and_counting_filters() -> None:
 
 
 async def test_the_teachers_answer_becomes_log_probs(make_args: MakeArgs, engine: Any) -> None:
-    args = make_args(rm_url=f"{engine.url}/teacher")
+    args = make_args(rm_url=f"{engine.url}/teacher", rollout_temperature=0.7)
     sample = done(tokens=[1, 2, 3], response_length=2)
     answer = await reward_func(args, sample)
     (asked,) = engine.bodies("/teacher")
     assert answer == {"echo": asked}
     assert asked["input_ids"] == [1, 2, 3]
-    assert asked["sampling_params"]["max_new_tokens"] == 0
+    assert (asked["sampling_params"]["max_new_tokens"], asked["sampling_params"]["temperature"]) == (0, 0.7)
     assert asked["return_logprob"] is True
     entries = [[None, 1, None], [-0.5, 2, None], [-0.75, 3, None]]
     sample.reward = {"meta_info": {"input_token_logprobs": entries}}

@@ -35,6 +35,7 @@ from slime_core.data.ledger_files import (
     flush,
     read_chain,
     read_commit,
+    read_regular,
     remove_orphans,
     segments_of,
 )
@@ -195,7 +196,10 @@ class CheckpointStore:
         # A run killed between the rename of a commit and the pointer leaves a complete commit that `latest` does not
         # name yet; the newest one is right either way.
         pointer = self.root / LATEST
-        name = pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else ""
+        try:
+            name = read_regular(pointer, 4096).decode(errors="replace").strip() if pointer.is_file() else ""
+        except OSError as error:
+            raise CheckpointError(f"{pointer}: cannot be read: {error.strerror}") from error
         if commits:
             if name and all(name != commit.name for commit in commits):
                 said = "%s: damaged: it names %r, which is not there; %s is the newest commit"
@@ -276,7 +280,7 @@ def verify(directory: Path) -> Path:
         file = directory / name
         if not file.is_file():
             raise CheckpointError(f"{directory}: torn: {name} is missing")
-        if _describe(file) != described:
+        if file.stat().st_size != described["size"] or _describe(file) != described:
             raise CheckpointError(f"{directory}: torn: {name} is not what was saved (size or digest differs)")
     ledger = read_commit(directory)
     if ledger is not None:
@@ -294,8 +298,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"{directory}: not a slime checkpoint (no {MANIFEST}): torn, or written by something else"
         )
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # no JSON, or no text
+        manifest: dict[str, Any] = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:  # no JSON, no text, or no file of a run
         raise CheckpointError(f"{path}: torn: {error}") from error
     own = manifest.pop(_OWN, None)
     if manifest.get("format") != FORMAT:
@@ -307,7 +311,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 def read_state(directory: Path) -> dict[str, Any]:
     """The facts given to `commit`."""
-    state: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    state: dict[str, Any] = json.loads(read_regular(directory / STATE))
     return state
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from slime_core.cli.termination import Termination
     from slime_core.protocols import Command
 
+_THREADS_S = 10.0
 _HELP, _VERSION = ("-h", "--help", "help"), ("-V", "--version", "version")
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -58,7 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout, sys.stderr = out and Masked(out), err and Masked(err)
     status = _main(list(sys.argv[1:] if argv is None else argv))
     sys.stdout, sys.stderr = out, err  # not after a bug, whose traceback Python has yet to print
+    if argv is None:
+        _leave_threads(status)
     return status
+
+
+def _leave_threads(status: int) -> None:
+    """End the process if threads of user code, for which Python would wait, do not end in time."""
+    until = time.monotonic() + _THREADS_S
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(until - time.monotonic(), 0.0))
+            if thread.is_alive():
+                print(f"slime: warning: thread {thread.name} did not end within {_THREADS_S:g} s", file=sys.stderr)
+                sys.stdout.flush()
+                os._exit(status)
 
 
 def _main(words: list[str]) -> int:
@@ -67,9 +84,9 @@ def _main(words: list[str]) -> int:
     try:
         if not words or words[0] in _HELP + _VERSION:
             return _guarded(words, None)
-        from slime_core.cli.termination import Termination
+        from slime_core.cli.termination import Termination, no_silent_exit
 
-        with Termination() as termination:
+        with Termination() as termination, no_silent_exit():
             return _guarded(words, termination)
     finally:
         log.removeHandler(handler)
@@ -78,6 +95,8 @@ def _main(words: list[str]) -> int:
 def _guarded(argv: list[str], termination: Termination | None) -> int:
     """The command, with every expected way out turned into an exit status."""
     command, status = None, 0
+    if argv[:1] == ["help"] and len(argv) > 1:
+        argv = [*argv[1:], "--help"]
     learn_flags(argv)
     try:
         if not argv or argv[0] in _HELP:
@@ -122,7 +141,10 @@ def _run(command: Command, argv: list[str]) -> int:
 
     parser = Parser(prog="slime", allow_abbrev=False)
     command.add_parser(parser.add_subparsers(dest="command", required=True))
-    return int(command.run(parser.parse_args(argv)))
+    namespace, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise ConfigError(f"slime {argv[0]}: unrecognized arguments: {' '.join(unknown)}")
+    return int(command.run(namespace))
 
 
 def overview(argv: Sequence[str] = ()) -> str:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from slime_core.launch import drain
 from slime_core.waits import asked_to_end
@@ -68,6 +71,28 @@ class Termination:
             self.interrupted = True
         else:
             _interrupt(frame)
+
+
+@contextmanager
+def no_silent_exit() -> Iterator[None]:
+    """Have `os._exit` name its caller in this process, and never succeed: nothing is committed or summed up then."""
+    own, owner = os._exit, os.getpid()
+
+    def named_exit(status: int) -> NoReturn:
+        caller = sys._getframe(1)
+        ours = str(caller.f_globals.get("__name__")).startswith("slime_core.")
+        if os.getpid() == owner and not ours:  # not in a child that user code forked
+            place = f"{caller.f_code.co_name} ({caller.f_code.co_filename}:{caller.f_lineno})"
+            said = f"{place} called os._exit({status}), which ends the process without a commit or a summary"
+            print(f"slime: error: {said}", file=sys.stderr, flush=True)
+            status = status or 1
+        own(status)
+
+    os._exit = named_exit
+    try:
+        yield
+    finally:
+        os._exit = own
 
 
 def _interrupt(frame: FrameType | None) -> None:

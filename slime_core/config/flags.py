@@ -151,6 +151,8 @@ class SettingsParser(FlagParser):
         known = [*self._option_string_actions]
         if not token.startswith("-"):
             meant = did_you_mean("--" + word.lstrip(f"{DASHES}+ "), known, cutoff=0.9)
+            if token.endswith((".yaml", ".yml")):
+                meant = f" Did you mean --config {token}?"
             return f"unexpected argument {token!r}; every setting is a flag, see `{self.prog} --help-all`.{meant}"
         if listed := lists.of(word[2:].replace("-", "_")):
             return listed.unknown(word, word, [*known, *listed.option_strings])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from slime_core.config.backends import choose_backends
@@ -44,7 +45,7 @@ def load_settings(
     """Read all layers, fill in what follows from them, and check them against each other.
 
     Args:
-        argv: Flags, without the command's name.
+        argv: Flags, without the command's name; a run file may stand first, as if after --config.
         command: "train", "sft", "eval", "rollout" or "serve" decide what is required; "show" requires nothing.
         env: Environment; the process's by default.
         foreign: Pass-through flags of other programs; by default Megatron's and those of installed distributions.
@@ -57,6 +58,9 @@ def load_settings(
         SystemExit: `--help`, or the like for another program's flags, was among the flags and has been printed.
     """
     env = os.environ if env is None else env
+    first = Path(argv[0] if argv and not argv[0].startswith("-") else "")
+    if first.suffix in (".yaml", ".yml") or first.is_file():
+        argv = ["--config", *argv]
     unusable: list[str] = []
     if foreign is None:
         foreign, unusable = find_owners(argv, env)

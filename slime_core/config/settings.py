@@ -14,7 +14,7 @@ from typing import Any
 from slime_core.config.origins import Origin
 from slime_core.config.schema import Args
 from slime_core.config.spec import flag_specs
-from slime_core.config.yaml_file import dump_value
+from slime_core.config.yaml_file import dump_value, rebase
 from slime_core.secrets import hidden, hidden_values
 
 HEADER = "# name: value  # origin"
@@ -47,6 +47,8 @@ class Settings:
     """Attributes of the user's own."""
     files: bool = True
     """False: configuration files that are not on this machine are left out."""
+    _typed: dict[str, Any] = field(default_factory=dict)
+    """Paths before `settle_paths`, which commits keep: a run that is moved has the same settings."""
 
     def is_given(self, name: str) -> bool:
         """Whether a file, the environment, a flag or an argument of Python set it."""
@@ -73,9 +75,18 @@ class Settings:
         setattr(self.args, name, value)
         self.origins[name] = Origin("derived", why)
 
+    def settle_paths(self, directory: str) -> None:
+        """Make paths absolute that are relative to `directory`: functions of the run may change the working one."""
+        for name, spec in flag_specs().items():
+            if spec.holds in ("path", "pairs"):
+                self._typed.setdefault(name, getattr(self.args, name))
+                setattr(self.args, name, spec.located(self._typed[name], directory))
+        for dataset in self.args.eval_datasets:
+            dataset.path = rebase(directory, dataset.path)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values without secrets: settings and pass-through flags by name, the user's own under "custom"."""
-        values = {name: getattr(self.args, name) for name in [*flag_specs(), *self.foreign]}
+        values = {name: getattr(self.args, name) for name in [*flag_specs(), *self.foreign]} | self._typed
         if self.custom:
             values[CUSTOM_KEY] = {name: getattr(self.args, name) for name in self.custom}
         return {name: hidden_values(value) for name, value in values.items()}

@@ -8,12 +8,16 @@ parquet file the row groups of a bounded cache. Row `i` is not line `i + 1`, sin
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import threading
 import weakref
 from array import array
 from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
 
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]
 
 _SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
+_LONG_INTEGER = re.compile(rb"[:\[,\s-]\d{19}|^\d{19}")
 _READ_BYTES = 8 << 20
 _CACHE_BYTES = 256 << 20
 _HEAD_BYTES = 1 << 16
@@ -46,7 +51,7 @@ class Rows(Protocol):
         """`file:line` or `file, row n`, for messages."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares: size, number of rows, hash of the first and last 64 KiB."""
+        """Return what a resumed run compares: size, number of rows, hash of the first and last 64 KiB."""
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
@@ -108,6 +113,50 @@ def has_row(rows: Rows, index: int) -> bool:
     return rows.reaches(index) if isinstance(rows, StreamedRows) else index < len(rows)
 
 
+def exact_json(text: str | bytes) -> Any:
+    """Parse JSON, integers of more than 64 bits included.
+
+    Raises:
+        ValueError: It is no JSON (JSONDecodeError), or an integer has more digits than Python reads.
+    """
+    import orjson
+
+    long = _LONG_INTEGER.search(text if isinstance(text, bytes) else text.encode())
+    return json.loads(text) if long else orjson.loads(text)  # orjson makes floats of such integers
+
+
+def column(row: Row, name: str, flag: str = "") -> Any:
+    """Return the value of a column; `a.b` is the value of key `b` in the objects of column `a`.
+
+    Raises:
+        DataError: The row has none; `flag` is the setting that names it.
+    """
+    outer, _, inner = name.partition(".")
+    if name not in row and isinstance(row.get(outer), Mapping) and inner:
+        return column(row[outer], inner, flag)
+    if name not in row:
+        named = f" ({flag})" if flag else ", which the first row has"
+        raise DataError(f"no column {name!r}{named}; the row has: {', '.join(row) or 'none'}")
+    return row[name]
+
+
+def written(value: Any) -> Any:
+    """Return the value without null keys, at every depth: Arrow gives objects the union of all rows' keys.
+
+    A message keeps its `content`, which is null beside tool calls. Arrow's maps become objects, its decimals and dates
+    text.
+    """
+    if isinstance(value, Mapping):
+        kept = {k: v for k, v in value.items() if v is not None or (k == "content" and "role" in value)}
+        return {k: written(v) for k, v in kept.items()}
+    if isinstance(value, list):
+        of_map = value and all(isinstance(pair, tuple) for pair in value)
+        return written(dict(value)) if of_map else [written(inner) for inner in value]
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return value.isoformat() if isinstance(value, date | time) else value
+
+
 class JsonlRows:
     """One JSON object per line, read on demand with `pread`, so threads and forked processes may share it."""
 
@@ -128,15 +177,15 @@ class JsonlRows:
         return len(self._starts) - 1
 
     def __getitem__(self, index: int) -> Row:
-        import orjson
-
         start, stop = self._span(index)
         line = os.pread(self._file, stop - start, start).strip()
         try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
+            row = exact_json(line)
+        except json.JSONDecodeError as error:
             cut = " (the line is cut off)" if line.startswith(b"{") and not line.endswith(b"}") else ""
             raise DataError(f"{self.where(index)}: not JSON: {error.msg} at column {error.colno}{cut}") from error
+        except ValueError as error:
+            raise DataError(f"{self.where(index)}: {error}") from error
         if not isinstance(row, dict):
             raise DataError(f"{self.where(index)}: a JSON {type(row).__name__}; each line must be an object {{...}}")
         return row
@@ -156,7 +205,7 @@ class JsonlRows:
         return f"{self.path}:{line}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares."""
+        """Return what a resumed run compares."""
         return _fingerprint(self.path, len(self))
 
     def close(self) -> None:
@@ -211,7 +260,7 @@ class StreamedRows(JsonlRows):
         return self._found[index], self._found[index + 1]
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares; the rows are not counted for it."""
+        """Return what a resumed run compares; the rows are not counted for it."""
         return _fingerprint(self.path, None)
 
 
@@ -242,7 +291,8 @@ class ParquetRows:
         start = self._group_ends[group - 1] if group else 0
         with self._lock:
             table = self._table(group, index)
-        return dict(table.slice(row - start, 1).to_pylist()[0])
+        values = table.slice(row - start, 1).to_pylist()[0]
+        return {name: written(value) for name, value in values.items()}
 
     def _table(self, group: int, index: int) -> Any:
         """The decoded row group, from the cache or the file."""
@@ -263,7 +313,7 @@ class ParquetRows:
         return f"{self.path}, row {self._range[index] + 1}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares."""
+        """Return what a resumed run compares."""
         return _fingerprint(self.path, len(self))
 
     def close(self) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,14 +19,15 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from slime_core.data.dataset import exact_json
 from slime_core.errors import DataError, RecordError, RolloutError
 from slime_core.protocols import Args, RolloutTraits
 from slime_core.routed_experts import json_default
 from slime_core.types import Group, RolloutFnTrainOutput, Sample
 
 _VERSION = "rollout_weight_version"
-_LONGEST = 256 << 20
-"""Bytes of a line that is unpacked: a file of another hand may have a few bytes that become gigabytes."""
+_LONGEST = 64 << 20
+"""Bytes of a line that is unpacked: a stranger's file may have a few bytes that become gigabytes."""
 
 
 class _EvalId(int):
@@ -104,21 +107,32 @@ def _json_rows(path: Path, lines: Iterable[bytes]) -> list[Any]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(orjson.loads(line))
-        except orjson.JSONDecodeError as error:
+            rows.append(exact_json(line))
+        except ValueError as error:
             raise DataError(f"{path}:{number}: no sample as JSON in {len(line)} bytes: {error}") from error
     return rows
 
 
 def _unpacked(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Lines of samples that a run kept (`--log-samples`), cut where they are too long to be any. Raises DataError."""
+    """Yield lines of samples that a run kept (`--log-samples`), cut at `_LONGEST` bytes. Raises DataError."""
     import zstandard
 
     reader = io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+    size = os.fstat(file.fileno()).st_size
+    most, most_rows = most_unpacked(size)
     try:
-        yield from iter(lambda: reader.readline(_LONGEST), b"")
+        for number, line in enumerate(iter(lambda: reader.readline(_LONGEST), b"")):
+            most -= len(line)
+            if most < 0 or number >= most_rows:
+                raise DataError(f"{path}: its {size:,} bytes unpack to more samples than so few bytes can hold")
+            yield line
     except zstandard.ZstdError as error:
         raise DataError(f"{path}: damaged: {error}") from error
+
+
+def most_unpacked(size: int) -> tuple[int, int]:
+    """Return how many bytes and rows a packed file of `size` bytes may hold; samples unpack to about 10 times of it."""
+    return (64 << 20) + 64 * size, 512 + size // 2
 
 
 def _torch_rows(path: Path) -> list[Any]:
@@ -204,4 +218,6 @@ def to_json(value: Any, what: str) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY, default=json_default)
     except TypeError as error:
+        with suppress(TypeError, ValueError):  # orjson writes integers of up to 64 bits
+            return json.dumps(value, default=json_default, allow_nan=False).encode()
         raise RolloutError(f"{what} cannot be saved: {error}; keep JSON values in sample.metadata") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.data.control_tokens import spelled
+from slime_core.data.tokenizer import without_advice
 from slime_core.errors import ConfigError, DataError
 from slime_core.multimodal import TrainInputs, image_ref, open_image
 
@@ -33,7 +34,9 @@ def load_processor(directory: str | Path) -> Any:
         load: Any = AutoProcessor.from_pretrained if is_torchvision_available() else _without_videos
         processor = load(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigError(f"--hf-checkpoint {directory}: --multimodal-keys needs its processor: {error}") from error
+        raise ConfigError(
+            f"--hf-checkpoint {directory}: --multimodal-keys needs its processor: {without_advice(error)}"
+        ) from error
     if getattr(processor, "image_processor", None) is None:
         raise ConfigError(
             f"--hf-checkpoint {directory}: --multimodal-keys needs a processor that takes images; there is only a"

@@ -13,13 +13,15 @@ no change.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -102,7 +104,7 @@ def read_segment(directory: Path, ref: SegmentRef) -> Segment:
     """One segment. Raises CheckpointError when it is missing or is not what the reference says."""
     path = directory / ref.name
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise CheckpointError(f"{path}: ledger segment cannot be read: {error.strerror or error}") from error
     if len(content) != ref.size or _digest(content) != ref.blake2b:
@@ -139,7 +141,7 @@ def adopt_chain(directory: Path, source: Path, last: SegmentRef) -> None:
         segment = read_segment(source, ref)
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{ref.name}.partial"
-        partial.write_bytes((source / ref.name).read_bytes())
+        partial.write_bytes(read_regular(source / ref.name))
         flush(partial)
         os.replace(partial, directory / ref.name)
         before = segment.header["previous"]
@@ -154,7 +156,7 @@ def remove_orphans(directory: Path, named: Iterable[SegmentRef]) -> list[str]:
         while ref is not None and ref.name not in needed:
             needed.add(ref.name)
             try:
-                with (directory / ref.name).open("rb") as file:
+                with open_regular(directory / ref.name) as file:
                     before = orjson.loads(file.readline()).get("previous")
             except (OSError, orjson.JSONDecodeError):
                 return []  # `slime ledger verify` says what is wrong with it
@@ -177,9 +179,9 @@ def read_commit(commit: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found: dict[str, Any] = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: no JSON: {error}") from error
+        found: dict[str, Any] = orjson.loads(read_regular(path))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if found.get("format") != FORMAT:
         raise CheckpointError(f"{path}: format {found.get('format')!r}; this version reads {FORMAT!r}")
     return found
@@ -192,6 +194,23 @@ def segments_of(commit: Path) -> Path:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file of a run. Raises OSError for a link, pipe, device or directory: its content may have no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path, most: int = 1 << 30) -> bytes:
+    """Read a file of a run. Raises OSError as `open_regular`, and for a file of more than `most` bytes."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+        return file.read()
 
 
 def flush(path: Path) -> None:

@@ -6,14 +6,17 @@ no prompt; it keeps its messages and gets no ids (the rollout `sft` writes those
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.control_tokens import quoted_messages, spelled
-from slime_core.data.dataset import Row, Rows, split_path
+from slime_core.data.dataset import Row, Rows, column, exact_json, split_path, written
 from slime_core.data.tokenizer import as_messages, encode_text, render_prompt
 from slime_core.data.tools import prompt_tools
 from slime_core.data.turns import rendered_spans
@@ -25,6 +28,9 @@ from slime_core.types import Sample
 if TYPE_CHECKING:
     from slime_core.data.images import ImagePrompts
     from slime_core.data.layouts import Layout
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._columns = columns
         self.layout = recognised(rows, columns)
-        """Of the columns, where nobody has named them."""
+        """Recognised columns; None with `--input-key`."""
         path = split_path(str(spec))[0]
         self._source_name = path.stem
         self._images: ImagePrompts | None = None
@@ -125,13 +131,18 @@ class PromptReader:
         if tools:
             metadata["tools"] = tools
         prompt, label = self._prompt_and_label(row)
+        named = self.layout.system if self.layout else None
+        if system := (row.get(named) if named else None) or columns.system:
+            prompt = _with_system(
+                prompt, system, "--system-prompt" if system is columns.system else f"column {named!r}", columns
+            )
         sample = Sample(
-            prompt=_with_system(prompt, columns) if columns.system else prompt,
+            prompt=prompt,
             label=label,
             metadata=metadata,
             generate_function_path=metadata.get("generate_function_path"),
             custom_rm_path=metadata.get("custom_rm_path"),
-            apply_chat_template_kwargs=dict(columns.template_kwargs) or None,
+            apply_chat_template_kwargs=dict(columns.template_kwargs),
         )
         if self._images is not None:
             self._take_images(self._images, sample, row)
@@ -151,10 +162,9 @@ class PromptReader:
         columns = self._columns
         if columns.input is None:
             assert self.layout is not None
-            value, label = self.layout.read(row)
-            return _checked_prompt(value, self.layout.prompt), label
-        label = _column(row, columns.label, "--label-key") if columns.label else None
-        return _checked_prompt(_column(row, columns.input, "--input-key"), columns.input), label
+            return self.layout.read(row)
+        label = column(row, columns.label, "--label-key") if columns.label else None
+        return checked_prompt(column(row, columns.input, "--input-key"), columns.input), label
 
     def _take_images(self, images: ImagePrompts, sample: Sample, row: Row) -> None:
         messages, refs = images.messages(sample.prompt, row)
@@ -195,14 +205,8 @@ def is_conversation(prompt: str | list[dict[str, Any]]) -> bool:
     return not isinstance(prompt, str) and prompt[-1].get("role") == "assistant"
 
 
-def _column(row: Row, key: str, flag: str) -> Any:
-    if key not in row:
-        raise DataError(f"no column {key!r} ({flag}); the row has: {', '.join(row) or 'none'}")
-    return row[key]
-
-
 def recognised(rows: Rows, columns: Columns) -> Layout | None:
-    """What the columns are, where `--input-key` does not say it. Raises DataError when they cannot be told."""
+    """Recognise the columns if `--input-key` is not given. Raises DataError if they are ambiguous."""
     if columns.input is not None:
         return None
     from slime_core.data.layouts import recognise
@@ -213,31 +217,63 @@ def recognised(rows: Rows, columns: Columns) -> Layout | None:
         raise DataError(f"{rows.where(0)}: {error}") from error
 
 
-def _with_system(prompt: str | list[dict[str, Any]], columns: Columns) -> list[dict[str, Any]]:
+def _with_system(prompt: str | list[dict[str, Any]], text: str, origin: str, columns: Columns) -> list[dict[str, Any]]:
     if isinstance(prompt, str) and not columns.apply_chat_template:
-        raise DataError("--system-prompt is for chat messages, and this prompt is text; add --apply-chat-template")
+        raise DataError(f"{origin} is for chat messages, and this prompt is text; add --apply-chat-template")
     messages = [dict(message) for message in as_messages(prompt)]
     if messages[0]["role"] == "system":
         return messages
-    return [{"role": "system", "content": columns.system}, *messages]
+    return [{"role": "system", "content": text}, *messages]
 
 
-def _checked_prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
+_SHARE_GPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"}
+_TEXT_PARTS = {"text", "input_text", "output_text"}
+_IMAGE_PARTS = {"image", "image_url"}
+
+
+def checked_prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
+    """Text, or chat messages as templates take them.
+
+    Messages of ShareGPT's form (`from`, `value`) are given roles, and content in parts of text becomes one text. Null
+    keys are dropped, since Parquet gives every message the union of all keys.
+
+    Raises:
+        DataError: The value of column `key` is neither.
+    """
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise DataError(f"column {key!r} is {_kind(value)}; a prompt is text or a list of chat messages")
-    for position, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+    messages = []
+    for position, given in enumerate(value):
+        message = {k: v for k, v in given.items() if v is not None or k == "content"} if isinstance(given, dict) else {}
+        if message.keys() >= {"from", "value"} and "role" not in message:
+            role = str(message.pop("from")).lower()
+            message = {"role": _SHARE_GPT.get(role, role), "content": message.pop("value"), **message}
+        if not isinstance(message.get("role"), str):
             raise DataError(f"column {key!r}, message {position}: not an object with a text 'role'")
-    # Parquet gives every message the union of all keys; a key without value was not written by anyone.
-    return [{k: v for k, v in m.items() if v is not None or k == "content"} for m in value]
+        content = message.get("content")
+        if isinstance(content, list) and content and all(isinstance(p, dict) and "type" in p for p in content):
+            kinds = {str(part["type"]) for part in content}
+            if kinds <= _TEXT_PARTS:
+                message["content"] = "".join(str(part.get("text") or "") for part in content)
+            elif message["role"] != "tool" and (other := sorted(kinds - _TEXT_PARTS - _IMAGE_PARTS)):
+                raise DataError(
+                    f"column {key!r}, message {position}: a content part of type {other[0]!r}; text and images are read"
+                )
+        messages.append(message)
+    return messages
 
 
 def _metadata(row: Row, key: str | None) -> dict[str, Any]:
+    """The row's metadata; text that is no JSON is kept under the column's name."""
     value = row.get(key) if key else None
     if isinstance(value, str):
-        value = _parse_json(value, key)
+        try:
+            value = _parse_json(value, key)
+        except DataError:
+            _warn_of_text(key)
+            value = {str(key): value}
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -245,21 +281,28 @@ def _metadata(row: Row, key: str | None) -> dict[str, Any]:
     return dict(value)
 
 
+@cache
+def _warn_of_text(key: str | None) -> None:
+    logger.warning(
+        "column %r (--metadata-key) has text that is no JSON; it is kept under that key of sample.metadata", key
+    )
+
+
 def _json_list(value: Any, key: str | None) -> list[Any] | None:
     if isinstance(value, str):
         value = _parse_json(value, key)
     if value is not None and not isinstance(value, list):
         raise DataError(f"column {key!r} (--tool-key) is {_kind(value)}; it must be a list, or JSON text of one")
-    return value
+    return value if value is None else list(written(value))
 
 
 def _parse_json(text: str, key: str | None) -> Any:
-    import orjson
-
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        return exact_json(text)
+    except json.JSONDecodeError as error:
         raise DataError(f"column {key!r}: not JSON: {error.msg} at column {error.colno}") from error
+    except ValueError as error:
+        raise DataError(f"column {key!r}: {error}") from error
 
 
 def _kind(value: Any) -> str:

@@ -8,10 +8,14 @@ without the flag.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, MutableMapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from slime_core.config.sections.rollout import no_model
 from slime_core.data.control_tokens import quoted, quoted_messages, spelled
 from slime_core.errors import ConfigError, DataError
 from slime_core.protocols import Args
@@ -31,7 +35,7 @@ def load_tokenizer(directory: str | Path) -> Any:
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise ConfigError(f"{directory}: no such directory; --hf-checkpoint names a local HF-layout directory")
+        raise ConfigError(no_model(str(directory)))
     if not has_tokenizer(directory):
         raise ConfigError(f"--hf-checkpoint {directory}: no tokenizer there (none of {', '.join(_TOKENIZER_FILES)})")
     import transformers
@@ -42,7 +46,16 @@ def load_tokenizer(directory: str | Path) -> Any:
         made = getattr(transformers, name)
         return made.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{directory}: cannot load a tokenizer: {error}") from error
+        raise ConfigError(f"{directory}: cannot load a tokenizer: {without_advice(error)}") from error
+
+
+def without_advice(error: Exception) -> str:
+    """Return the message of transformers, without its advice to run code of the model directory."""
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs code from the model directory (auto_map), and slime runs none; use a model of transformers' own"
+        )
+    return str(error)
 
 
 def has_tokenizer(directory: Path) -> bool:
@@ -90,11 +103,14 @@ def encode_prompt(
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a plain prompt, with the tokenizer's own leading token (BOS) unless the text already begins with it."""
-    bos = tokenizer.bos_token
-    first, *rest = spelled(tokenizer, text)
-    ids = list(tokenizer.encode(first, add_special_tokens=not (bos and text.startswith(bos))))
-    return ids + [token for piece in rest for token in tokenizer.encode(piece, add_special_tokens=False)]
+    """Return the ids of a plain prompt: the tokenizer's leading special tokens (BOS) once, and no trailing ones (EOS).
+
+    A tokenizer may append EOS to every text (`add_eos_token`, left by fine-tuning); a prompt that ends with it is over.
+    """
+    ids = encode_rendered(tokenizer, text)
+    bare, whole = (list(tokenizer.encode("a", add_special_tokens=added)) for added in (False, True))
+    leading = next((whole[:at] for at in range(len(whole)) if whole[at : at + len(bare)] == bare), [])
+    return ids if ids[: len(leading)] == leading else leading + ids
 
 
 def encode_rendered(tokenizer: Any, text: str) -> list[int]:
@@ -140,10 +156,41 @@ def render_messages(
         )
     from jinja2 import TemplateError
 
+    given = [dict(message) for message in messages]
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(m) for m in messages], tools=list(tools) if tools else None, tokenize=False, **(template_kwargs or {})
-        )
+        with _deadline(_TEMPLATE_S):
+            text = tokenizer.apply_chat_template(
+                given, tools=list(tools) if tools else None, tokenize=False, **(template_kwargs or {})
+            )
+    except _TooSlow:
+        raise DataError(f"the chat template took longer than {_TEMPLATE_S:g} s and was ended") from None
     except (TemplateError, TypeError, KeyError, ValueError) as error:
         raise DataError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
     return str(text)
+
+
+_TEMPLATE_S = 10.0
+"""Seconds that a chat template, which is a program, may take."""
+
+
+class _TooSlow(BaseException):
+    """Raised inside a template; no code that it calls is to catch it."""
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise `_TooSlow` in Python code of the main thread after so long; callers on other threads have deadlines."""
+
+    def late(*_: object) -> None:
+        raise _TooSlow
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, late)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)

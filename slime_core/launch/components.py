@@ -106,6 +106,7 @@ def resolve_components(
         ConfigError: No reward function is set and the rollout needs one.
     """
     r = Resolver(settings)
+    r.need_bundle()
     parts = Components(data_source=_data_source(r))
     parts.rollout_function = r.function("rollouts", "rollout_function_path")
     parts.eval_function = r.function("rollouts", "eval_function_path") or parts.rollout_function

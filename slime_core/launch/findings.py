@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from slime_core.distributions import BUNDLE
-from slime_core.errors import ConfigError, DataError
+from slime_core.errors import ConfigError
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def preflight(run: Prepared) -> list[Finding]:
 
 
 def run_preflight(run: Prepared) -> None:
-    """Log warnings. Raises ConfigError with every error found, or DataError where only data is wrong."""
+    """Log warnings. Raises ConfigError with every error found."""
     if not run.hooks.implemented("slime_preflight"):
         logger.warning("nothing installed checks a run before it starts; slime's checks: pip install %s", BUNDLE)
     findings = preflight(run)
@@ -55,5 +55,4 @@ def run_preflight(run: Prepared) -> None:
     errors = [f for f in findings if f.level == Level.ERROR]
     if errors:
         lines = [f"{f.subject}: {f.message}" for f in errors]
-        kind = DataError if all(f.subject == "data" for f in errors) else ConfigError
-        raise kind("\n".join([*lines, "(`slime check` prints the whole report; --no-preflight goes on)"]))
+        raise ConfigError("\n".join([*lines, "(`slime check` prints the whole report; --no-preflight goes on)"]))

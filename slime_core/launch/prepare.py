@@ -86,7 +86,7 @@ def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Pre
 
 def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     """The steps, in order: each reads what those before it have settled, and may add to the settings."""
-    args = settings.args
+    args, directory = settings.args, os.getcwd()
     set_up_process(args)
     manager = build_manager(args)
     parts, resolver = resolve_components(settings, manager, learn=learn)
@@ -106,6 +106,7 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     derived = args.max_tokens_per_gpu and not settings.is_given("max_tokens_per_gpu")
     if derived and hasattr(parts.trainer, "tokens_that_fit"):
         settings.derive("max_tokens_per_gpu", parts.trainer.tokens_that_fit(args, processes), "memory")
+    settings.settle_paths(directory)
     plugins = [*resolver.provenance(), *({**plugin.ref.provenance(), "kind": "plugins"} for plugin in told)]
     return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, points)
 

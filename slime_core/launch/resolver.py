@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from slime_core.config import Settings
-from slime_core.errors import ConfigError
+from slime_core.distributions import BUNDLE, installed
+from slime_core.errors import ConfigError, PluginNotFoundError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.boundary import guarded
 from slime_core.plugins.hooks import Hooks, hook_flags, implement
 from slime_core.plugins.kind import BUILT_BY_NAME
 from slime_core.plugins.kinds import kind_of
+from slime_core.plugins.manager import current_registry
 from slime_core.plugins.options import option_name
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec, resolve, with_list_function
@@ -34,6 +36,17 @@ DEFAULTS = {
 """Component names that stand for a setting that was not given."""
 
 
+_OF_THE_BUNDLE = {
+    "custom_generate_function_path": "generators",
+    "buffer_filter_path": "buffers",
+    "advantage_estimator": "estimators",
+    "dynamic_sampling_filter_path": "filters",
+    "rm_type": "rewards",
+    "custom_rm_path": "rewards",
+}
+"""Setting -> kind, where slime's own components are not the core's."""
+
+
 class Resolver:
     """Resolves specs of one run, remembering what was used and where each spec came from."""
 
@@ -43,6 +56,22 @@ class Resolver:
         self.command = settings.command
         self.used: list[Resolved] = []
         self._workers: WorkerPool | None = None
+
+    def need_bundle(self) -> None:
+        """Raise PluginNotFoundError with every registered name that the run needs and only the bundle has."""
+        if installed(BUNDLE) is not None:
+            return
+        registry = current_registry()
+        wanted = [(kind, getattr(self.args, name) or DEFAULTS.get(name)) for name, kind in _OF_THE_BUNDLE.items()]
+        named = [(kind, name) for kind, name in wanted if name and name.isidentifier()]
+        lacking = [
+            (kind, name)
+            for kind, name in named
+            if name not in registry.names(kind) and not name.startswith(tuple(kind_of(kind).prefixes))
+        ]
+        if len(lacking) > 1:
+            shown = ", ".join(f"{kind}/{name}" for kind, name in lacking)
+            raise PluginNotFoundError(f"the run needs plugins that are not installed: {shown}; pip install {BUNDLE}")
 
     def setting(self, kind: str, name: str) -> Any:
         """The object that setting `name` (or its default) selects; None when it selects nothing."""

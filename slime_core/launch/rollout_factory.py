@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slime_core.data.tokenizer import load_tokenizer
+from slime_core.errors import ConfigError, DataError
 from slime_core.launch.components import Components
 from slime_core.launch.resolver import Resolver
 from slime_core.observability.timeline import open_timeline
@@ -33,14 +34,16 @@ def build_rollout(
     """Construct data source, tokenizer and (not yet started) engine; without `draws` there is no data source.
 
     Raises:
-        DataError: The data cannot be used.
-        ConfigError: A row names a reward there is not.
+        ConfigError: The data cannot be used, or a row names a reward there is not.
     """
     with_engine = parts.engine is not None
-    source = build_data_source(args, parts) if draws else None
     rewards = RewardStage(args, parts.reward, resolver.reward, workers=resolver)
-    if with_engine:
-        check_named_rewards(rewards, args, source)
+    try:
+        source = build_data_source(args, parts) if draws else None
+        if with_engine:
+            check_named_rewards(rewards, args, source)
+    except DataError as error:  # nothing has begun: an error of the settings, as of a model
+        raise ConfigError(str(error)) from error
     return RolloutStage(
         args,
         RolloutParts(

@@ -25,7 +25,7 @@ class MoEConfig:
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    """Of each expert."""
+    """Width of each expert."""
     normalize_top_k: bool
     """Divide the router probabilities of the chosen experts by their sum."""
     layers: tuple[int, ...]
@@ -90,7 +90,7 @@ class ModelConfig:
             if rope.get("rope_type", rope.get("type", "default")) == "default":
                 rope = {}
             eos = hf.get("eos_token_id")
-            return cls(
+            made = cls(
                 model_type=str(hf["model_type"]),
                 vocab_size=int(hf["vocab_size"]),
                 hidden_size=hidden,
@@ -112,10 +112,25 @@ class ModelConfig:
             )
         except KeyError as error:
             raise ConfigError(f"config.json has no {error.args[0]!r}, which every decoder needs") from error
+        except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"config.json: a size of the model is no number, or 0: {error}") from error
+        for name, most in _LARGEST.items():
+            if not 1 <= getattr(made, name) <= most:
+                raise ConfigError(f"config.json: {name} is {getattr(made, name)}; allowed: 1 to {most}")
+        return made
+
+
+_LARGEST = {
+    "vocab_size": 10**8, "hidden_size": 10**6, "intermediate_size": 10**7, "num_layers": 10**4, "num_heads": 10**4,
+    "num_kv_heads": 10**4, "head_dim": 10**5, "max_position_embeddings": 10**9,
+}  # fmt: skip
+"""Sizes beyond which a `config.json` is of no model that there is."""
 
 
 def read_hf_config(directory: str | Path) -> dict[str, Any]:
-    """The parsed `config.json` of an HF-layout directory. Raises ConfigError when it is none."""
+    """The parsed `config.json` of an HF-layout directory. Raises ConfigError if it cannot be read."""
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{directory}: no HF-layout model here (no config.json)")
@@ -128,6 +143,13 @@ def read_hf_config(directory: str | Path) -> dict[str, Any]:
     return hf
 
 
+def _least_parameters(config: ModelConfig) -> int:
+    """Count embeddings, queries, outputs of attention and dense feed-forward: the model has at least these."""
+    dense = 3 * config.intermediate_size if config.moe is None else 0
+    each = config.hidden_size * (2 * config.num_heads * config.head_dim + dense)
+    return config.vocab_size * config.hidden_size + config.num_layers * each
+
+
 def load_model_config(directory: str | Path) -> ModelConfig:
     """Ask the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
     from slime_core.plugins.resolve import resolve
@@ -136,6 +158,12 @@ def load_model_config(directory: str | Path) -> ModelConfig:
     family = resolve("models", str(hf["model_type"]), origin=f"{directory}/config.json: model_type")
     config = family.obj(hf)
     assert isinstance(config, ModelConfig), f"model family {hf['model_type']} returned {type(config)}"
+    stored = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
+    if 0 < stored < (least := _least_parameters(config)):
+        raise ConfigError(
+            f"{directory}: config.json is of a model of {least:,} parameters or more, and the weights"
+            f" (*.safetensors) have {stored:,} bytes; it is another model's, or files are missing or cut"
+        )
     return config
 
 

@@ -15,12 +15,20 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import awaited, contained
-from slime_core.plugins.execution import LOAD_DEADLINE, Component, Slots, deadline, execution_of
+from slime_core.plugins.execution import (
+    LOAD_DEADLINE,
+    Component,
+    DeadlineExceeded,
+    Slots,
+    deadline,
+    execution_of,
+    overrun,
+)
 from slime_core.plugins.options import option_name
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.signatures import (
@@ -37,7 +45,7 @@ from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.sample import LARGEST_SCORE, is_score
 from slime_core.types import Sample
-from slime_core.waits import placed, waiting
+from slime_core.waits import Overdue, by_deadline, placed, waiting
 
 if TYPE_CHECKING:
     from slime_core.plugins.workers.pool import WorkerPool
@@ -84,7 +92,7 @@ class RewardCaller:
                 others nor the process's end.
             spec: What `reward` was resolved from, for workers to resolve again.
             inline: Call plain functions on the event loop's thread, without deadline (this is a worker's own side).
-            group: Call a function with the list of samples whatever its parameter is called (`--group-rm`).
+            group: Call a function with the list of samples, unless its parameter is called `sample` (`--group-rm`).
 
         Raises:
             PluginError: The component declares an `execution` there is not, or cannot be built.
@@ -108,13 +116,19 @@ class RewardCaller:
         if self._build is not None:
             function = unbound(obj, "compute_reward" if self._scores_texts else "__call__")
         self._function = function
+        if group and _takes_one_sample(function):
+            group = False
+            if not inline:
+                logger.warning(
+                    "%s scores one 'sample' at a time, so --group-rm has no effect on it; a function of 'samples' gets"
+                    " the list of the group",
+                    self.label,
+                )
         self.batched: bool = group or self._scores_texts or _scores_lists(function)
         """True: one call scores a list. False: the rollout may score every sample as soon as it is generated."""
         self.scores_groups: bool = group or traits_of(obj, RewardTraits, self.label).scores_groups
         """True: the list must be the whole group, since scores depend on each other."""
         self._keywords = declared(function, ("evaluation",))
-        if group and not inline and not self._scores_texts and _takes_one_sample(function):
-            logger.warning("%s: --group-rm passes a list of samples as 'sample'", self.label)
         self._timeout: float | None = None if inline else args.rm_timeout
         self._slots = Slots(args.rm_concurrency)
         # What code registered has no address a fresh interpreter could find it at.
@@ -197,18 +211,26 @@ class RewardCaller:
                 placed()()
                 value = await _THREADS.call(call)
         else:
-            async with self._slots(), deadline(self._timeout, "--rm-timeout"):
+            async with self._slots():
                 placed()()
                 value = call()
-                return await awaited(self.label, value) if inspect.isawaitable(value) else value
+                return await self._bounded(value) if inspect.isawaitable(value) else value
         if not inspect.isawaitable(value):
             return value
         if self.execution == "here":
             await asyncio.sleep(0)  # whoever drives it has no loop so far
             return await awaited(self.label, value)
-        async with self._slots(), deadline(self._timeout, "--rm-timeout"):
+        async with self._slots():
             placed()()
-            return await awaited(self.label, value)
+            return await self._bounded(value)
+
+    async def _bounded(self, value: Awaitable[Any]) -> Any:
+        try:
+            return await by_deadline(awaited(self.label, value), self._timeout)
+        except Overdue as overdue:
+            error = DeadlineExceeded(overrun(self._timeout, "--rm-timeout"))
+            error.left_behind = overdue.left_behind
+            raise error from None
 
     def _seed(self, samples: Sequence[Sample]) -> int:
         """Of the random generators of a worker for one call, so that a reward that tosses coins repeats itself."""

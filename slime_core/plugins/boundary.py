@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import signal
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -30,9 +32,11 @@ def contained(label: str, call: Callable[[], Any]) -> Any:
         return call()
     except StopIteration as error:  # no future can hold one: whoever awaited it would wait for ever
         raise _escaped(label, error) from error
-    except (Exception, KeyboardInterrupt):
+    except Exception:
         raise
     except BaseException as error:
+        if _is_foreign(error):
+            raise
         raise _escaped(label, error) from error
 
 
@@ -40,13 +44,30 @@ async def awaited(label: str, value: Awaitable[Any]) -> Any:
     """`contained` for the asynchronous part; a cancellation of the waiting task passes."""
     try:
         return await value
-    except (Exception, KeyboardInterrupt, GeneratorExit):
+    except Exception:
         raise
     except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        if _is_foreign(error):
             raise
         raise _escaped(label, error) from error
+
+
+_HANDLERS = ("asyncio.runners", "slime_core.cli.termination")
+"""Modules whose signal handlers raise KeyboardInterrupt in whatever code runs."""
+
+
+def _is_foreign(error: BaseException) -> bool:
+    """Whether the exception came to the code from outside: a cancellation of its task, a closed coroutine, a signal."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task() if asyncio._get_running_loop() else None
+        return task is not None and task.cancelling() > 0
+    if not isinstance(error, KeyboardInterrupt):
+        return isinstance(error, GeneratorExit)
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frames = traceback.walk_tb(error.__traceback__)
+    from_handler = any(frame.f_globals.get("__name__") in _HANDLERS for frame, _ in frames)
+    return from_handler or signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _escaped(label: str, error: BaseException) -> PluginError:
@@ -66,8 +87,11 @@ def user_code(label: str, *, lasting: bool = False) -> Iterator[None]:
             yield
     except SlimeError:
         raise
-    except Exception as error:
-        raise PluginError(f"{label} raised {type(error).__name__}: {error} (at {raised_at(error)})") from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and _is_foreign(error):
+            raise
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise PluginError(f"{label} raised {said} (at {raised_at(error)})") from error
 
 
 def guarded(function: Callable[..., Any], label: str, *, lasting: bool = False) -> Callable[..., Any]:

@@ -98,7 +98,16 @@ def _typed(name: str) -> str:
     return name.replace("_", "-")
 
 
+_INSTEAD = {
+    "resume": " To resume a run: slime train --config RUN/config.yaml --load RUN.",
+    "continue": " To resume a run: slime train --config RUN/config.yaml --load RUN.",
+    "finetune": " slime sft trains on answers, slime train on rewards.",
+    "merge": " Checkpoints of a run with LoRA are merged already; slime export writes one in another format.",
+}
+"""Words that are no command -> what to type."""
+
+
 def _unknown(word: str, names: Sequence[str]) -> str:
-    hint = did_you_mean(word, names) or f" Commands: {', '.join(names)}."
+    hint = _INSTEAD.get(word) or did_you_mean(word, names) or f" Commands: {', '.join(names)}."
     more = "" if installed(BUNDLE) else f" slime's own beyond the core come with: pip install {BUNDLE}"
     return f"unknown command {word!r}.{hint}{more}"

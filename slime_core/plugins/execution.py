@@ -35,6 +35,9 @@ LOAD_DEADLINE = 600.0
 class DeadlineExceeded(Exception):
     """A call took longer than its deadline; the text says which deadline."""
 
+    left_behind = False
+    """The call is still running, and may write to its samples."""
+
 
 def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
     """ "inline", "thread", "process" or "async".

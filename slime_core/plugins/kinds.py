@@ -65,5 +65,5 @@ def kind_of(name: str) -> Kind:
     for kind in flag_rows():
         if name in (kind.name, kind.singular):
             return kind
-    hint = did_you_mean(name, [k.name for k in _KINDS], form="{!r}")
+    hint = did_you_mean(name, [*(k.name for k in _KINDS), "hooks"], form="{!r}")
     raise PluginNotFoundError(f"no plugin kind {name!r}.{hint} Kinds: {', '.join(sorted(KINDS))}")

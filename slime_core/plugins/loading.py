@@ -6,14 +6,16 @@ module"; it is reported with that module's own file and line.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +23,8 @@ from typing import Any
 from slime_core.errors import PluginLoadError, PluginNotFoundError
 from slime_core.plugins.kind import Kind
 from slime_core.plugins.registry import ComponentRef
+
+logger = logging.getLogger(__name__)
 
 
 def import_module(name: str, subject: str) -> ModuleType:
@@ -31,7 +35,8 @@ def import_module(name: str, subject: str) -> ModuleType:
         PluginLoadError: Importing it raised.
     """
     try:
-        return importlib.import_module(name)
+        with _same_directory(subject):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if (name == missing or name.startswith(f"{missing}.")) and not _users_frames(error):
@@ -63,11 +68,24 @@ def import_file(path: Path, subject: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _same_directory(subject):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _load_error(subject, str(path), error) from error
     return module
+
+
+@contextlib.contextmanager
+def _same_directory(subject: str) -> Iterator[None]:
+    """Undo a change of the working directory by what is imported: paths that users type are relative to it."""
+    directory = os.getcwd()
+    try:
+        yield
+    finally:
+        if os.getcwd() != directory:
+            logger.warning("%s: importing it changed the working directory, which is changed back", subject)
+            os.chdir(directory)
 
 
 def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, ModuleType]:

@@ -176,7 +176,10 @@ class _Signs:
         if self.wake in ready:
             os.read(self.wake, 4096)
         if self._control in ready and self._control is not None:
-            said = os.read(self._control, 4096)
+            try:
+                said = os.read(self._control, 4096)
+            except ConnectionResetError:  # the parent ended with unread data: closed
+                said = b""
             return KILL if KILL in said else STOP if STOP in said else _ORPHAN
         if self._asked:
             return _ORPHAN if _SIGNALS[_ORPHAN] in self._asked else STOP

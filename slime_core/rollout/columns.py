@@ -99,13 +99,14 @@ def sampling_mask_columns(
         ids, offsets = [], [0] * (len(mask) + 1)
         if any(mask):
             sample = samples[row] if len(samples) == len(loss_masks) else Sample()
-            ids, offsets = sample.rollout_top_p_token_ids or [], sample.rollout_top_p_token_offsets or []
+            told = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+            ids, offsets = ([] if column is None else list(map(int, column)) for column in told)
             if len(offsets) != len(mask) + 1:
                 raise RolloutError(
                     f"--use-sampling-mask: sample {sample.index} does not say what its tokens were sampled among;"
                     " generate functions append_response_tokens(meta_info=...); SGLang has it for a finite top_k only"
                 )
-        columns.append((list(ids), list(offsets)))
+        columns.append((ids, offsets))
     return [ids for ids, _ in columns], [offsets for _, offsets in columns]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +27,7 @@ from slime_core.errors import RolloutError
 from slime_core.protocols import Args
 from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
 from slime_core.types import Group, Sample
-from slime_core.waits import gave_up, waiting
+from slime_core.waits import current, gave_up, leave_behind, waiting
 
 if TYPE_CHECKING:
     from slime_core.rollout.gate import Hold
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CANCEL_GRACE = 5.0
 """Seconds that cancelled work gets to end."""
+CLOSE_DEADLINE = 10.0
+"""Seconds that what is left in an event loop gets to end once it is cancelled."""
 _STALL_MARGIN = 60.0
 _STALLED = "the run stops: no sample ends (--rollout-stall-timeout)"
 
@@ -179,6 +181,8 @@ async def ended(tasks: Collection[asyncio.Future[Any]]) -> bool:
         _, late = await asyncio.wait(left, timeout=CANCEL_GRACE)
     if late:
         logger.warning("%d tasks did not end within %g s of being cancelled; left behind", len(late), CANCEL_GRACE)
+        for task in late:
+            leave_behind(task)
     return not late
 
 
@@ -243,3 +247,45 @@ async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str)
         await asyncio.wait({gathered}, timeout=CANCEL_GRACE)
         raise
     return gathered.result()
+
+
+class StageRunner(asyncio.Runner):  # type: ignore[misc]  # final for typeshed alone
+    """Turns the loop of a stage in the thread that calls it; its end waits for no task that ignores it."""
+
+    _closed = False
+
+    def run(self, coro: Coroutine[Any, Any, T], *, context: Any = None) -> T:
+        """Return the result of the coroutine. Raises RolloutError if a function stops the loop."""
+        try:
+            return super().run(coro, context=context)
+        except RuntimeError as error:
+            if "stopped before Future completed" not in str(error):
+                raise
+            at_work = ", ".join(dict.fromkeys(wait.what for wait in current() if wait.loop is self.get_loop()))
+            raise RolloutError(
+                f"a function stopped the run's event loop (loop.stop()), which it must not; at work were: {at_work}"
+            ) from error
+
+    def close(self) -> None:
+        """End what is left in the loop within CLOSE_DEADLINE, then the loop."""
+        if not self._closed:
+            self._closed = True
+            super().run(end_tasks())
+            loop: Any = self.get_loop()
+            if loop._default_executor is not None:  # `asyncio.to_thread`: a call that never returns holds up nothing
+                loop._default_executor.shutdown(wait=False, cancel_futures=True)
+                loop._default_executor = None
+        super().close()
+
+
+async def end_tasks() -> None:
+    """Cancel every other task of the loop and wait for it; then end generators of the loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=CLOSE_DEADLINE)
+        for task in late:
+            logger.warning("%s did not end within %.0f s of being cancelled", task.get_coro(), CLOSE_DEADLINE)
+            leave_behind(task)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -21,8 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
-
+from slime_core.data.dataset import exact_json
 from slime_core.data.dumps import to_json, write_lines
 from slime_core.errors import DataError, RecordError
 from slime_core.types import Group, Sample
@@ -151,7 +150,7 @@ def read_groups(path: Path) -> tuple[dict[int, Group], int]:
     for place, row in enumerate(rows[:-1], start=1):  # what follows the last newline is torn, or empty
         offset += len(row) + 1
         try:
-            values = orjson.loads(row)
+            values = exact_json(row)
             number, size = int(values.pop(NUMBER)), int(values.pop(SIZE))
             members.append(Sample.from_dict(values))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -33,10 +33,10 @@ from slime_core.rollout.contracts import reward_problem
 from slime_core.rollout.deadlines import GroupClock, ended
 from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT, remove_if_masked
 from slime_core.rollout.gate import GatedEngine, Hold
-from slime_core.rollout.hooks import RolloutHooks, fail_call
+from slime_core.rollout.hooks import RolloutHooks, failed_call
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import Group, Sample, SampleStatus
-from slime_core.waits import waiting
+from slime_core.waits import by_deadline, waiting
 
 logger = logging.getLogger(__name__)
 
@@ -235,21 +235,19 @@ class SampleRunner:
         except Exception as error:
             sample.fail("prompt or generate function", error)
             return [sample]
-        clock = asyncio.timeout(self.args.rollout_timeout)
         given, prompt_length = sample.tokens, len(sample.tokens) - sample.response_length
         given_id, drawn = sample.rollout_id, Drawn.of(sample)
         try:
             with waiting(generator.label, deadline=self.args.rollout_timeout, then="the sample fails"):
-                async with clock:
-                    result = await generator.call(args, sample, params, evaluation=context.evaluation, context=context)
+                work = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
+                result = await by_deadline(work, self.args.rollout_timeout)
         except BaseException as error:
             if not _begins_with(sample, given, prompt_length):  # cut off while it wrote
                 sample.tokens, sample.response_length = given[:prompt_length], 0
                 sample.reset_for_retry()
             if not isinstance(error, Exception):
                 raise
-            fail_call(sample, generator.label, error, clock, self.args)
-            return [sample]
+            return [failed_call(sample, generator.label, error, self.args)]
         siblings = result if isinstance(result, list) else [result]
         siblings = self._checked(siblings, sample, generator.label, drawn)
         if self.hooks.on_sample:
@@ -284,6 +282,8 @@ class SampleRunner:
             problem = problem or admission.problem(sibling, self._image_token)
             if sibling.status == SampleStatus.PENDING:
                 problem = problem or "returned a sample whose status is still PENDING"
+            if sibling.status == SampleStatus.ABORTED and sibling.remove_sample:  # the engine's own abort removes none
+                problem = problem or "gave up: it returned the sample ABORTED, with remove_sample"
             problem = problem or reward_problem(sibling.reward)
             if problem:
                 sibling.fail(where, problem)

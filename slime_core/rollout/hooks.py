@@ -7,7 +7,7 @@ sample, as a generate function does; what another one raises ends the run, under
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import functools
 import inspect
 import logging
@@ -22,7 +22,7 @@ from slime_core.plugins.hooks import Hooks, nobody
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
-from slime_core.waits import waiting
+from slime_core.waits import Overdue, by_deadline, waiting
 
 logger = logging.getLogger(__name__)
 
@@ -46,17 +46,14 @@ class SampleHook:
             RolloutError: It returned something else than a Sample or None.
         """
         keywords = {name: offered[name] for name in self._keywords}
-        clock = asyncio.timeout(args.rollout_timeout)
         before = snapshot(sample)
         try:
             with waiting(self.label, deadline=args.rollout_timeout, then="the sample fails"):
-                async with clock:
-                    result = contained(self.label, functools.partial(self._function, args, sample, **keywords))
-                    if inspect.isawaitable(result):
-                        result = await awaited(self.label, result)
+                result = contained(self.label, functools.partial(self._function, args, sample, **keywords))
+                if inspect.isawaitable(result):
+                    result = await by_deadline(awaited(self.label, result), args.rollout_timeout)
         except Exception as error:
-            fail_call(sample, self.label, error, clock, args)
-            return sample
+            return failed_call(sample, self.label, error, args)
         if result is not None and not isinstance(result, Sample):
             raise RolloutError(
                 f"{self.label} returned {type(result).__name__} for sample {sample.index}; expected a Sample, or None"
@@ -68,15 +65,19 @@ class SampleHook:
         return sample
 
 
-def fail_call(sample: Sample, label: str, error: Exception, clock: asyncio.Timeout, args: Args) -> None:
-    """Mark the sample of a call that raised, or overran its `clock`; `failure["at"]` is the line of user code."""
+def failed_call(sample: Sample, label: str, error: Exception, args: Args) -> Sample:
+    """Return the sample of a call that raised or was overdue, marked; a copy if the call may still write to it.
+
+    `failure["at"]` is the line of user code.
+    """
     logger.debug("%s failed", label, exc_info=error)
-    if clock.expired():
+    if isinstance(error, Overdue):
         sample.fail(label, f"not done within --rollout-timeout {args.rollout_timeout} s")
-        return
+        return copy.deepcopy(sample) if error.left_behind else sample
     sample.fail(label, error)
     if not isinstance(error, SlimeError):
         sample.metadata["failure"]["at"] = raised_at(error)
+    return sample
 
 
 @dataclass

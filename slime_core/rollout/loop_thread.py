@@ -20,11 +20,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, ClassVar, TypeVar
 
+from slime_core.rollout.deadlines import CLOSE_DEADLINE, end_tasks
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-CLOSE_DEADLINE = 10.0
-"""Seconds that coroutines get to end once they are cancelled."""
 GRACE = 2.0
 """Seconds that the thread gets to end after that."""
 
@@ -50,7 +50,7 @@ class LoopThread:
                 raise RuntimeError("the rollout stage's event loop has been closed")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_turn, args=(self._loop,), name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._turn, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
 
@@ -102,6 +102,16 @@ class LoopThread:
         threading.Thread(target=run, name="slime-rollout-stage", daemon=True).start()
         return await asyncio.wrap_future(future)
 
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            while not self._closed:
+                logger.warning("a function stopped the run's event loop (loop.stop()); it is started again")
+                loop.run_forever()
+        finally:
+            loop.close()
+
     def close(self) -> None:
         """Cancel what runs, then end loop and thread, within CLOSE_DEADLINE + GRACE; safe to call twice.
 
@@ -113,27 +123,7 @@ class LoopThread:
         if loop is None or self._thread is None:
             return
         # Made inside the loop: one that never turns again would leave a coroutine that nobody awaits.
-        loop.call_soon_threadsafe(lambda: loop.create_task(_end_tasks()).add_done_callback(lambda _: loop.stop()))
+        loop.call_soon_threadsafe(lambda: loop.create_task(end_tasks()).add_done_callback(lambda _: loop.stop()))
         self._thread.join(CLOSE_DEADLINE + GRACE)
         if self._thread.is_alive():
             logger.warning("the thread %s did not end within %.0f s; left alone", self._name, CLOSE_DEADLINE + GRACE)
-
-
-def _turn(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
-
-
-async def _end_tasks() -> None:
-    """Cancel every other task of the loop and wait for it; then end generators and threads of the loop."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        _, late = await asyncio.wait(tasks, timeout=CLOSE_DEADLINE)
-        for task in late:
-            logger.warning("%s did not end within %.0f s of being cancelled", task.get_coro(), CLOSE_DEADLINE)
-    await asyncio.get_running_loop().shutdown_asyncgens()

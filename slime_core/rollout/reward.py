@@ -10,6 +10,7 @@ evaluation data set with plugin options of its own has a scorer of its own, too.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import pickle
 from collections.abc import Callable, Mapping
@@ -152,7 +153,8 @@ class RewardStage:
     ) -> None:
         """Set `sample.reward`, in one call per function where the function takes several; `args` as `scorer_of`.
 
-        Aborted, failed and already rewarded samples are left alone.
+        Aborted, failed and already rewarded samples are left alone. A copy takes the place of a sample to which a call
+        that is left behind may still write.
         """
         by_scorer: dict[int, tuple[Scorer, list[Sample]]] = {}
         for sample in samples:
@@ -173,6 +175,9 @@ class RewardStage:
             await asyncio.gather(
                 *(self.call(*each, evaluation=evaluation, rollout_id=rollout_id, args=args) for each in calls)
             )
+        for place, sample in enumerate(samples):
+            if sample.metadata.get("failure", {}).pop("left_behind", False):
+                samples[place] = copy.deepcopy(sample)
 
     async def call(
         self,
@@ -206,6 +211,8 @@ class RewardStage:
                 was = sample.status.value
                 sample.fail(scorer.label, error)
                 sample.metadata["failure"] |= {"status": was, **({"saved": saved} if saved else {})}
+                if getattr(error, "left_behind", False):
+                    sample.metadata["failure"]["left_behind"] = True
             return
         for sample, reward in zip(samples, rewards):
             try:

@@ -27,6 +27,7 @@ from slime_core.protocols import Args, RolloutEngine
 from slime_core.rollout import stage_state
 from slime_core.rollout.batch import make_batch, refuse_bad
 from slime_core.rollout.contracts import eval_output, train_output
+from slime_core.rollout.deadlines import StageRunner
 from slime_core.rollout.engine_weights import deliver
 from slime_core.rollout.evaluations import TIMEOUT, Interruptible, cancel_all, evaluated
 from slime_core.rollout.gate import GatedEngine
@@ -64,7 +65,7 @@ class RolloutStage:
         self.args = args
         self.parts = parts
         self.weight_version = 0
-        self._loop = runner or asyncio.Runner()
+        self._loop = runner or StageRunner()
         self._plain = threading.Lock()
         """Held by a plain rollout function, which need not bear another beside it."""
         self.ledger = Ledger()
@@ -111,7 +112,11 @@ class RolloutStage:
         with waiting("reward processes", deadline=None, then="they have deadlines of their own"):
             await loading
         if parts.needs_address:
-            self.args.sglang_router_ip, self.args.sglang_router_port = await engine.address()
+            args = self.args
+            args.sglang_router_ip, args.sglang_router_port = await engine.address()
+            if args.rollout_num_gpus is None:  # as in THUDM/slime, whose functions multiply by it
+                shared = (args.actor_num_nodes or 1) * (args.actor_num_gpus_per_node or 1)
+                args.rollout_num_gpus = shared if args.colocate else 1
         parts.rewards.settings_changed()  # where models answer, which the engine has just found out
         # Requests that come over HTTP are not seen waiting, so the engine must not wait for their samples. Where
         # generation never stops, what shares an engine step depends on when the trainer was done.

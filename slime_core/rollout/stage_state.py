@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from slime_core.data.buffer import is_finished
+from slime_core.data.dataset import exact_json
 from slime_core.data.dumps import to_json, write_lines
 from slime_core.data.ledger import BUFFERED, TAKEN, LedgerSnapshot
 from slime_core.data.ledger_files import (
@@ -171,7 +172,7 @@ def load(stage: RolloutStage, directory: Path, rollout_id: int) -> str:
         path = directory / STATE_FILE
         if not path.is_file():
             raise CheckpointError(f"{directory}: no {STATE_FILE}; the data cursor of the run is missing")
-        state = orjson.loads(path.read_bytes())
+        state = exact_json(path.read_bytes())
         source.load_state_dict(state["data_source"])
         stage.weight_version = stage.ledger.weight_version = state["weight_version"]
         waiting = group_indices((state["data_source"].get("buffer") or {}).get("state", {}).get("groups") or [])
@@ -180,7 +181,7 @@ def load(stage: RolloutStage, directory: Path, rollout_id: int) -> str:
     said = stage.trail.read(stage, directory, waiting)
     path = directory / OPEN_GROUPS_FILE
     if path.is_file():
-        stage.open_groups.restore([from_line(orjson.loads(line)) for line in path.read_bytes().splitlines()])
+        stage.open_groups.restore([from_line(exact_json(line)) for line in path.read_bytes().splitlines()])
     return said
 
 

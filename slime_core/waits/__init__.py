@@ -13,7 +13,7 @@ layer as there is: everything may import it.
 """
 
 from slime_core.waits.board import Board, published, remove_board, start_board, stop_board
-from slime_core.waits.bounded import call_within, within
+from slime_core.waits.bounded import Overdue, by_deadline, call_within, leave_behind, within
 from slime_core.waits.pace import loop_turn
 from slime_core.waits.stalls import gave_up, stall_report
 from slime_core.waits.start import first_results, part_of_start, telling_start
@@ -32,12 +32,15 @@ from slime_core.waits.watchdog import asked_to_end
 
 __all__ = [
     "Board",
+    "Overdue",
     "Wait",
     "asked_to_end",
+    "by_deadline",
     "call_within",
     "current",
     "first_results",
     "gave_up",
+    "leave_behind",
     "limit_user_code",
     "loop_turn",
     "named",

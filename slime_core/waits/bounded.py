@@ -1,8 +1,8 @@
-"""Waits that keep their own deadline: `within` for awaitables, `call_within` for calls that block.
+"""Waits that keep their own deadline: `by_deadline` and `within` for awaitables, `call_within` for calls that block.
 
-At the deadline both write a stall report (while what is waited for still stands where it stands), then raise the error
-asked for, which names the report. Neither relies on being obeyed. A coroutine that swallows its cancellation is left
-behind after `_GRACE`, a call is left behind in its thread at once.
+At the deadline `within` and `call_within` write a stall report (while the work still stands where it stands), then
+raise the error asked for, which names the report. None relies on being obeyed. A coroutine that swallows its
+cancellation is left behind after `_GRACE`, a call is left behind in its thread at once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,35 @@ from slime_core.waits.stalls import gave_up
 from slime_core.waits.table import waiting
 
 T = TypeVar("T")
-_GRACE = 5.0
-"""Seconds that a cancelled coroutine gets to end."""
+_GRACE = 3.0
+"""Seconds that a cancelled coroutine gets to end; callers that wait for it give more."""
+
+
+class Overdue(TimeoutError):
+    """The deadline of a call has passed."""
+
+    left_behind = False
+    """The call is still running, and may write to its arguments."""
+
+
+async def by_deadline(work: Awaitable[T], seconds: float | None) -> T:
+    """Return the result of the awaitable, which runs as a task of its own. Cancelling the caller cancels it.
+
+    Raises:
+        Overdue: It is not done after `seconds`, whatever it makes of its cancellation.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except BaseException:
+        await _end(task)
+        raise
+    if done:
+        return task.result()
+    await _end(task)
+    error = Overdue()
+    error.left_behind = not task.done()
+    raise error
 
 
 async def within(
@@ -43,10 +70,26 @@ async def within(
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel, and see it end; an error it ends with is not of interest any more."""
+    """Cancel the task and wait for its end; its error no longer matters."""
     task.cancel()
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
-    await asyncio.wait({task}, timeout=_GRACE)
+    try:
+        await asyncio.wait({task}, timeout=_GRACE)
+    finally:
+        leave_behind(task)
+
+
+def leave_behind(task: asyncio.Future[Any]) -> None:
+    """Forget a task that has not ended: neither the end of its loop nor that of the process waits for it.
+
+    Its coroutine is never closed either: code that swallows every exception, GeneratorExit too, would loop for ever.
+    """
+    if task.done() or not isinstance(task, asyncio.Task):
+        return
+    import ctypes
+
+    asyncio.tasks._unregister_task(task)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
 
 def call_within(

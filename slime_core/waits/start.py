@@ -1,12 +1,12 @@
-"""What a person sees between a command and its first rollout: a line every few seconds, with what is waited for.
+"""What a person sees between a command and its first rollout: what is waited for, where nothing else is printed.
 
     with telling_start():          the commands that run something, before their first heavy import
         ...
         first_results()            whoever prints results, from the first on: nothing more is told
 
-The lines go to standard error, every three seconds; where that is no terminal, every half minute once two minutes are
-over, so that a start of hours does not fill a log. It is a daemon thread that reads the table of waits; what waits
-nowhere is told by no more than the time.
+Once nothing was printed for ten seconds, a terminal gets one line, which is rewritten until something else is printed.
+Elsewhere a line comes every ten seconds, after two minutes every half minute, so that a start of hours does not fill a
+log. A daemon thread reads the table of waits and writes to standard error.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from slime_core.secrets import Masked
 from slime_core.waits.table import Wait, current
 
-OFTEN_S, SELDOM_S = 2.5, 30.0
-"""Seconds between lines; a busy machine may make three of the first."""
+QUIET_S, SELDOM_S = 10.0, 30.0
+"""Seconds without output before a line, in the first two minutes and after them where there is no terminal."""
 _PATIENT_S = 120.0
-"""How long a log gets a line as often as a terminal."""
+_REWRITE_S = 1.0
+"""Seconds between two states of the line on a terminal."""
 _over: threading.Event | None = None
 
 
@@ -35,9 +37,7 @@ def telling_start() -> Iterator[None]:
         yield
         return
     over = _over = threading.Event()
-    # A rank that another process has started is not the beginning of what a person waits for.
-    first = OFTEN_S / 3 if "RANK" in os.environ else OFTEN_S
-    threading.Thread(target=_tell, args=(over, first), name="slime-start", daemon=True).start()
+    threading.Thread(target=_tell, args=(over,), name="slime-start", daemon=True).start()
     try:
         yield
     finally:
@@ -61,15 +61,26 @@ def part_of_start() -> Iterator[None]:
         _over = before
 
 
-def _tell(over: threading.Event, first: float) -> None:
-    since, pause = time.monotonic(), first
+def _tell(over: threading.Event) -> None:
+    since = said = time.monotonic()
+    pause = QUIET_S
     while not over.wait(pause):
-        often = sys.stderr.isatty() or time.monotonic() - since < _PATIENT_S
-        pause = OFTEN_S if often else SELDOM_S
+        now = time.monotonic()
+        limit = SELDOM_S if now - since > _PATIENT_S and not sys.stderr.isatty() else QUIET_S
+        quiet = now - max(said, Masked.written)
+        if quiet < limit:
+            pause = limit - quiet
+            continue
         wait = _innermost(current())
         what = "" if wait is None else f": {wait.what}, {wait.age:.0f} s"
+        text = f"slime: starting for {now - since:.0f} s{what}"
         try:
-            print(f"slime: starting for {time.monotonic() - since:.0f} s{what}", file=sys.stderr, flush=True)
+            if isinstance(sys.stderr, Masked) and sys.stderr.isatty():
+                sys.stderr.show_status(text)
+                pause = _REWRITE_S
+            else:
+                print(text, file=sys.stderr, flush=True)
+                said, pause = now, limit
         except OSError:  # nobody reads it any more, which is for those to say who have results
             return
 

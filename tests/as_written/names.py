@@ -26,6 +26,7 @@ NAMES: dict[str, Verdict] = {
     "slime.agent.adapters.anthropic.AnthropicAdapter": Verdict("differs", "as slime.agent.adapters.AnthropicAdapter"),
     "slime.agent.adapters.common.BaseAdapter": Verdict("differs", "as slime.agent.adapters.BaseAdapter"),
     "slime.agent.adapters.common.TurnRecord": Verdict("works", "as slime.agent.trajectory.TurnRecord"),
+    "slime.agent.adapters.common.flatten_content": Verdict("works", "same arguments, same answer"),
     "slime.agent.adapters.openai.OpenAIAdapter": Verdict("differs", "as slime.agent.adapters.OpenAIAdapter"),
     "slime.agent.adapters.openai.ResponsesAdapter": Verdict("differs", "another name of OpenAIAdapter"),
     "slime.agent.aiohttp_threaded.AppHandle": Verdict("works", "what run_app_in_thread returns"),
@@ -67,7 +68,7 @@ NAMES: dict[str, Verdict] = {
     ),
     "slime.agent.parsing.parse_xml_tool_uses": Verdict("works", "same arguments, same answer"),
     "slime.agent.sandbox.E2BSandbox": Verdict(
-        "refused", "no client of E2B's service; making one names LocalSandbox, or a class of one's own"
+        "differs", "no client of E2B's service: an object of the class that SLIME_E2B_SANDBOX=file.py:Class names"
     ),
     "slime.agent.sandbox.EXIT_TIME_BUDGET_EXCEEDED": Verdict("works", "same arguments, same answer"),
     "slime.agent.sandbox.ExecResult": Verdict(
@@ -178,6 +179,7 @@ NAMES: dict[str, Verdict] = {
     "slime.rollout.rm_hub.f1.normalize_answer": Verdict("works", "same arguments, same answer"),
     "slime.rollout.rm_hub.f1_score": Verdict("works", "same arguments, same answer"),
     "slime.rollout.rm_hub.get_deepscaler_rule_based_reward": Verdict("works", "any of a list of labels"),
+    "slime.rollout.rm_hub.gpqa.DEFAULT_VALID_LETTERS": Verdict("works", "the letters A to J"),
     "slime.rollout.rm_hub.gpqa.compute_gpqa_reward": Verdict("works", "same arguments, same answer"),
     "slime.rollout.rm_hub.grade_answer_verl": Verdict(
         "works", "the reward deepscaler's; equal numbers are equal however they are written"
@@ -194,7 +196,8 @@ NAMES: dict[str, Verdict] = {
     "slime.rollout.rm_hub.math_dapo_utils.normalize_final_answer": Verdict(
         "differs", "units and commands of DAPO's list and a few more"
     ),
-    "slime.rollout.rm_hub.math_dapo_utils.remove_boxed": Verdict("works", "None for a text that is no box"),
+    "slime.rollout.rm_hub.math_dapo_utils.remove_boxed": Verdict("works", "same arguments, same answer"),
+    "slime.rollout.rm_hub.math_dapo_utils.verify": Verdict("works", "as compute_score"),
     "slime.rollout.rm_hub.math_utils.extract_answer": Verdict("works", "same arguments, same answer"),
     "slime.rollout.rm_hub.math_utils.extract_boxed_answer": Verdict("works", "same arguments, same answer"),
     "slime.rollout.rm_hub.math_utils.grade_answer_mathd": Verdict("works", "an empty text is no answer"),
@@ -287,14 +290,15 @@ NAMES: dict[str, Verdict] = {
     "slime.utils.misc.load_function": Verdict("differs", "also file.py:fn; what is missing is a PluginError"),
     "slime.utils.misc.should_run_periodic_action": Verdict("works", "same arguments, same answer"),
     "slime.utils.ppo_utils.calculate_log_probs_and_entropy": Verdict(
-        "differs", "slime_core.ops, without process groups"
+        "works", "in slime's own trainers a process group of None is none"
     ),
+    "slime.utils.ppo_utils.chunked_discounted_returns": Verdict("works", "slime_core.ops"),
     "slime.utils.ppo_utils.chunked_gae": Verdict("differs", "slime_core.ops, without process groups"),
     "slime.utils.ppo_utils.compute_approx_kl": Verdict("differs", "slime_core.ops, without process groups"),
     "slime.utils.ppo_utils.compute_cispo_loss": Verdict("differs", "slime_core.ops, without process groups"),
-    "slime.utils.ppo_utils.compute_entropy_from_logits": Verdict("differs", "slime_core.ops, without process groups"),
+    "slime.utils.ppo_utils.compute_entropy_from_logits": Verdict("works", "as calculate_log_probs_and_entropy"),
     "slime.utils.ppo_utils.compute_gspo_kl": Verdict("differs", "slime_core.ops, without process groups"),
-    "slime.utils.ppo_utils.compute_log_probs": Verdict("differs", "slime_core.ops, without process groups"),
+    "slime.utils.ppo_utils.compute_log_probs": Verdict("works", "as calculate_log_probs_and_entropy"),
     "slime.utils.ppo_utils.compute_opsm_mask": Verdict("differs", "slime_core.ops, without process groups"),
     "slime.utils.ppo_utils.compute_policy_loss": Verdict("differs", "slime_core.ops, without process groups"),
     "slime.utils.ppo_utils.get_advantages_and_returns": Verdict("differs", "slime_core.ops, without process groups"),

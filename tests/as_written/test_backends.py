@@ -130,3 +130,13 @@ def test_code_written_for_megatron_finds_its_arguments_with_every_trainer(tiny: 
         assert (args.num_experts, args.norm_epsilon) == (None, model["rms_norm_eps"])
         assert not hasattr(args, "tensor_model_paralel_size")
         assert "tensor_model_parallel_size" not in settings.to_dict()  # a default is not a wish
+
+
+def test_flags_of_another_model_than_the_checkpoint_are_told_with_every_trainer(tiny: TinyRun) -> None:
+    flags = "--train-backend embedded --rollout-engine embedded --num-layers 36 --hidden-size 2560 --seq-length 4096"
+    warnings = load_settings([*tiny.argv(), *flags.split()], env={}).warnings
+    (told,) = [warning for warning in warnings if "is another model than the flags describe" in warning]
+    assert "--num-layers 36: the model has 2 (num_hidden_layers)" in told
+    assert "--hidden-size 2560: the model has" in told
+    agreeing = [*tiny.argv(), *flags.replace("36", "2").replace("--hidden-size 2560", "").split()]
+    assert not [warning for warning in load_settings(agreeing, env={}).warnings if "another model" in warning]

@@ -12,6 +12,7 @@ import pytest
 
 from slime_core.cli.main import main
 from slime_core.config import load_settings
+from slime_core.data import rows
 from slime_core.data.prompts import DatasetSource, eval_samples
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import DataError
@@ -56,12 +57,78 @@ def read(tiny: TinyRun, tmp_path: Path) -> Read:
         ({"instruction": "Add.", "input": "", "output": "2"}, "Add.", "2"),
         ({"input": "p", "label": "l #### 3", "answer": "7"}, "p", "l #### 3"),
         ({"input": "p"}, "p", None),
+        ({"input": "p", "target": "5"}, "p", "5"),
+        ({"prompt": ASKED, "reward_model": {"ground_truth": "34", "style": "rule"}, "extra_info": {}}, ASKED, "34"),
+        ({"prompt": ASKED, "question": "1+1=?", "golden_answers": ["2", "two"],
+          "reward_model": {"ground_truth": {"target": ["2", "two"]}}}, ASKED, ["2", "two"]),
+        ({"question": "Why?", "choices": {"text": ["so", "no"], "label": ["1", "2"]}, "answerKey": "2"},
+         "Why?\n\nA. so\nB. no", "B"),
+        ({"question": "Why?", "choices": ["so", "no"], "answer": 0, "subject": "x"}, "Why?\n\nA. so\nB. no", "A"),
+        ({"question": "Why?", "options": {"A": "so", "B": "no"}, "answer": "no"}, "Why?\n\nA. so\nB. no", "B"),
+        ({"question": "Sum.", "input_output": '{"inputs": ["1"], "outputs": ["1"]}', "starter_code": "def f():",
+          "solutions": "[]", "difficulty": "easy"}, "Sum.\n\ndef f():", '{"inputs": ["1"], "outputs": ["1"]}'),
+        ({"question": "Who?", "context": "Ann did.", "answers": {"text": ["Ann", "Ann"], "answer_start": [0, 0]}},
+         "Who?\n\nAnn did.", "Ann"),
+        ({"question": "Who?", "context": "Ann did.", "answers": {"text": [], "answer_start": []}},
+         "Who?\n\nAnn did.", ""),
+        ({"problem": "p", "generated_solution": "w", "expected_answer": "7", "problem_source": "x"}, "p", "7"),
+        ({"source": "s", "problem": "1+1=?", "solution": r"so \boxed{2}", "messages": TURNS}, ASKED, "2"),
+        ({"problem": "1+1=?", "solution": "s", "answer": "3", "messages": TURNS, "generations": []}, ASKED, "3"),
+        ({"prompt": "1+1=?", "prompt_id": "i", "messages": TURNS}, ASKED, "2"),
+        ({"query": "q", "response": "Work.\n#### 42\nThe answer is: 42", "original_question": "o"}, "q", "42"),
+        ({"query": "q", "response": "so\nThe answer is: $x+1$."}, "q", "x+1"),
+        ({"prompt": "p", "instruction_id_list": ["a:b"], "kwargs": [{}], "key": 1}, "p",
+         {"instruction_id_list": ["a:b"], "kwargs": [{}]}),
+        ({"prompt": "def f():", "canonical_solution": "x", "test": "def check(c): ...", "entry_point": "f"},
+         "def f():", "def check(c): ...\ncheck(f)\n"),
+        ({"prompt": "p", "code": "c", "test_list": ["assert 1"], "task_id": 1}, "p", ["assert 1"]),
+        ({"ID": "x", "Problem": "p", "Solution": "w", "Answer": 204}, "p", 204),
+        ({"Question": "q", "Correct Answer": "yes", "Incorrect Answer 1": "no"}, "q", "yes"),
+        ({"conversations": [{"from": "human", "value": "1+1=?"}, {"from": "gpt", "value": "2"}]}, ASKED, "2"),
+        ({"system": "Be brief.", "conversations": [{"from": "user", "value": "1+1=?"}]},
+         [{"role": "system", "content": "Be brief."}, *ASKED], None),
+        ({"system_prompt": "", "question": "q", "response": "r"}, "q", "r"),
+        ({"question": "q", "solution": r"\boxed{1}", "metadata": "{'contest': 'x'}"}, "q", "1"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1=?"}]}]},
+         ASKED, None),
     ],
-)
+)  # fmt: skip
 def test_usual_columns_need_no_flag(row: dict[str, Any], prompt: Any, label: Any, read: Read) -> None:
     sample = read(row)
     assert (sample.prompt, sample.label) == (prompt, label)
     assert sample.tokens
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (
+            {"system_prompt": "Be brief.", "question": "q"},
+            "column 'system_prompt' is for chat messages, and this prompt",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "audio", "audio": "x"}]}]},
+            "a content part of type 'audio'",
+        ),
+    ],
+)
+def test_nothing_of_a_row_is_lost_in_silence(row: dict[str, Any], said: str, read: Read) -> None:
+    with pytest.raises(DataError) as caught:
+        read(row)
+    assert said in str(caught.value)
+
+
+def test_a_system_column_becomes_a_message(read: Read) -> None:
+    rendered = read({"system_prompt": "Be brief.", "question": "1+1=?"}, "--apply-chat-template").prompt
+    assert 0 <= rendered.find("Be brief.") < rendered.find("1+1=?")
+    given = read({"system_prompt": "", "question": "q"}, "--system-prompt", "Be long.", "--apply-chat-template").prompt
+    assert "Be long." in given
+
+
+def test_metadata_that_is_no_json_is_kept_as_text(read: Read, caplog: pytest.LogCaptureFixture) -> None:
+    rows._warn_of_text.cache_clear()
+    assert read({"question": "q", "metadata": "{'contest': 'x'}"}).metadata["metadata"] == "{'contest': 'x'}"
+    assert "column 'metadata' (--metadata-key) has text that is no JSON" in caplog.text
 
 
 def test_keys_that_are_given_win_and_are_taken_as_they_are(read: Read) -> None:
@@ -70,6 +137,8 @@ def test_keys_that_are_given_win_and_are_taken_as_they_are(read: Read) -> None:
     assert read(GSM8K, "--label-key", "answer").label == GSM8K["answer"]
     assert read(GSM8K, "--input-key", "question").label is None
     assert read({"messages": TURNS, "final": 3}, "--label-key", "final").label == 3
+    inner = {"messages": TURNS, "extra": {"info": {"answer": 3}}}
+    assert read(inner, "--label-key", "extra.info.answer").label == 3
 
 
 @pytest.mark.parametrize(
@@ -94,6 +163,9 @@ def test_what_is_ambiguous_asks_for_the_flag(row: dict[str, Any], said: str, rea
         ({"prompt": ASKED, "completion": TURNS[1:]}, TURNS, None),
         (GSM8K, "Two and two?", GSM8K["answer"]),
         ({"problem": "p", "solution": "worked", "answer": "7"}, "p", "worked"),
+        ({"problem": "1+1=?", "solution": "worked", "messages": TURNS}, TURNS, None),
+        ({"conversations": [{"from": "human", "value": "1+1=?"}, {"from": "gpt", "value": "2"}]}, TURNS, None),
+        ({"problem": "p", "generated_solution": "worked", "expected_answer": "7"}, "p", "worked"),
     ],
 )
 def test_supervised_runs_learn_the_whole_answer(row: dict[str, Any], prompt: Any, label: Any, read: Read) -> None:

@@ -98,10 +98,34 @@ def test_all_of_the_settings_are_one_flag_away(capsys: pytest.CaptureFixture[str
         ("check --for trian", "Did you mean train?"),
         ("rewards scor", "Did you mean score?"),
         ("plugins lst", "Did you mean list?"),
+        ("train --lr 1 run.yaml", "unexpected argument 'run.yaml'; every setting is a flag, see `slime train"),
+        ("train --lr 1 run.yaml", "Did you mean --config run.yaml?"),
+        ("train nowhere.yaml", "nowhere.yaml"),
+        ("resume outputs/demo", "To resume a run: slime train --config RUN/config.yaml --load RUN."),
+        ("merge outputs/demo", "slime export"),
+        ("config show --device gpu", "Did you mean cuda?"),
+        ("plugins new trackers csv", "Did you mean 'hooks'?"),
+        ("report outputs/demo --colour", "slime report: unrecognized arguments: --colour"),
+        ("compare outputs/demo", "name two runs or more: slime compare outputs/demo OTHER_RUN"),
+        ("show nowhere", "nowhere: no such directory"),
+        ("show pyproject.toml", "pyproject.toml: is a file, not a run directory"),
     ],
 )
 def test_a_slip_is_answered_with_what_to_type(line: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer in refusal(capsys, line)
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "eval", "rollout", "check", "plan", "config show"])
+def test_a_run_file_may_stand_first(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("lrr: 1\n")
+    assert f"{file}:1: unknown setting 'lrr'" in refusal(capsys, f"{command} {file}")
+
+
+def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [said(capsys, *words) for words in (("help", "compare"), ("compare", "--help"))]
+    assert asked[0] == asked[1]
+    assert "usage: slime compare" in asked[0]
 
 
 def test_keys_of_other_trainers_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def resolved(name: str) -> Any:
 def test_every_name_has_its_line_and_every_line_its_name() -> None:
     there = {name for name in exported() if name.rpartition(".")[2] not in OURS}
     told = {name for name, verdict in NAMES.items() if verdict.kind != "refused" and name.startswith("slime.")}
-    assert told | {"slime.agent.sandbox.E2BSandbox"} == there
+    assert told == there
     assert all(verdict.why for verdict in NAMES.values())
 
 
@@ -55,9 +55,6 @@ def test_every_name_has_its_line_and_every_line_its_name() -> None:
 def test_a_name_is_there_or_says_what_to_use(name: str) -> None:
     if NAMES[name].kind != "refused":
         assert resolved(name) is not None
-    elif name.endswith("E2BSandbox"):
-        with pytest.raises(Exception, match=r"use slime\.agent\.sandbox\.LocalSandbox"):
-            resolved(name)("image")
     else:
         with pytest.raises(ImportError, match=r"slime-compat.*nearest: "):
             resolved(name)

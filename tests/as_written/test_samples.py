@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from slime_core.data.dumps import read_samples, write_samples
 from slime_core.types import Sample
@@ -83,3 +85,32 @@ def test_an_image_by_its_address_is_stored_and_sent_and_no_server_is_asked_to_fe
     assert read_samples(tmp_path / "dump.json")[0].multimodal_inputs == {"images": [REMOTE]}
     with pytest.raises(ValueError, match="not fetched from the web; save it"):
         sample.image_data()
+
+
+def test_experts_in_the_seed_s_type_are_kept_as_they_are() -> None:
+    sample = Sample(prompt="x", tokens=[1, 2, 3], response_length=1, rollout_routed_experts=[[0, 1], [2, 3]])
+    stored = sample.to_dict()
+    assert Sample.from_dict(json.loads(json.dumps(stored))).rollout_routed_experts == [[0, 1], [2, 3]]
+    assert stored["rollout_routed_experts"] is not sample.rollout_routed_experts
+
+
+def test_counters_of_speculation_and_tokens_kept_as_tensors() -> None:
+    sample, counted = Sample(), {"finish_reason": {"type": "stop"}, "spec_accept_token_num": 7}
+    for algorithm in (None, "EAGLE"):
+        args = SimpleNamespace(sglang_speculative_algorithm=algorithm)
+        sample.append_response_tokens(args, tokens=[], trainable=True, meta_info=counted)
+        assert sample.spec_info.spec_accept_token_num == (7 if algorithm else 0)
+    sample.spec_info.add(meta_info={"spec_accept_token_num": 1})
+    assert sample.spec_info.spec_accept_token_num == 8
+    sample = Sample(tokens=[5, 6, 7], response_length=2, loss_mask=[1, 1], rollout_log_probs=[-1.0, -1.0])
+    sample.rollout_top_p_token_ids = torch.tensor([1, 2, 3], dtype=torch.int32)  # type: ignore[assignment]
+    sample.rollout_top_p_token_offsets = torch.tensor([0, 1, 3], dtype=torch.int32)  # type: ignore[assignment]
+    sample.append_response_tokens(tokens=[8], trainable=False)
+    assert (sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets) == ([1, 2, 3], [0, 1, 3, 3])
+    assert Sample().apply_chat_template_kwargs == {}
+
+
+@pytest.mark.parametrize("given", [("p",), (0, [1]), (0, 1, "p", [1, 2])])
+def test_fields_given_in_another_order_are_told(given: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError, match=r"expected a number\. Name the fields: Sample\(group_index=0"):
+        Sample(*given)

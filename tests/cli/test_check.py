@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import pytest
 from slime_command_check import check
 from slime_command_check.overlap import overlap
 from slime_testing_probes import fresh_process
-from slime_testing_probes.probes import PROBES, Bench
+from slime_testing_probes.probes import PROBES, Bench, WrongAnswer
 
 from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
@@ -144,11 +145,61 @@ def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, t
 
     models.write_text("sglang: [{name: judge, model_path: /models/judge, server_groups: [{num_gpus: 1}]}]")
     args = Args(group_rm=False, rollout_engine="sglang", sglang_config=str(models), judge="judge")
-    bench = Bench(args, "1+1=", "2", {})
+    bench = Bench(args)
     PROBES["rewards"](bench, resolve("rewards", str(reward)))
     args.judge = "jugde"
     with pytest.raises(ConfigError, match="no model 'jugde' is served; there are: 'judge'"):
         PROBES["rewards"](bench, resolve("rewards", str(reward)))
+
+
+LABELS: list[tuple[str, list[Any], dict[str, Any], str | None]] = [
+    ("exact", ["2", None], {}, None),
+    ("exact", [None, None], {}, "pays 0.0 for every answer, since it compares with the label, and none of the 2 rows"),
+    *((name, [None, None], {}, "none of the 2 rows read has one") for name in ("f1", "dapo", "gpqa", "boxed_exact")),
+    ("gpqa", [None, None], {"correct_letter": "B"}, None),
+    ("random", [None, None], {}, None),
+    ("own.py", [{"n": 1}, {"m": 2}], {}, "row 2: KeyError: 'n'"),
+    ("own.py", [{"n": 1}, {"n": 2}], {}, None),
+]
+
+
+@pytest.mark.parametrize(("spec", "labels", "metadata", "said"), LABELS)
+def test_labels_are_read_before_the_run(
+    spec: str, labels: list[Any], metadata: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("def reward(args, sample):\n    return float(sample.label['n'])\n")
+    spec = str(tmp_path / spec) if spec.endswith(".py") else spec
+    rows = [{"place": f"row {n}", "spec": spec, "prompt": "1+1=", "label": label, "metadata": metadata}
+            for n, label in enumerate(labels, start=1)]  # fmt: skip
+    bench = Bench(Args(group_rm=False), rows)
+    resolved = resolve("rewards", spec)
+    if said is None:
+        PROBES["rewards"](bench, resolved)
+        return
+    with pytest.raises((WrongAnswer, KeyError)) as caught:
+        PROBES["rewards"](bench, resolved)
+    assert said in f"{bench.row['place']}: {type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_model_that_is_cut_is_named(tiny: TinyRun, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny.root / "model", model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", hf_checkpoint=model))
+    assert status == 1
+    (error,) = [f["message"] for f in findings if f["level"] == "error"]
+    assert error.startswith(f"{weights} is cut or damaged")
+
+
+def test_a_run_without_labels_is_not_ready(tiny: TinyRun, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"prompt": "1+1=", "data_source": "x"}) + "\n")
+    flags = {"input_key": None, "label_key": None, "custom_rm_path": None, "rm_type": "dapo", "prompt_data": data}
+    status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", eval_prompt_data=None, eval_interval=None, **flags))
+    assert status == 1
+    (error,) = [f["message"] for f in findings if f["level"] == "error"]
+    assert "none of the 1 rows read has one; name the column: --label-key NAME" in error
 
 
 @pytest.mark.slow
@@ -186,6 +237,37 @@ def test_hooks_that_answer_nonsense(tiny: TinyRun, tmp_path: Path) -> None:
     for flag in HOOKS:
         (message,) = [e for e in errors if f"--{flag.replace('_', '-')}" in e]
         assert "returned" in message
+
+
+MAPPING = (
+    "def reward_func(args, sample, **kwargs):\n    return {'score': float(len(sample.response) % 3), 'acc': True}\n"
+)
+READS_IT = "def post(args, samples, **kwargs):\n    raw = [s.reward['score'] for s in samples]\n    return raw, raw\n"
+SERVICE = "async def reward_func(args, sample, **kwargs):\n    raise ConnectionError('no teacher yet')\n"
+
+
+@pytest.mark.parametrize(
+    ("reward", "flags", "known"),
+    [
+        (MAPPING, {}, True),
+        pytest.param(MAPPING, {"reward_key": "acc"}, True, marks=pytest.mark.slow),
+        pytest.param(SERVICE, {}, False, marks=pytest.mark.slow),
+    ],
+)
+def test_functions_that_read_rewards_get_what_the_run_s_reward_returns(
+    reward: str, flags: dict[str, Any], known: bool, tmp_path: Path, tiny: TinyRun
+) -> None:
+    (tmp_path / "rm.py").write_text(reward)
+    (tmp_path / "post.py").write_text(READS_IT)
+    argv = tiny.argv(
+        tmp_path / "run", rm_type=None, custom_rm_path=f"{tmp_path / 'rm.py'}:reward_func", **flags,
+        custom_reward_post_process_path=f"{tmp_path / 'post.py'}:post",
+    )  # fmt: skip
+    status, findings = _check(*argv)
+    assert status == 0
+    told = [finding for finding in findings if finding["subject"] == "components" and finding["level"] != "ok"]
+    assert [finding["level"] for finding in told] == ([] if known else ["warning"]), told
+    assert all("post" not in finding["message"] for finding in told)
 
 
 @pytest.mark.slow

@@ -99,12 +99,21 @@ def test_show_a_name_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         ("rewards/exakt", "Did you mean 'exact'?"),
         ("rewads/exact", "Did you mean 'rewards'?"),
-        ("exact", "write KIND/NAME or KIND:SPEC"),
+        ("nosuch", "write KIND/NAME or KIND:SPEC"),
+        ("qwen3", "several are called so: megatron_models/qwen3, models/qwen3; write KIND/NAME"),
+        ("./nope", "slime plugins show ./nope: no such folder"),
     ],
 )
 def test_show_explains_a_wrong_name(component: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "show", component]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_name_that_one_kind_has_needs_no_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "show", "exact"]) == 0
+    assert "--custom-rm-path exact" in capsys.readouterr().out.replace("--rm-type", "--custom-rm-path")
+    assert main(["plugins", "check", "./nope"]) == 2
+    assert "slime plugins check ./nope: no such folder" in capsys.readouterr().err
 
 
 OPTIONS = """

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slime_runs.files import json_lines
 
 from slime_core import secrets
 from slime_core.cli.main import main
@@ -108,3 +109,32 @@ def test_a_bug(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert "ZeroDivisionError: at http://me:" + secrets.MARK in done.stderr
     assert PASSWORD not in done.stderr
+
+
+FORMS = [
+    "ghp_" + "a1" * 18, "github_pat_" + "a1" * 20, "glpat-" + "a1" * 10, "hf_" + "aB1" * 12, "sk-proj-" + "aB1" * 12,
+    "xoxb-1234567890-abc", "AKIA" + "A1B2" * 4, "AIza" + "aB1" * 12, "npm_" + "aB1" * 12,
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijkl",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_known_forms_are_secret_whatever_their_name(form: str) -> None:
+    secrets.learn_environment({"EDITOR": f"vi {form}", "DATA": "sk-learn is a library"})
+    assert form not in secrets.hidden(f"key: {form}.")
+    assert secrets.hidden("sk-learn is a library; hf_hub") == "sk-learn is a library; hf_hub"
+
+
+@pytest.mark.parametrize("name", ["GITHUB_PAT", "AZURE_PAT", "GITHUB_TOKEN", "MY_TOKEN", "DB_PWD", "pat", "gh-pat"])
+def test_names_of_tokens_in_the_environment(name: str) -> None:
+    secrets.learn_environment({name: "plain-looking-9", "PWD": "/home/someone", "SLIME_EOS_TOKEN": "endoftext"})
+    assert secrets.hidden("plain-looking-9") == secrets.MARK
+    assert secrets.hidden("/home/someone endoftext spat") == "/home/someone endoftext spat"
+
+
+def test_samples_that_are_kept_have_none(tmp_path: Path) -> None:
+    """A word or a number that is also a secret stays: it may be the name or the value of another field."""
+    secrets.learn_environment({"GITHUB_PAT": "abc-123-def-456", "MY_TOKEN": "response", "DB_PWD": "12345678"})
+    row = {"index": 0, "response": "12345678", "tokens": [12345678], "metadata": {"key": "abc-123-def-456"}}
+    (kept,) = map(json.loads, json_lines([row]).splitlines())
+    assert kept == {**row, "metadata": {"key": secrets.MARK}}

@@ -7,8 +7,10 @@ import logging
 from pathlib import Path
 
 import pytest
+from slime_command_eval.command import print_table
 
 from slime_core.cli.main import main
+from tests.made_run import MadeRun
 
 BAD = "\x1b]0;owned\x07\x1b[2J\u202eevil\x9b31m"
 
@@ -42,3 +44,33 @@ def test_a_log_line_of_a_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     handler = _StandardError(logging.WARNING)
     handler.emit(logging.LogRecord("slime_reward_mine", logging.WARNING, "", 0, "it said %s", (BAD,), None))
     assert "\\x1b]0;owned\\x07" in capsys.readouterr().err
+
+
+def test_tables_fit_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    score = {"value": 0.5, "low": 0.4, "high": 0.6, "method": "wilson"}
+    held = {"prompts": 1024, "samples_per_prompt": 16, "scores": {"reward": score, "majority@16": score}}
+    print_table({"confidence": 0.95, "datasets": {"aime-2024": held, "gsm8k": held}})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("0.4000 to 0.6000" in line for line in lines) == 4, "a row is a line"
+    for name, length in (("a", 200), ("b", 300)):
+        path = MadeRun(tmp_path / name).write()
+        with (path / "config.yaml").open("a") as file:
+            file.write(f"eval_prompt_data: {'x' * length}  # flag\n")
+    assert main(["runs", str(tmp_path)]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "eval_prompt_data" in line]
+    assert len(row) < 90
+    assert row.count("x" * 27 + "...") == 2
+
+
+def test_a_choice_of_samples_that_finds_none_says_what_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = MadeRun(tmp_path / "run").write()
+    assert main(["samples", "show", str(path), "--rollout", "99"]) == 1
+    err = capsys.readouterr().err
+    assert "no sample of the run is like that; " in err
+    assert "of rollouts 0 to 3 and of evaluations: --eval held" in err

@@ -141,7 +141,7 @@ def test_watch_ends_with_the_run(run_dir, capsys, monkeypatch) -> None:
 
 def test_no_such_run(tmp_path, capsys) -> None:
     assert main(["why", str(tmp_path / "no")]) == 2
-    assert "no run has written there" in capsys.readouterr().err
+    assert "no such directory" in capsys.readouterr().err
 
 
 def test_it_loads_nothing_heavy(tmp_path) -> None:

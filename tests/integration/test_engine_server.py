@@ -91,6 +91,11 @@ async def test_generate_answers_as_sglang(client: httpx.AsyncClient, model: tupl
     for i, (log_prob, token, _) in enumerate(meta["input_token_logprobs"][1:], start=1):
         assert token == prompt[i]
         assert log_prob == pytest.approx(table[i - 1, token].item(), abs=1e-5)
+    body |= {"rid": "warm", "sampling_params": {"max_new_tokens": 0, "temperature": 0.5}}  # as a teacher is asked
+    warm = (await post(client, "/generate", body))["meta_info"]["input_token_logprobs"]
+    expected = (table / 0.5).log_softmax(-1)
+    for i, (log_prob, token, _) in enumerate(warm[1:], start=1):
+        assert log_prob == pytest.approx(expected[i - 1, token].item(), abs=1e-5)
 
 
 async def test_generate_takes_text_batches_and_n(client: httpx.AsyncClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,7 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from slime_command_serve.http import application, threads
+from slime_command_serve.front.answer import token_bytes
+from slime_command_serve.http import application, connections, guard, threads
 from slime_command_serve.http.application import bind
 from slime_command_serve.http.guard import Access
 from slime_command_serve.native import serve_socket
@@ -21,7 +23,7 @@ from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core.cli.main import main
 from slime_core.config import Args, load_settings
-from slime_core.data.tokenizer import load_tokenizer
+from slime_core.data.tokenizer import encode_text, load_tokenizer
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
@@ -242,25 +244,142 @@ async def test_the_engine_http_sends_the_key(directory: Path, monkeypatch: pytes
             await engine.stop()
 
 
-async def test_connections_are_bounded_and_none_is_kept_for_ever(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+PARTS = (b"", b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+"""Nothing; headers that do not end; a request after which the connection stays open."""
+
+
+@pytest.mark.parametrize("sent", PARTS)
+async def test_connections_that_ask_nothing_shut_nobody_out(
+    sent: bytes, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(application, "_CONNECTIONS", 16)
-    monkeypatch.setattr(application, "_KEEP_ALIVE_S", 0.2)
     async with served(directory) as client:
         url = client.base_url
-        open_ones = [await asyncio.open_connection(url.host, url.port) for _ in range(20)]
-        assert (await client.get("/health")).status_code == 503
+        open_ones = [await asyncio.open_connection(url.host, url.port) for _ in range(50)]
+        for _, writer in open_ones:
+            writer.write(sent)
+        assert (await client.get("/health")).status_code == 200
         for _, writer in open_ones:
             writer.close()
-        async with asyncio.timeout(30):
-            while (await client.get("/health")).status_code == 503:
-                await asyncio.sleep(0.01)
+
+
+async def test_none_is_kept_for_ever(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "_KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr(connections, "HEADERS_S", 0.2)
+    monkeypatch.setattr(guard, "BODY_S", 0.2)
+    body = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    async with served(directory) as client, asyncio.timeout(60):
+        url = client.base_url
+        for sent, said in [(PARTS[0], b""), (PARTS[1], b" 408 "), (PARTS[2], b" 200 "), (body, b" 408 "),
+                           (PARTS[2] + b"\r\n", b" 200 "), (PARTS[2] + PARTS[1], b" 200 ")]:  # fmt: skip
             reader, writer = await asyncio.open_connection(url.host, url.port)
-            writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert b"200" in await reader.readline()
-            await reader.read()  # until the server closes what nobody uses
+            writer.write(sent)
+            assert said in await reader.readline()
+            await reader.read()  # until the server closes what asks nothing
             writer.close()
+
+
+async def test_the_headers_of_a_request_may_come_in_pieces(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 30.0)
+    async with served(directory) as client:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        for _ in range(2):
+            for byte in PARTS[2]:
+                writer.write(bytes([byte]))
+                await writer.drain()
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+
+async def test_texts_begin_once_wherever_they_come_in(directory: Path, tmp_path: Path) -> None:
+    """A tokenizer that puts a token before and one after every text: as training data, there is one, and no end."""
+    model = tmp_path / "model"
+    shutil.copytree(directory, model)
+    raw = json.loads((model / "tokenizer.json").read_text())
+    special = [{"SpecialToken": {"id": token, "type_id": 0}} for token in ("<|user|>", "<|end|>")]
+    single = [special[0], {"Sequence": {"id": "A", "type_id": 0}}, special[1]]
+    ids = {token["content"]: token["id"] for token in raw["added_tokens"]}
+    known = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in ("<|user|>", "<|end|>")}
+    raw["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": known}
+    (model / "tokenizer.json").write_text(json.dumps(raw))
+    expected = len(encode_text(load_tokenizer(model), "ab"))
+    assert expected == 3
+    async with served(model) as client:
+        for text in ("ab", "<|user|>ab"):
+            native = await client.post("/generate", json={"text": text, "sampling_params": {"max_new_tokens": 1}})
+            assert native.json()["meta_info"]["prompt_tokens"] == expected
+            other = await client.post("/v1/completions", json={"prompt": text, "max_tokens": 1})
+            assert other.json()["usage"]["prompt_tokens"] == expected
+
+
+async def test_log_probs_tell_bytes_and_places(directory: Path) -> None:
+    """Of a model whose tokens are bytes: most of what it samples at random are parts of characters."""
+    async with served(directory) as client:
+        body = {"max_tokens": 40, "temperature": 3.0, "seed": 5, "ignore_eos": True, "skip_special_tokens": False}
+        chat = await client.post("/v1/chat/completions", json={"messages": SAY, "logprobs": True, **body})
+        (choice,) = chat.json()["choices"]
+        told = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"])
+        assert told.decode("utf-8", "replace") == choice["message"]["content"]
+        assert any(entry["bytes"] not in ([239, 191, 189], list(entry["token"].encode()))
+                   for entry in choice["logprobs"]["content"])  # fmt: skip
+        body = {"prompt": "x", "logprobs": 5, **body}
+        (whole,) = (await client.post("/v1/completions", json=body)).json()["choices"]
+        streamed: dict[str, list[Any]] = {}
+        async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    for key, values in (json.loads(line[6:])["choices"][0]["logprobs"] or {}).items():
+                        streamed.setdefault(key, []).extend(values)
+        assert streamed == whole["logprobs"]
+        offsets = whole["logprobs"]["text_offset"]
+        assert offsets == sorted(offsets)
+        assert 0 < offsets[-1] <= len(whole["text"])
+        assert all(len(top) >= 5 for top in whole["logprobs"]["top_logprobs"])  # alternatives do not fall together
+        assert any(token.startswith("bytes:\\x") for token in whole["logprobs"]["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("piece", "text", "expected"),
+    [("<0xE2>", "\ufffd", b"\xe2"), ("\u00e2\u0124", "\ufffd", b"\xe2\x82"), ("a", "a", b"a"),
+     ("\u00ef\u00bf\u00bd", "\ufffd", b"\xef\xbf\xbd"), ("\u2581\ufffd", " \ufffd", " \ufffd".encode())],
+)  # fmt: skip
+def test_the_bytes_of_a_token(piece: str, text: str, expected: bytes) -> None:
+    class Vocabulary:
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return piece
+
+    assert token_bytes(Vocabulary(), 7, text) == expected
+
+
+MANY = b"5," * 600_000 + b"5"
+COUNTED: list[tuple[str, bytes, str]] = [
+    ("/v1/chat/completions", b'{"messages":[' + b'{"role":"user"},' * 9000 + b"{}]}", " lists and objects; allowed"),
+    ("/v1/chat/completions", b'{"messages":[{"role":"user","content":[' + b'"a",' * 200_000 + b'""]}]}', " values; "),
+    ("/v1/chat/completions", b'{"logit_bias":{' + b'"1":1,' * 20_000 + b'"2":2}}', "messages"),
+    ("/v1/chat/completions", json.dumps({"logit_bias": dict.fromkeys(map(str, range(20_000)), 1)}).encode(),
+     "logit_bias has 20000 entries; allowed: 16384"),
+    ("/v1/responses", b'{"input":[' + b"{}," * 9000 + b"{}]}", " lists and objects; allowed"),
+    ("/v1/messages", b'{"messages":[' + b"{}," * 9000 + b"{}]}", " lists and objects; allowed"),
+    ("/generate", b'{"input_ids":[' + b"[5]," * 9000 + b"[5]]}", " lists and objects; allowed"),
+    ("/generate", b'{"input_ids":[' + b"[5]," * 2000 + b"[5]]}", "input_ids has 2001 lists; allowed: 1024"),
+    ("/generate", b'{"input_ids":[' + MANY + b"]}", "input_ids has 600001 entries; allowed: 524288"),
+    ("/generate", b'{"text":[' + b'"a",' * 2000 + b'"a"]}', "text has 2001 entries; allowed: 1024"),
+    ("/generate", b'{"text":"1","sampling_params":{"stop":[' + b'"x",' * 2000 + b'"x"]}}', "'stop' has 2001 entries"),
+    ("/generate", b'{"text":"1","sampling_params":{"stop":[' + b'"x",' * 64 + b'"x"]}}', "allowed: 64 strings"),
+    ("/generate", b'{"text":"1","sampling_params":{"stop":"' + b"x" * 5000 + b'"}}', "4096 characters in all"),
+    ("/v1/completions", b'{"prompt":[' + MANY + b"]}", "prompt has 600001 entries; allowed: 524288"),
+]  # fmt: skip
+
+
+async def test_bodies_are_counted_before_they_are_looked_at(directory: Path) -> None:
+    async with served(directory) as client:
+        for path, body, said in COUNTED:
+            answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == 400, (path, body[:80])
+            assert any(part in answer.text for part in said.split("|")), (said, answer.text[:300])
+        text = '{"[,' * 2000 + '\\"'  # what only looks like many values is text
+        answer = await client.post("/generate", json={"text": text, "sampling_params": {"max_new_tokens": 1}})
+        assert "context" in answer.text
 
 
 def test_a_host_that_others_reach_wants_a_key(capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,7 +247,7 @@ def test_malformed_data_names_file_and_line(tiny: TinyRun, tmp_path: Path, slime
     lines = (tiny.root / "train.jsonl").read_text().splitlines()[:8]
     data.write_text("\n".join([*lines[:-1], "{not json"]) + "\n")
     done = slime("train", *tiny.argv(tmp_path / "run", prompt_data=data), check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "bad.jsonl" in done.stderr
     assert "8" in done.stderr
 

@@ -432,18 +432,22 @@ def test_records_without_config_and_commits_elsewhere_are_a_run(tmp_path: Path) 
     assert view.ask("group", run="apart", rollout=2, group=9)["events"] == told != []
 
 
-def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("odd", "sound"):
         MadeRun(tmp_path / name, rollouts=1).write()
     write_file(tmp_path / "odd" / "samples" / file_name(0), [b'{"kept": 5}\n'])
     view = inside(tmp_path)
     assert view.ask("rollout", run="odd", rollout=0)["count"] == 0
-    (tmp_path / "odd" / "incidents.jsonl").write_text('{"rollout_id": {}, "check": 5}\n')
+
+    def summary(run: Run) -> dict[str, Any]:
+        return {} if run.name == "sound" else {}["drained"]
+
+    monkeypatch.setattr(Run, "summary", summary)
     answer = view.client.get("api/run", params={"run": "odd"})
     assert answer.status_code == 404
-    assert f"{tmp_path / 'odd'}: cannot be read: TypeError" in answer.json()["error"]["message"]
+    assert f"{tmp_path / 'odd'}: cannot be read: KeyError" in answer.json()["error"]["message"]
     states = {run["run"]: run["state"] for run in view.ask("runs")["runs"]}
-    assert states == {"odd": "unreadable", "sound": "stopped"}
+    assert states == {"odd": "unreadable", "sound": "ended"}
     for number in (2**63, -(2**64)):
         assert view.client.get("api/rollout", params={"run": "sound", "rollout": number}).status_code == 400
 

@@ -139,4 +139,4 @@ def test_doctor_names_what_is_wrong_with_a_run(run_loop: Any, slime: Any, monkey
     assert f"torn: {state.name}" in done.stdout
     assert done.returncode == 1
     missing = slime("doctor", run_dir / "nowhere", check=False)
-    assert (missing.returncode, "no run has written there" in missing.stderr) == (2, True)
+    assert (missing.returncode, "no such directory" in missing.stderr) == (2, True)

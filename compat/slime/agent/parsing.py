@@ -6,6 +6,7 @@ names. What stands in <think> tags is reasoning, whether a parser for it is name
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,10 @@ class ParsedModelOutput:
     """A call could not be read."""
 
 
+_XML_CALL = re.compile(r"<tool_call>\s*<function=([^>]+)>(.*?)</function>\s*</tool_call>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>]+)>(.*?)</parameter>", re.DOTALL)
+
+
 def parse_model_output(
     raw_output: str,
     *,
@@ -70,9 +75,21 @@ def parse_model_output(
 
 
 def parse_xml_tool_uses(body_text: str, tools_schema: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """(text, calls) of calls in XML: `<tool_call><function=name><parameter=key>value</parameter>...`."""
-    parsed = parser_of("qwen3_coder").parse(body_text, _schemas(tools_schema))
-    return parsed.content, [{"name": call.name, "input": _mapping(call.arguments)} for call in parsed.calls]
+    """(text, calls) of calls in XML: `<tool_call><function=name><parameter=key>value</parameter>...`.
+
+    Values are texts. A call of a tool that is not in the schema stays in the text.
+    """
+    known = {(tool.get("function") or {}).get("name") for tool in tools_schema}
+    calls: list[dict[str, Any]] = []
+
+    def taken(found: re.Match[str]) -> str:
+        name, body = found.groups()
+        if name not in known:
+            return found[0]
+        calls.append({"name": name, "input": {key: value.strip() for key, value in _PARAMETER.findall(body)}})
+        return ""
+
+    return _XML_CALL.sub(taken, body_text), calls
 
 
 def parser_of(name: str | None, tokenizer: Any = None) -> ToolParser:

@@ -2,11 +2,12 @@
 
 `Sandbox` is `slime_sandbox_local.Sandbox`, which has THUDM/slime's methods. There is no client of E2B's service here;
 `LocalSandbox` isolates on this machine, and a class of one's own with the three methods fits wherever a sandbox is
-taken.
+taken; the environment variable `SLIME_E2B_SANDBOX` names the one that code made for `E2BSandbox` gets.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -15,18 +16,30 @@ from slime_sandbox_local import ExecResult, LocalSandbox, Sandbox, SandboxError
 from slime_sandbox_local.protocol import TIMED_OUT
 
 from slime import _missing
+from slime.utils.misc import load_function
 
 EXIT_TIME_BUDGET_EXCEEDED = TIMED_OUT
 """Exit status of what was ended because its time was up."""
 
 
-class E2BSandbox:
-    """E2B's service, refused: making one says what to use instead, so that code which only names it can be imported."""
+_STAND_IN = "SLIME_E2B_SANDBOX"
+"""Environment variable that names the class to use in place of `E2BSandbox`, as `pkg.mod:Class` or `file.py:Class`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+
+class E2BSandbox:
+    """E2B's service, which slime-compat has no client of: the class that `_STAND_IN` names gets the same arguments.
+
+    Raises:
+        SandboxError: The variable is not set. Code that only names this class can be imported.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an object of the class that stands in."""
+        if spec := os.environ.get(_STAND_IN):
+            return load_function(spec)(*args, **kwargs)
         raise SandboxError(
-            "slime-compat has no E2BSandbox; use slime.agent.sandbox.LocalSandbox, or a class of your own over e2b's"
-            " client with exec, write_file and read_file"
+            f"slime-compat has no E2BSandbox; set {_STAND_IN}=file.py:Class to a class that takes its arguments (image,"
+            " ...) and has exec, write_file and read_file, over LocalSandbox or e2b's client"
         )
 
 

@@ -25,7 +25,11 @@ async def reward_func(args: Any, sample: Sample, **kwargs: Any) -> Any:
         raise ConfigError("slime.rollout.on_policy_distillation.reward_func needs --rm-url http://HOST:PORT/generate")
     body = {
         "input_ids": sample.tokens,
-        "sampling_params": {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False},
+        "sampling_params": {
+            "temperature": args.rollout_temperature,
+            "max_new_tokens": 0,
+            "skip_special_tokens": False,
+        },
         "return_logprob": True,
         "logprob_start_len": 0,
     }

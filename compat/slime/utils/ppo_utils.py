@@ -1,18 +1,18 @@
 """`slime.utils.ppo_utils`: the formulas of losses and returns under THUDM/slime's names, over `slime_core.ops`.
 
-One process holds the whole vocabulary and the whole sequence, so a `process_group` must be None or of one process.
+One process holds the whole sequence; log-probs and entropies alone take a vocabulary that is split over processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from slime import _missing
+from slime._log_probs import SplitLogProbs, vocabulary_group
 from slime_core import ops
-from slime_core.ops.logprobs import log_probs_from_logits
 
 
 def compute_approx_kl(
@@ -89,25 +89,51 @@ def compute_opsm_mask(
 
 def compute_log_probs(logits: torch.Tensor, tokens: torch.Tensor, process_group: Any = None) -> torch.Tensor:
     """[R, V] logits (as they are: divide by the temperature before) and [R] ids -> [R, 1] log-probs."""
-    _alone(process_group)
-    return log_probs_from_logits(logits, tokens)[0][:, None]
+    return calculate_log_probs_and_entropy(logits, tokens, process_group)[0]
 
 
 def compute_entropy_from_logits(logits: torch.Tensor, process_group: Any = None) -> torch.Tensor:
     """[R, V] logits -> [R] entropies in nats, differentiable."""
-    _alone(process_group)
-    entropy = log_probs_from_logits(logits, logits.new_zeros(len(logits), dtype=torch.long), with_entropy=True)[1]
+    tokens = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+    entropy = calculate_log_probs_and_entropy(logits, tokens, process_group, with_entropy=True)[1]
     assert entropy is not None
     return entropy
 
 
 def calculate_log_probs_and_entropy(
-    logits: torch.Tensor, tokens: torch.Tensor, tp_group: Any = None, with_entropy: bool = False, chunk_size: int = -1
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    tp_group: Any = None,
+    with_entropy: bool = False,
+    chunk_size: int = -1,
+    log_prob_keep_mask: torch.Tensor | None = None,
+    with_entropy_grad: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[R, 1] log-probs and [R] entropies (or None), `chunk_size` rows at a time; a number below 1 picks it."""
-    _alone(tp_group)
-    log_probs, entropy = log_probs_from_logits(logits, tokens, chunk_size=chunk_size, with_entropy=with_entropy)
-    return log_probs[:, None], entropy
+    """[R, 1] log-probs and [R] entropies (or None).
+
+    Args:
+        logits: [R, V], or this rank's part of V.
+        tokens: [R] ids.
+        tp_group: Process group that the vocabulary is split over; see `vocabulary_group` for None.
+        with_entropy: Return entropies as well.
+        chunk_size: Rows at a time; all at once for a number below 1.
+        log_prob_keep_mask: [R, V] entries that the log-probs are normalised over; the row's token always is.
+        with_entropy_grad: False detaches the entropies.
+    """
+    if not len(logits):
+        return logits.new_zeros(0), logits.new_zeros(0) if with_entropy else None
+    group = vocabulary_group(tp_group)
+    parts = [
+        SplitLogProbs.apply(rows, ids, keep, group, with_entropy, with_entropy_grad)  # type: ignore[no-untyped-call]
+        for rows, ids, keep in _chunks(chunk_size, logits, tokens, log_prob_keep_mask)
+    ]
+    log_probs, entropies = (torch.cat(column) for column in zip(*parts))
+    return log_probs, entropies if with_entropy else None
+
+
+def _chunks(size: int, *columns: torch.Tensor | None) -> Iterable[tuple[Any, ...]]:
+    number = -(-len(columns[0]) // size) if size > 0 else 1  # type: ignore[arg-type]
+    return zip(*([None] * number if column is None else column.chunk(number) for column in columns), strict=True)
 
 
 def get_grpo_returns(rewards: torch.Tensor | Sequence[float], kl: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -159,6 +185,11 @@ def chunked_gae(
     return ops.gae(rewards, values, gamma, lambd, chunk_size)
 
 
+def chunked_discounted_returns(rewards: torch.Tensor, discount: float, chunk_size: int = 128) -> torch.Tensor:
+    """[B, T] returns R_t = r_t + discount * R_{t+1} (`slime_core.ops.discounted_returns`)."""
+    return ops.discounted_returns(rewards, discount, chunk_size)
+
+
 def get_advantages_and_returns(
     total_len: int, response_len: int, values: torch.Tensor, rewards: torch.Tensor, gamma: float, lambd: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,14 +217,9 @@ def _cat(masks: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(masks)).float()
 
 
-def _alone(group: Any) -> None:
-    size = 1 if group is None else group.size()
-    if size != 1:
-        raise ValueError(f"a process group of {size}: models are not split over processes here; pass None")
-
-
 __all__ = [
     "calculate_log_probs_and_entropy",
+    "chunked_discounted_returns",
     "chunked_gae",
     "compute_approx_kl",
     "compute_cispo_loss",

@@ -25,9 +25,10 @@ class EnvironmentArgs(Section):
 class SandboxArgs(Section):
     """Sandboxes."""
 
-    sandbox_isolation: Literal["require", "best-effort"] = "require"
-    """require: the run does not start where a sandbox cannot be isolated completely; best-effort: it starts, and a
-    warning says what is missing."""
+    sandbox_isolation: Literal["require", "best-effort", "none"] = "require"
+    """require: the run does not start where a sandbox cannot be isolated completely; best-effort: it starts with a
+    warning that says what is missing, unless programs could write slime's files and memory; none: it starts, and
+    programs may do all that your user may."""
     sandbox_concurrency: Annotated[int, Field(gt=0)] = 32
     """Sandboxes that a rollout process keeps at once; one that is needed by another sample is given up, and rebuilt
     from what ran in it."""

@@ -110,15 +110,11 @@ def _buffer(s: Settings) -> None:
 
 
 _SYNCHRONOUS: tuple[Rule, ...] = (
-    Refused(
-        lambda a: a.update_weights_interval > 1,
-        "{update_weights_interval} needs --async: without it every rollout begins with the newest weights.",
-    ),
     NoEffect(
-        "async_mode async_buffer_size async_buffer_groups max_staleness staleness_policy staleness_max_retries"
-        " eval_in_background",
+        "update_weights_interval async_mode async_buffer_size async_buffer_groups max_staleness staleness_policy"
+        " staleness_max_retries eval_in_background",
         lambda a: True,
-        "without --async",
+        "without --async, where every rollout begins with the newest weights",
     ),
 )
 _ASYNC: tuple[Rule, ...] = (

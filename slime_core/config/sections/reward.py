@@ -27,7 +27,7 @@ class RewardArgs(Section):
     eval_reward_key: str | None = None
     """Which entry of a reward mapping evaluates; --reward-key when not given."""
     group_rm: bool = False
-    """Score a whole group with one call."""
+    """Score a whole group with one call of a reward that takes a list of samples."""
     rm_url: str | None = None
     """Address of a remote reward model."""
     rm_timeout: Annotated[float | None, Field(gt=0)] = 300.0

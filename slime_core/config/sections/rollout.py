@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -199,6 +200,16 @@ def context_of(checkpoint: str | None) -> int | None:
     return found if isinstance(found, int) and found > 1 else None
 
 
+def no_model(checkpoint: str) -> str:
+    """Say why there is no model in a directory without `config.json`, and how to get one that has a hub's name."""
+    if Path(checkpoint).is_dir():
+        return f"--hf-checkpoint {checkpoint} has no config.json: no model in Hugging Face's layout"
+    name = checkpoint.rpartition("/")[2]
+    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint)
+    fetch = f". slime does not download: hf download {checkpoint} --local-dir models/{name}" if hub else ""
+    return f"{checkpoint}: no such directory; --hf-checkpoint names a local HF-layout directory{fetch}"
+
+
 def _context_lengths(s: Settings) -> None:
     """A prompt, of training and of evaluation, must leave room for at least one token."""
     a = s.args
@@ -226,10 +237,10 @@ def response_is_bounded(s: Settings) -> None:
     if s.command not in ("train", "rollout") or a.rollout_function_path or a.debug_train_only:
         return
     if a.rollout_max_response_len is None:
-        raise ConfigError(
-            "--rollout-max-response-len N or --rollout-max-context-len N is required, since"
-            f" {s.cite('hf_checkpoint')} has no config.json yet that says how long the model's context is."
-        )
+        longest = "--rollout-max-response-len N or --rollout-max-context-len N says how long an answer may be"
+        if a.prepare_path:
+            raise ConfigError(f"{longest}; {s.cite('hf_checkpoint')} has no config.json yet that does.")
+        raise ConfigError(f"{no_model(str(a.hf_checkpoint))}. Where the model is elsewhere, {longest}.")
 
 
 RULES: tuple[Rule, ...] = (

@@ -131,7 +131,7 @@ class WeightArgs(Section):
     """Requests in flight end, go on with the old cache, or are read again; by default the last, where SGLang can, and
     the second on the embedded engine."""
     update_weights_interval: Annotated[int, Field(gt=0)] = 1
-    """Rollouts between weight updates; over 1 needs --async."""
+    """Rollouts between weight updates with --async; without it every rollout has the newest weights."""
     update_weight_disk_dir: Annotated[str | None, FILE] = None
     """Directory for transports that write files (disk, delta), seen by trainer and engines."""
     update_weight_disk_keep_files: bool = False

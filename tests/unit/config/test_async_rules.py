@@ -26,7 +26,6 @@ Load = Callable[..., Settings]
         ("--async --max-staleness 0", r"--max-staleness 0 \(flag\): --async-mode one-step .* so 1 is the least"),
         ("--async --max-staleness 2 --partial-rollout", r"need --staleness-policy mask in --async-mode one-step"),
         ("--async --async-mode full --rollout-function-path sft", r"--async-mode 'full' .* calls no rollout function"),
-        ("--update-weights-interval 2", r"--update-weights-interval 2 \(flag\) needs --async"),
         ("--async --async-mode two-step", r"--async-mode 'two-step'"),
         ("--async --update-weights-interval 0", r"--update-weights-interval '0'"),
     ],
@@ -39,8 +38,9 @@ def test_refused(load: Load, flags: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "warning"),
     [
-        ("--max-staleness 2", "--max-staleness 2 (flag) has no effect without --async."),
-        ("--eval-in-background", "--eval-in-background (flag) has no effect without --async."),
+        ("--max-staleness 2", "--max-staleness 2 (flag) has no effect without --async,"),
+        ("--eval-in-background", "--eval-in-background (flag) has no effect without --async,"),
+        ("--update-weights-interval 5 --colocate", "--update-weights-interval 5 (flag) has no effect without --async,"),
         ("--async --async-buffer-groups 8", "--async-buffer-groups 8 (flag) has no effect with --async-mode one-step"),
         ("--async --staleness-policy drop", "--staleness-policy 'drop' (flag) has no effect without --max-staleness."),
         ("--async --eval-in-background", "--eval-in-background (flag) has no effect without --eval-interval."),

@@ -173,8 +173,8 @@ REQUIRED = [
     ("train", "--rm-type",
      "no reward: give --rm-type NAME or --custom-rm-path PATH; `slime plugins list` shows the names."),
     ("train", "--rollout-max-response-len",
-     "--rollout-max-response-len N or --rollout-max-context-len N is required, since"
-     " --hf-checkpoint '/m' (flag) has no config.json yet that says how long the model's context is."),
+     "/m: no such directory; --hf-checkpoint names a local HF-layout directory. Where the model is elsewhere,"
+     " --rollout-max-response-len N or --rollout-max-context-len N says how long an answer may be."),
     ("eval", "--rm-type", "nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE."),
     ("serve", "--hf-checkpoint", NO_MODEL),
 ]  # fmt: skip

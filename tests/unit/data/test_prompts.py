@@ -10,6 +10,7 @@ import pytest
 from slime_core import BufferBase
 from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
+from slime_core.data.dumps import read_samples, write_samples
 from slime_core.data.flat_source import FlatSource
 from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
 from slime_core.errors import CheckpointError, ConfigError, DataError, RolloutError
@@ -132,6 +133,57 @@ def test_parquet_rows_make_the_same_samples_as_jsonl(make: Any, tmp_path: Path) 
     assert a == b
 
 
+def test_keys_that_parquet_made_up_are_not_there(make: Any, tmp_path: Path) -> None:
+    """Arrow gives an object the keys of all rows; `datasets` writes them, as null, into JSONL as well."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def tool(name: str, kind: dict[str, Any]) -> dict[str, Any]:
+        function = {"name": name, "parameters": {"type": "object", "properties": {name: kind}}}
+        return {"type": "function", "function": function}
+
+    def call(arguments: dict[str, Any]) -> dict[str, Any]:
+        said = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+        }
+        return {"input": [{"role": "user", "content": "q"}, said], "label": "x"}
+
+    rows = [
+        {**call({"city": "x"}), "tools": [tool("city", {"type": "string"})], "metadata": {"a": {"b": 1}}},
+        {**call({"number": 1}), "tools": [tool("number", {"type": "integer", "minimum": 0})], "metadata": {"c": [1]}},
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    parquet.write_table(table, tmp_path / "data.parquet")
+    expected = make(write(tmp_path / "data.jsonl", rows)).get_samples(2)
+    assert make(str(tmp_path / "data.parquet")).get_samples(2) == expected
+    exported = [{**row, "tools": made["tools"]} for row, made in zip(rows, table.to_pylist())]
+    assert '"number": null' in json.dumps(exported[0])
+    (tmp_path / "exported").mkdir()
+    assert make(write(tmp_path / "exported" / "data.jsonl", exported)).get_samples(2) == expected
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 + 1, -(2**63) - 1, 10**400])
+def test_integers_of_any_length_are_exact(make: Any, tmp_path: Path, number: int) -> None:
+    rows = [
+        {"input": "x", "label": number, "metadata": json.dumps({"n": [number]})},
+        {"input": "x", "label": {"n": [number, 1.5]}},
+    ]
+    samples = [group[0] for group in make(write(tmp_path / "data.jsonl", rows)).get_samples(2)]
+    assert [sample.label for sample in samples] == [number, {"n": [number, 1.5]}]
+    assert samples[0].metadata["n"] == [number]
+    write_samples(tmp_path / "kept.jsonl", samples)
+    assert [sample.label for sample in read_samples(tmp_path / "kept.jsonl")] == [s.label for s in samples]
+
+
+def test_an_integer_that_python_does_not_read_is_named(make: Any, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"input": "x", "label": %s}\n' % ("7" * 5000))
+    with pytest.raises(DataError, match=r"data.jsonl:1: .*4300 digits"):
+        make(str(path))
+
+
 @pytest.mark.parametrize(
     ("row", "changes", "message"),
     [
@@ -141,7 +193,7 @@ def test_parquet_rows_make_the_same_samples_as_jsonl(make: Any, tmp_path: Path) 
         ({"input": [], "label": "1"}, {}, "is empty; a prompt is text or a list"),
         ({"input": [{"content": "x"}], "label": "1"}, {}, "message 0: not an object with a text 'role'"),
         ({"input": "x", "label": "1", "metadata": [1]}, {}, "--metadata-key"),
-        ({"input": "x", "label": "1", "metadata": "{"}, {}, "'metadata': not JSON"),
+        ({"input": "x", "label": "1", "metadata": "[1]"}, {}, "--metadata-key"),
         ({"input": "x", "label": "1", "tools": {"a": 1}}, {}, "--tool-key"),
         ({"input": "", "label": "1"}, {}, "the prompt has no tokens"),
     ],

@@ -77,27 +77,73 @@ def test_a_template_that_refuses_says_why(tokenizer_dir: Path, tmp_path: Path) -
         encode_prompt(tokenizer, "hi", CHAT)
 
 
-def test_the_first_token_of_the_model_comes_once(tokenizer_dir: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "bos"
-    shutil.copytree(tokenizer_dir, directory)
+def with_added_tokens(source: Path, directory: Path, before: list[str], after: list[str], bos: str | None) -> Any:
+    """The tokenizer of `source`, whose post-processor puts special tokens around every text."""
+    shutil.copytree(source, directory)
     raw = json.loads((directory / "tokenizer.json").read_text())
-    bos = {"id": "<|system|>", "ids": [2], "tokens": ["<|system|>"]}
-    first = [{"SpecialToken": {"id": "<|system|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    ids = {token["content"]: token["id"] for token in raw["added_tokens"]}
+    single = [{"SpecialToken": {"id": token, "type_id": 0}} for token in before]
+    single += [{"Sequence": {"id": "A", "type_id": 0}}]
+    single += [{"SpecialToken": {"id": token, "type_id": 0}} for token in after]
     raw["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": first,
-        "pair": [*first, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {"<|system|>": bos},
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {t: {"id": t, "ids": [ids[t]], "tokens": [t]} for t in {*before, *after}},
     }
     (directory / "tokenizer.json").write_text(json.dumps(raw))
     settings = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<|system|>"}))
-    tokenizer = load_tokenizer(directory)
-    once = encode_text(tokenizer, "7")
-    assert once[0] == 2
-    assert once.count(2) == 1
-    assert encode_text(tokenizer, "<|system|>7") == once
-    assert encode_prompt(tokenizer, "7", CHAT).count(2) == 0  # a template writes its own
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": bos}))
+    return load_tokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "bos"),
+    [
+        (["<|system|>"], [], "<|system|>"),
+        (["<|system|>"], ["<|end|>"], "<|system|>"),  # add_eos_token
+        ([], ["<|end|>"], None),
+        (["<|system|>", "<|user|>"], ["<|end|>"], None),  # GLM-4: two leading tokens, no bos_token
+        ([], [], "<|system|>"),  # a bos_token that no text begins with
+    ],
+)
+def test_a_text_begins_as_the_model_wants_and_does_not_end(
+    tokenizer_dir: Path, tmp_path: Path, before: list[str], after: list[str], bos: str | None
+) -> None:
+    tokenizer = with_added_tokens(tokenizer_dir, tmp_path / "added", before, after, bos)
+    leading, seven = [[tokenizer.convert_tokens_to_ids(t) for t in tokens] for tokens in (before, ["7"])]
+    assert encode_text(tokenizer, "7") == leading + seven
+    assert encode_text(tokenizer, "".join(before) + "7") == leading + seven
+    assert encode_text(tokenizer, "") == leading
+    chat = encode_prompt(tokenizer, "7", CHAT)  # a template writes its own
+    assert chat == tokenizer.encode("<|user|>7<|end|><|assistant|>", add_special_tokens=False)
+
+
+def test_a_template_that_takes_for_ever_is_ended(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_core.data.tokenizer._TEMPLATE_S", 0.2)
+    tokenizer = load_tokenizer(tokenizer_dir)
+    loop = "{% for i in range(99999) %}"
+    tokenizer.chat_template = f"{loop * 3}{'{% endfor %}' * 3}x"
+    with pytest.raises(DataError, match=r"the chat template took longer than 0\.2 s and was ended"):
+        encode_prompt(tokenizer, "hi", CHAT)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert encode_prompt(tokenizer, "7", CHAT) == [tokenizer.convert_tokens_to_ids("7")]
+
+
+def test_code_of_a_model_directory_is_not_advised(tokenizer_dir: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "code"
+    shutil.copytree(tokenizer_dir, directory)
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(own))
+    (directory / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
+    with pytest.raises(ConfigError, match="needs code from the model directory") as caught:
+        load_tokenizer(directory)
+    assert "trust_remote_code" not in str(caught.value)
+
+
+def test_a_hub_name_is_answered_with_the_command() -> None:
+    with pytest.raises(ConfigError, match=r"does not download: hf download org/Model-1B --local-dir models/Model-1B"):
+        load_tokenizer("org/Model-1B")
 
 
 def test_directories_without_a_tokenizer(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from slime_sandbox_local import Isolation, isolation
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, PluginError, PluginSignatureError
 from slime_core.launch.components import resolve_components
+from slime_core.plugins.registry import ComponentRef, Registry
 
 BASE = [
     "--hf-checkpoint", "/m", "--prompt-data", "p.jsonl", "--rm-type", "exact", "--num-rollout", "3",
@@ -23,6 +24,20 @@ def test_a_setting_the_estimator_requires_is_named_with_its_flag() -> None:
         resolve_components(load_settings(argv, env={}))
     parts, _ = resolve_components(load_settings([*argv, "--normalize-advantages"], env={}))
     assert parts.estimator.requires == {"normalize_advantages": True}
+
+
+def test_what_the_core_alone_lacks_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_core.launch.resolver.installed", lambda name: None)
+    alone = Registry()
+    alone.add(ComponentRef("rewards", "math", "slime_reward_math:reward", distribution="slime-reward-math"))
+    monkeypatch.setattr("slime_core.launch.resolver.current_registry", lambda: alone)
+    for reward in ("math", "boxed_math"):
+        with pytest.raises(PluginError) as caught:
+            resolve_components(load_settings([*BASE, "--rm-type", reward], env={}))
+        assert str(caught.value) == (
+            "the run needs plugins that are not installed: generators/single_turn, buffers/fifo, estimators/grpo;"
+            " pip install slime-rl"
+        )
 
 
 def test_a_group_of_one_is_refused_to_estimators_that_compare(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from slime_core.errors import ConfigError
+from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import INDEX, WEIGHTS, read_weights, weight_files, write_weights
 
 TENSORS = {f"layer.{i}.weight": torch.full((10, 10), float(i)) for i in range(7)}
@@ -78,3 +85,28 @@ def test_an_error_on_the_way_leaves_the_model_that_was_there(tmp_path: Path) -> 
     with pytest.raises(RuntimeError, match="lost"):
         write_weights(tmp_path, failing(), shard_bytes=900)
     assert dict(read_weights(tmp_path)).keys() == TENSORS.keys()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"hidden_size": 10**9}, "hidden_size is 1000000000; allowed: 1 to 1000000"),
+        ({"num_hidden_layers": 10**9}, "num_layers is 1000000000"),
+        ({"num_hidden_layers": -3}, "num_layers is -3"),
+        ({"num_attention_heads": 0}, "num_heads is 0; allowed: 1 to 10000"),
+        ({"hidden_size": "big"}, "is no number, or 0"),
+        ({"max_position_embeddings": 10**15}, "max_position_embeddings is"),
+        ({"hidden_size": 10**5, "num_hidden_layers": 1000}, "config.json is of a model of"),
+        ({"intermediate_size": 10**7}, "config.json is of a model of"),
+    ],
+)
+def test_sizes_of_no_model_are_refused(
+    sizes: dict[str, Any], said: str, make_model: Callable[..., tuple[Path, Any]], tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(make_model("qwen3")[0], directory)
+    config = json.loads((directory / "config.json").read_text())
+    load_model_config(directory)
+    (directory / "config.json").write_text(json.dumps({**config, **sizes}))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_model_config(directory)

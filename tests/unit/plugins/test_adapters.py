@@ -72,20 +72,24 @@ def test_every_form_gives_one_float_per_sample(obj: Any, inline: bool) -> None:
     assert all(isinstance(value, float) for value in score(obj, inline=inline))
 
 
-def test_group_rm_warns_when_the_list_arrives_as_sample(caplog: pytest.LogCaptureFixture) -> None:
+def test_group_rm_passes_single_samples_to_a_function_of_one(caplog: pytest.LogCaptureFixture) -> None:
     for obj in (batch, lambda args, group: [], Texts):
-        caller(obj, group=True)
+        assert caller(obj, group=True).batched
     caller(single)
     assert caplog.messages == []
-    caller(single, group=True)
-    assert caplog.messages == ["reward 'mine': --group-rm passes a list of samples as 'sample'"]
+    for obj in (single, single_async, AsyncCall):
+        assert score(obj, group=True) == score(obj, group=True, inline=True) == [0.0, 1.0, 2.0]
+    assert [message.partition(" so ")[0] for message in caplog.messages] == [
+        "reward 'mine' scores one 'sample' at a time,"
+    ] * 3
+    assert not caller(single, group=True).scores_groups
 
 
 def test_batched_says_how_to_call() -> None:
     assert not caller(single).batched
     assert caller(batch).batched
     assert caller(Texts).batched
-    assert caller(single, group=True).scores_groups
+    assert caller(batch, group=True).scores_groups
     assert not caller(batch).scores_groups
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import signal
+from functools import partial
 
 import pytest
 
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.boundary import guarded
+from slime_core.plugins.boundary import awaited, contained, guarded
 from slime_core.protocols import RolloutTraits
 
 
@@ -51,3 +54,39 @@ def test_attributes_and_callables_that_are_no_functions() -> None:
     call = guarded(Rollout(), "rollout")
     assert call(None) == 3
     assert guarded(max, "builtin")(1, 2) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0), asyncio.CancelledError(), GeneratorExit()])
+async def test_what_is_no_exception_is_the_functions_error_too(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal raises KeyboardInterrupt out of its handler's module; a function raises it out of its own."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: print)
+
+    def raises(*args: object) -> None:
+        raise error
+
+    async def raises_later() -> None:
+        raise error
+
+    if isinstance(error, GeneratorExit):  # a coroutine that is closed
+        with pytest.raises(GeneratorExit):
+            await awaited("reward 'x'", raises_later())
+        return
+    said = rf"'x' raised {type(error).__name__}"
+    with pytest.raises(PluginError, match=said):
+        contained("reward 'x'", raises)
+    with pytest.raises(PluginError, match=said):
+        await awaited("reward 'x'", raises_later())
+    with pytest.raises(PluginError, match=said):
+        guarded(raises, "filter 'x'")()
+
+
+@pytest.mark.parametrize("handler", ["slime_core.cli.termination", "asyncio.runners"])
+def test_an_interrupt_by_a_signal_passes(handler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: print)
+    names = {"__name__": handler}
+    exec("def on_signal(*_):\n    raise KeyboardInterrupt", names)
+    for call in (partial(contained, "reward 'x'", names["on_signal"]), guarded(names["on_signal"], "filter 'x'")):
+        with pytest.raises(KeyboardInterrupt):
+            call()

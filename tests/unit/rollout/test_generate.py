@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from slime_core.config import Args
 from slime_core.rollout.batch import make_batch
+from slime_core.rollout.fate import Outcome, decide
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.types import Sample
@@ -118,6 +120,31 @@ def test_an_answer_that_does_not_fit_together_fails_its_sample_and_no_batch(fiel
     assert (group[1].status, group[1].reward) == (Sample.Status.FAILED, None)
     assert group[1].metadata["failure"]["where"] == "generator 'g'"
     assert make_batch(ARGS, 0, [group], None).loss_masks[1] == [0]
+
+
+async def _gives_up(sample: Sample) -> Sample:  # as coding_agent_rl's _abort_result
+    sample.tokens, sample.response, sample.response_length, sample.loss_mask = [0, 0], "", 1, [0]
+    sample.rollout_log_probs, sample.reward, sample.remove_sample = [0.0], 0.0, True
+    sample.status = Sample.Status.ABORTED
+    return sample
+
+
+async def _is_interrupted(sample: Sample) -> Sample:
+    sample.status = Sample.Status.ABORTED
+    return sample
+
+
+@pytest.mark.parametrize(("function", "outcome"), [(_gives_up, Outcome.KEPT), (_is_interrupted, Outcome.AGAIN)])
+def test_a_sample_that_gave_up_leaves_its_siblings_to_train(function: Any, outcome: Outcome) -> None:
+    runner = _runner(function)
+    group = asyncio.run(runner.run_group(_group(), {}, rollout_id=0))
+    context: Any = Mock(runner=runner)
+    context.filters.decide.return_value.keep = True
+    assert decide(context, group, lambda: False)[0] == outcome
+    if outcome == Outcome.KEPT:
+        assert context.filters.decide.call_args.args == ([group[0]],)
+        batch = make_batch(ARGS, 0, [group], None)
+        assert [any(mask) for mask in batch.loss_masks] == [True, False]
 
 
 def test_a_cancelled_sample_can_start_afresh() -> None:

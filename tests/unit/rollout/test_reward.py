@@ -88,6 +88,8 @@ class Broken(Scorer):
 
 
 def _run_args(tmp_path: Path, **changes) -> Args:
+    if not (tmp_path / "run").exists():
+        (tmp_path / "run").mkdir()
     return Args(**{"rm_timeout": 5.0, "run_dir": str(tmp_path / "run"), "reward_key": "acc", **changes})
 
 

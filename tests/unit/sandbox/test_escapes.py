@@ -6,6 +6,7 @@ Also where the machine forbids namespaces, Landlock or both, as far as the sandb
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -264,6 +265,70 @@ def test_processes_of_the_host_are_neither_seen_nor_signalled(box: Shared, mode:
         victim.kill()
         victim.wait(TIME)
         other.close()
+
+
+AS_A_USER = """
+import os, sys, json
+from tests.unit.sandbox.forbidden import forbid, python_of_all
+from slime_sandbox_local import LocalSandbox, SandboxError, SandboxLimits
+from slime_sandbox_local.inside import kernel
+import asyncio, ctypes, logging, orjson
+forbid(sys.argv[1])
+os.setgroups([]); os.setresgid(1234, 1234, 1234); os.setresuid(1234, 1234, 1234)
+kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # as after the start of a program; the change of user cleared it
+os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+value = ctypes.create_string_buffer(b"HARNESS-VALUE-0001")
+TRY = '''
+import os
+for name in ("mem", "environ", "maps"):
+    try:
+        with open(f"/proc/{%d}/{name}", "r+b" if name == "mem" else "rb", buffering=0) as file:
+            if name == "mem":
+                file.seek(%d); print(name, file.write(b"PWNED"))
+            else:
+                print(name, len(file.read()))
+    except OSError as error:
+        print(name, "no")
+''' % (os.getpid(), ctypes.addressof(value))
+async def attempt(mode):
+    async with LocalSandbox(SandboxLimits(), isolation=mode) as box:
+        return (await box.exec(["python3", "-c", TRY], timeout=60)).out
+found = {}
+with python_of_all():
+    for mode in ("require", "best-effort", "none"):
+        try:
+            found[mode] = asyncio.run(attempt(mode))
+        except SandboxError as error:
+            found[mode] = f"refused: {error}"
+print(json.dumps({**found, "value": value.value.decode()}))
+"""
+
+
+@pytest.mark.parametrize("forbidden", ["namespaces and landlock", "namespaces"])
+def test_programs_of_a_plain_user_do_not_write_the_memory_of_slime(forbidden: str) -> None:
+    """Without Landlock the programs are slime's user: refused, or `none` is set; `/proc` is closed even then."""
+    skip_unless_possible(forbidden)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_A_USER, forbidden],
+            capture_output=True, text=True, timeout=2 * TIME, cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+    if "Permission denied" in done.stderr:
+        pytest.skip("another user cannot read this checkout")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    nothing = "mem no\nenviron no\nmaps no\n"
+    assert found["value"] == "HARNESS-VALUE-0001"
+    assert found["require"].startswith("refused: this machine cannot isolate programs completely")
+    assert found["none"] == nothing
+    if "landlock" in forbidden:
+        assert "could write that user's files and slime's memory" in found["best-effort"]
+        assert found["best-effort"].endswith("--sandbox-isolation none")
+        assert "--sandbox-isolation none" in found["require"]
+    else:
+        assert found["best-effort"] == nothing
 
 
 def test_the_watcher_stays(box: Shared) -> None:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -76,3 +80,14 @@ def test_a_name_that_two_folders_offer_is_refused(script: ModuleType, tmp_path: 
     same = dict.fromkeys("ab", '[project.entry-points."slime.rewards"]\nsame = "x:y"')
     with pytest.raises(SystemExit, match=r"rewards/b/pyproject.toml: slime.rewards has \['same'\] already"):
         script.main([], checkout(tmp_path, **same))
+
+
+def test_an_editable_install_shows_the_core_alone(tmp_path: Path) -> None:
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["editable"])
+    with zipfile.ZipFile(wheel) as archive:
+        (pth,) = [name for name in archive.namelist() if name.endswith(".pth")]
+        assert str(ROOT) not in archive.read(pth).decode(), "the whole checkout is importable: tests, scripts, examples"
+        archive.extractall(tmp_path / "site")
+    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); import slime_core; print(slime_core.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(ROOT / "slime_core/__init__.py")

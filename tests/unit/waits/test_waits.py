@@ -17,8 +17,9 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
-from slime_core.waits import board as board_module
 from slime_core.waits import (
+    Overdue,
+    by_deadline,
     call_within,
     current,
     gave_up,
@@ -31,6 +32,7 @@ from slime_core.waits import (
     watchdog,
     within,
 )
+from slime_core.waits import board as board_module
 from slime_core.waits.board import Board, remove_board, rows
 from slime_core.waits.stacks import stacks
 from tests.until import wait_until
@@ -472,6 +474,44 @@ async def test_within_does_not_rely_on_being_obeyed(monkeypatch) -> None:
         await within(deaf(), "x", deadline=0.01, then="-", error=RolloutError)
     release.set()
     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("way", ["deadline", "cancelled"])
+async def test_a_deadline_holds_whatever_the_coroutine_swallows(monkeypatch, way) -> None:
+    """It is not among the loop's tasks any more, so no end of the loop waits for it."""
+    monkeypatch.setattr("slime_core.waits.bounded._GRACE", 0.01)
+    release = asyncio.Event()
+
+    async def deaf() -> None:
+        while not release.is_set():
+            with contextlib.suppress(BaseException):
+                await release.wait()
+
+    bounded = asyncio.create_task(by_deadline(deaf(), 0.01 if way == "deadline" else None))
+    await asyncio.sleep(0)
+    if way == "cancelled":
+        bounded.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await bounded
+    else:
+        with pytest.raises(Overdue) as error:
+            await bounded
+        assert error.value.left_behind
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    release.set()
+    await asyncio.sleep(0)
+
+
+async def test_a_coroutine_that_answers_its_cancellation_is_overdue_all_the_same() -> None:
+    async def late() -> int:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return 1
+
+    with pytest.raises(Overdue) as error:
+        await by_deadline(late(), 0.01)
+    assert not error.value.left_behind
+    assert await by_deadline(asyncio.sleep(0, 5), 10) == 5
 
 
 async def test_cancelling_within_cancels_what_it_waits_for() -> None:

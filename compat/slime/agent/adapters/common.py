@@ -43,6 +43,27 @@ _SAMPLING = {
 """Of a session that does not say otherwise."""
 
 
+def flatten_content(content: Any) -> str:
+    """Return the text of a message's content, which may be None, text, or a list of Anthropic's or OpenAI's blocks.
+
+    An image becomes "[image omitted]"; blocks are joined by newlines, empty ones left out.
+    """
+    if not isinstance(content, list):
+        return "" if content is None else str(content)
+    return "\n".join(filter(None, map(_text_of_block, content)))
+
+
+def _text_of_block(block: Any) -> str:
+    if not isinstance(block, dict):
+        return str(block)
+    kind = block.get("type")
+    if kind in ("image", "image_url", "input_image"):
+        return "[image omitted]"
+    if kind != "tool_result" and (kind in ("text", "input_text", "output_text") or "content" not in block):
+        return str(block.get("text") or "")
+    return flatten_content(block.get("content"))
+
+
 class _Engine(RouterEngine):
     """The engine's HTTP address; what goes wrong there is the agent's answer (502), not the end of its server."""
 
@@ -178,5 +199,5 @@ class BaseAdapter:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
 
-__all__ = ["BaseAdapter", "TurnRecord"]
+__all__ = ["BaseAdapter", "TurnRecord", "flatten_content"]
 __getattr__ = _missing.names(__name__)

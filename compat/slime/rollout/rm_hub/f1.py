@@ -1,37 +1,35 @@
-"""`slime.rollout.rm_hub.f1`: token F1 of two texts, with the normalisation of the plugin `slime-reward-f1`."""
+"""`slime.rollout.rm_hub.f1`: token F1 of two texts, normalised as by SQuAD's script (Rajpurkar et al., 2016).
+
+The plugin `slime-reward-f1` keeps an article that is the whole answer; here it goes, as in THUDM/slime.
+"""
 
 from __future__ import annotations
 
+import re
+import string
 from collections import Counter
-from typing import Any
 
 from slime import _missing
 
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_EXACT = ("yes", "no", "noanswer")
+
 
 def normalize_answer(s: str) -> str:
-    """Lower case, no punctuation, no articles, single blanks. Raises ImportError."""
-    return " ".join(_f1("normalize_answer").normalized_tokens(s))
+    """Lower case, no punctuation, no articles, single blanks."""
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", s.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def f1_score(prediction: str | None, ground_truth: str | None) -> tuple[float, float, float]:
-    """F1, precision and recall; zeros without a common token, or when one side is yes, no or noanswer and not both.
-
-    Raises:
-        ImportError: The plugin is not installed.
-    """
-    module = _f1("f1_score")
+    """F1, precision and recall; zeros without a common token, or when one side is yes, no or noanswer and not both."""
     if prediction is None or ground_truth is None:
         return 0.0, 0.0, 0.0
-    f1 = float(module.f1_score(prediction, ground_truth))
-    if f1 == 0.0:
+    given, expected = normalize_answer(prediction), normalize_answer(ground_truth)
+    common = (Counter(given.split()) & Counter(expected.split())).total()
+    if not common or (given != expected and (given in _EXACT or expected in _EXACT)):
         return 0.0, 0.0, 0.0
-    given, expected = module.normalized_tokens(prediction), module.normalized_tokens(ground_truth)
-    common = (Counter(given) & Counter(expected)).total()
-    return f1, common / len(given), common / len(expected)
-
-
-def _f1(name: str) -> Any:
-    return _missing.plugin("slime_reward_f1", "slime-reward-f1", f"{__name__}.{name}")
+    precision, recall = common / len(given.split()), common / len(expected.split())
+    return 2 * precision * recall / (precision + recall), precision, recall
 
 
 __all__ = ["f1_score", "normalize_answer"]

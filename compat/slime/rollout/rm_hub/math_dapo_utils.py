@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from slime import _missing
-from slime.rollout.rm_hub.math_utils import last_boxed_only_string, remove_boxed
+from slime.rollout.rm_hub import math_utils
+from slime.rollout.rm_hub.math_utils import last_boxed_only_string
 from slime_core.plugins.boxed import last_boxed
 
 _TAIL = 100
@@ -37,6 +38,22 @@ def compute_score(
         return {"score": float(score), "acc": score == 1, "pred": pred}
     answer: dict[str, Any] = _dapo("compute_score").score(solution_str, ground_truth)
     return answer
+
+
+def verify(
+    solution_str: str, answer: str, strict_box_verify: bool = False, pause_tokens_index: list[int] | None = None
+) -> tuple[bool, str | None]:
+    """Whether the solution's answer is right, and that answer. Arguments and errors as for `compute_score`."""
+    found = compute_score(solution_str, answer, strict_box_verify, pause_tokens_index)
+    return bool(found["acc"]), found["pred"]
+
+
+def remove_boxed(s: str) -> str:
+    r"""What stands in a text that is one `\boxed{...}`. Raises AssertionError for another text."""
+    content = math_utils.remove_boxed(s)
+    if content is None:
+        raise AssertionError(f"no \\boxed{{...}}: {s}")
+    return content
 
 
 def normalize_final_answer(final_answer: str) -> str:
@@ -68,5 +85,6 @@ __all__ = [
     "last_boxed_only_string",
     "normalize_final_answer",
     "remove_boxed",
+    "verify",
 ]
 __getattr__ = _missing.names(__name__)

@@ -16,16 +16,15 @@ _PLUGIN = ("slime_reward_deepscaler", "slime-reward-deepscaler")
 
 
 def last_boxed_only_string(string: str) -> str | None:
-    r"""The last `\boxed{...}`, braces included; None without one that closes."""
-    content = last_boxed(string)
-    return None if content is None else f"\\boxed{{{content}}}"
+    r"""The last `\boxed{...}`, or without one the last `\fbox{...}`, braces included; None without one that closes."""
+    command = "\\boxed" if "\\boxed" in string else "\\fbox"
+    content = last_boxed(string.replace(command, "\\boxed"))
+    return None if content is None else f"{command}{{{content}}}"
 
 
-def remove_boxed(s: str) -> str | None:
-    r"""What stands in a text that is one `\boxed{...}` (or `\boxed ...`); None for another text."""
-    if s.startswith("\\boxed "):
-        return s[len("\\boxed ") :]
-    match = re.fullmatch(r"\\boxed\{(.*)\}", s, re.DOTALL)
+def remove_boxed(s: str | None) -> str | None:
+    r"""What stands in a text that is one `\boxed{...}`; None for anything else."""
+    match = re.fullmatch(r"\\boxed\{(.*)\}", s or "", re.DOTALL)
     return match[1] if match else None
 
 

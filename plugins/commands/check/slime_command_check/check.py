@@ -47,8 +47,6 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--json", action="store_true")
     own, rest = parser.parse_known_args(argv)
-    if rest and not rest[0].startswith("-"):
-        rest = ["--config", *rest]
     from slime_core.config.backends import BACKENDS
     from slime_core.launch.findings import Finding, Level, preflight
     from slime_core.launch.prepare import prepare

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from slime_testing_probes.fresh_process import FreshProcess
 
 from slime_command_check.overlap import overlap
@@ -25,7 +25,7 @@ from slime_core.config.sections.rollout import context_of
 from slime_core.data.dataset import has_row, open_rows
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer, render_messages
-from slime_core.errors import SlimeError
+from slime_core.errors import ConfigError, SlimeError
 from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.resume import first_rollout, named_commit
@@ -44,8 +44,8 @@ _SLOW_PRODUCTS = 3.0
 def preflight(run: Prepared) -> list[Finding]:
     """All findings, in the order of the checks; nothing is written and no model is loaded."""
     with closing(FreshProcess(run)) as fresh:
-        sample, findings = _data(run)
-        fresh.begin(sample)
+        rows, findings = _data(run)
+        fresh.begin(rows)
         findings += [*_batch(run), *_length(run), *_precision(run), *_paths(run), *_disk(run)]
         return [*fresh.findings(), *findings]
 
@@ -53,35 +53,47 @@ def preflight(run: Prepared) -> list[Finding]:
 # -- data, tokenizer ---------------------------------------------------------------------------------------
 
 
-def _data(run: Prepared) -> tuple[Sample | None, list[Finding]]:
-    """The first usable training row, and what is to be said of data sets, tokenizer and chat template."""
+_Scored = tuple[str, str | None, Sample]
+"""A row that was read: its place, the reward that scores it, its sample."""
+
+
+def _data(run: Prepared) -> tuple[list[_Scored], list[Finding]]:
+    """Usable rows, and what is to be said of data sets, tokenizer and chat template."""
     args = run.args
     if not (Path(args.hf_checkpoint) / "config.json").is_file():
         made_by = f"{run.settings.cite('prepare_path')} makes model and data"
-        return None, [Finding("data", Level.NOTE, f"{made_by}; they are checked once they exist")]
+        return [], [Finding("data", Level.NOTE, f"{made_by}; they are checked once they exist")]
     try:
         tokenizer = load_tokenizer(args.hf_checkpoint)
     except SlimeError as error:
-        return None, [Finding("tokenizer", Level.ERROR, str(error))]
-    findings, first = [*_tokenizer(run, tokenizer)], None
-    sets = [(args.prompt_data, Columns.of_run(args), "--prompt-data")] if args.prompt_data else []
-    sets += [(d.path, Columns.of_eval(d, args), f"evaluation data set {d.name!r}") for d in args.eval_datasets or []]
-    for path, columns, origin in sets:
+        return [], [Finding("tokenizer", Level.ERROR, str(error))]
+    findings, scored = [*_tokenizer(run, tokenizer)], []
+    sets: list[tuple[str, Columns, str, Any]] = []
+    if args.prompt_data:
+        sets.append((args.prompt_data, Columns.of_run(args), "--prompt-data", args))
+    sets += [(d.path, Columns.of_eval(d, args), f"evaluation data set {d.name!r}", d) for d in args.eval_datasets or []]
+    for path, columns, origin, of in sets:
         try:
             limits = _limits(run, training=path == args.prompt_data)
-            sample, said = _rows(path, columns, origin, tokenizer, limits)
+            read, said = _rows(path, columns, origin, tokenizer, limits)
         except SlimeError as error:
             text = str(error)
             said = [Finding("data", Level.ERROR, text if text.startswith(origin) else f"{origin}: {text}")]
         else:
-            first = first or sample
+            default = of.custom_rm_path or of.rm_type or args.custom_rm_path or args.rm_type
+            scored += [(f"{path}, row {number}", _reward_of(sample) or default, sample) for number, sample in read]
         findings += said
-    return first, [*findings, *overlap(args)]
+    return scored, [*findings, *overlap(args)]
+
+
+def _reward_of(sample: Sample) -> str | None:
+    """The reward that the row names for itself."""
+    return sample.custom_rm_path or sample.metadata.get("custom_rm_path") or sample.metadata.get("rm_type")
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """What rows are held to."""
+    """Limits that rows are checked against."""
 
     vocab_size: int
     positions: int | None
@@ -112,8 +124,8 @@ def _limits(run: Prepared, *, training: bool) -> _Limits:
 
 def _rows(
     spec: str, columns: Columns, origin: str, tokenizer: Any, limits: _Limits
-) -> tuple[Sample | None, list[Finding]]:
-    """Read rows spread over the data set. Raises DataError for one that cannot be used."""
+) -> tuple[list[tuple[int, Sample]], list[Finding]]:
+    """Rows spread over the data set, with their numbers. Raises DataError for one that cannot be used."""
     rows = open_rows(spec, origin, stream=limits.stream)
     try:
         reader = PromptReader(rows, tokenizer, columns, spec)
@@ -124,25 +136,25 @@ def _rows(
         where = rows.where(foreign[0][0]) if foreign else ""
     finally:
         rows.close()
-    usable = [sample for _, sample in read if sample is not None]
+    usable = [(number + 1, sample) for number, sample in read if sample is not None]
     shown = f"{origin} {spec}: {'streamed' if limits.stream else f'{total} rows'}, {len(read)} read"
     shown += f"; {reader.layout}" if reader.layout else ""
     if foreign:
-        return None, [
+        return [], [
             Finding("data", Level.ERROR, f"{where}: token ids beyond the model's vocabulary of {limits.vocab_size}")
         ]
     if not usable:
-        return None, [Finding("data", Level.ERROR, f"{shown}; every prompt is over {columns.max_prompt_len} tokens")]
+        return [], [Finding("data", Level.ERROR, f"{shown}; every prompt is over {columns.max_prompt_len} tokens")]
     findings = [Finding("data", Level.OK, shown)]
     if len(usable) < len(read):
         message = f"{origin}: {len(read) - len(usable)} of {len(read)} prompts read are too long and left out"
         findings.append(Finding("data", Level.NOTE, message))
-    unlabelled = sum(sample.label is None for sample in usable) if columns.label else 0
+    unlabelled = sum(sample.label is None for _, sample in usable) if columns.label else 0
     if unlabelled:
         message = f"{origin}: {columns.label!r} (--label-key) is null in {unlabelled} of {len(usable)} rows read"
         findings.append(Finding("data", Level.WARNING, message))
-    findings += _sizes(max(len(sample.tokens) for sample in usable), total, origin, limits)
-    return usable[0], findings
+    findings += _sizes(max(len(sample.tokens) for _, sample in usable), total, origin, limits)
+    return usable, findings
 
 
 def _sizes(longest: int, total: int, origin: str, limits: _Limits) -> Iterator[Finding]:
@@ -283,8 +295,12 @@ def _disk(run: Prepared) -> Iterator[Finding]:
 
 
 def _elements(path: Path) -> int:
-    with safe_open(path, framework="pt") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    """Elements of a file of weights. Raises ConfigError for one that is cut."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path} is cut or damaged ({error}); download it again") from error
 
 
 def _existing(path: Path) -> Path:

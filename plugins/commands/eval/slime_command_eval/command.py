@@ -56,12 +56,12 @@ def print_table(report: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     percent = f"{100 * report['confidence']:g}% interval"
-    table = Table("data set", "prompts", "n", "score", "value", percent, "method")
+    table = Table("data set", "prompts", "n", "score", "value", percent)
     for name, of_set in report["datasets"].items():
         first = [name, str(of_set["prompts"]), str(of_set["samples_per_prompt"])]
         for score, found in of_set["scores"].items():
             interval = "-" if found["low"] is None else f"{found['low']:.4f} to {found['high']:.4f}"
-            table.add_row(*first, score, f"{found['value']:.4f}", interval, found["method"])
+            table.add_row(*first, score, f"{found['value']:.4f}", interval)
             first = ["", "", ""]
         table.add_section()
     console = Console(soft_wrap=True)

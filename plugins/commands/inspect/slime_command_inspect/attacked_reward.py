@@ -35,7 +35,7 @@ def cases_of(settings: Settings, data: str | None, count: int) -> list[Case]:
         DataError: The file cannot be read, or none of the rows says what is right.
     """
     from slime_command_inspect.attack_answers import case_of, made_cases
-    from slime_core.data.dataset import open_rows
+    from slime_core.data.dataset import column, open_rows
     from slime_core.data.layouts import recognise
     from slime_core.errors import DataError
 
@@ -48,7 +48,8 @@ def cases_of(settings: Settings, data: str | None, count: int) -> list[Case]:
         for index in range(0, len(rows), max(1, len(rows) // count)):
             row = rows[index]
             if args.input_key:
-                prompt, label = row.get(args.input_key), row.get(args.label_key or "label")
+                prompt = column(row, args.input_key, "--input-key")
+                label = column(row, args.label_key, "--label-key") if args.label_key else row.get("label")
             else:
                 prompt, label = recognise(row, args.label_key).read(row)
             metadata = row.get(args.metadata_key or "metadata")

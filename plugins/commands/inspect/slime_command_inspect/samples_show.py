@@ -28,6 +28,18 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per sample, as it is stored")
 
 
+def _what_there_is(run: Any) -> str:
+    """Name the rollouts and evaluations whose samples are kept."""
+    from slime_runs.index import Filter
+
+    everything = list(run.index().find(Filter(), order="rollout", limit=-1))
+    rollouts = sorted({entry.rollout for entry in everything if not entry.data_set})
+    sets = sorted({entry.data_set for entry in everything if entry.data_set})
+    kept = [f"rollouts {rollouts[0]} to {rollouts[-1]}"] if rollouts else []
+    kept += [f"evaluations: {', '.join(f'--eval {name}' for name in sets)}"] if sets else []
+    return f"{len(everything)} are kept, of {' and of '.join(kept)}" if everything else "none is kept"
+
+
 def run(namespace: argparse.Namespace) -> int:
     """Print; exit status 1 where none is found. Raises RunError."""
     from slime_runs import Run
@@ -61,5 +73,5 @@ def run(namespace: argparse.Namespace) -> int:
         else:
             print("\n".join(lines(found_run, sample, colour=sys.stdout.isatty())))
     if not count:
-        print("no sample of the run is like that", file=sys.stderr)
+        print(f"no sample of the run is like that; {_what_there_is(found_run)}", file=sys.stderr)
     return int(not count)

@@ -97,7 +97,7 @@ def _meant(target: str, registry: Registry) -> list[Spec]:
     offered = [ref for ref in registry if ref.distribution and normalized(ref.distribution) == normalized(target)]
     if offered:
         return [_spec(ref) for ref in offered]
-    if "/" not in target and ":" not in target:
+    if not (set("/:") & set(target) or any(ref.name == target for ref in registry)):
         raise PluginNotFoundError(
             f"slime plugins check {target!r}: no folder and no distribution with plugins; write KIND/NAME or KIND:SPEC,"
             " e.g. rewards:my_rm.py"

@@ -262,7 +262,7 @@ def _sandbox() -> Iterator[Finding]:
         require_isolation("require")
     except SandboxError as error:
         what, _, way = str(error).partition(". ")
-        stops = "runs that execute a model's programs, unless --sandbox-isolation best-effort suffices"
+        stops = "runs that execute a model's programs, unless the --sandbox-isolation that is named suffices"
         yield Finding("warning", "sandbox", what, way or "docs/how-to/sandbox.md", stops)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from slime_core.errors import PluginNotFoundError
 from slime_core.plugins.kinds import HOOK_GROUP, kind_of
+from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef
 
 HOOK_WORDS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
@@ -38,10 +39,20 @@ def origin(ref: ComponentRef) -> str:
 def split(component: str, command: str) -> tuple[str, str]:
     """`rewards/math` and `rewards:./my_rm.py:reward` -> kind, spec; the first separator counts.
 
+    A name alone will do where components of one kind have it.
+
     Raises:
-        PluginNotFoundError: There is no separator, or no such kind.
+        PluginNotFoundError: Several kinds have the name or none has, there is no such kind or no such folder.
     """
+    if component.startswith((".", "/", "~")):
+        needed = "a path needs its kind before it, as in rewards:my_rm.py"
+        what = needed if Path(component).exists() else "no such folder"
+        raise PluginNotFoundError(f"{command} {component}: {what}")
     position = next((i for i, character in enumerate(component) if character in "/:"), -1)
     if position < 0:
-        raise PluginNotFoundError(f"{command} {component!r}: write KIND/NAME or KIND:SPEC, e.g. rewards/math")
+        kinds = sorted({ref.kind for ref in current_registry() if ref.name == component})
+        if len(kinds) == 1:
+            return kinds[0], component
+        found = f"several are called so: {', '.join(f'{kind}/{component}' for kind in kinds)}; " if kinds else ""
+        raise PluginNotFoundError(f"{command} {component!r}: {found}write KIND/NAME or KIND:SPEC, e.g. rewards/math")
     return kind_key(component[:position]), component[position + 1 :]

@@ -14,7 +14,7 @@ from typing import Any
 
 from slime_core.waits.board import alive, replace_text
 from slime_core.waits.stalls import WAITS
-from slime_runs.files import read_object
+from slime_runs.files import read_object, read_text
 
 OLD = 30.0
 """Seconds after which a heartbeat is old: the process stands still, or its host does."""
@@ -93,7 +93,7 @@ def read_boards(run_dir: Path) -> Report:
         try:
             process = _process(path, read_object(path) or {})
             order[process] = process.state == "gone", -max((row["age"] for row in process.waits), default=0.0)
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             unreadable += [path] if path.exists() else []  # otherwise it ended while we looked
     return Report(sorted(order, key=order.__getitem__), unreadable)
 
@@ -133,10 +133,7 @@ def ask_for_stacks(processes: list[Process], deadline: float) -> dict[str, str |
 
 
 def _answer(path: Path, question: str) -> str | None:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
+    text = read_text(path)
     asked, _, stacks = text.partition("\n")
     if asked != question:  # of an earlier request, or of somebody else's
         return None

@@ -25,8 +25,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(namespace: argparse.Namespace) -> int:
     """Print. Raises RunError."""
     from slime_runs.compare import compare
-    from slime_runs.run import Run
+    from slime_runs.run import Run, RunError
 
+    if len(namespace.runs) < 2:
+        raise RunError(f"slime compare: name two runs or more: slime compare {namespace.runs[0]} OTHER_RUN")
     found = compare([Run(path) for path in namespace.runs], last=namespace.last)
     print(json_text(found) if namespace.json else plain("\n".join(_lines(found))))
     return 0

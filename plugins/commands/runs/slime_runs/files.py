@@ -8,22 +8,24 @@ pass over its last frame, the footer that `index.py` reads: zstd calls that one 
 from __future__ import annotations
 
 import glob
-import io
 import itertools
 import logging
+import math
 import os
 import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 import zstandard
 
-from slime_core.data.dumps import to_json
+from slime_core.data.dumps import most_unpacked, to_json
+from slime_core.data.ledger_files import open_regular, read_regular
 from slime_core.errors import DataError, RolloutError
+from slime_core.secrets import hidden_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,13 @@ _FOOTER = b"slim"
 _TAIL = 1 << 16
 """Bytes of a file's end that are read at once: a footer is seldom longer."""
 MOST_BYTES = 256 << 20
-"""What a frame may unpack to. A file of another hand may have a few bytes that become gigabytes."""
+"""Bytes that a frame may unpack to. A stranger's file may have a few bytes that become gigabytes."""
+MOST_PARSED = 512 << 20
+"""Bytes that one frame, line or object may take as Python objects (`parsed_size`)."""
+MOST_LINE = 64 << 20
+"""Bytes of a line: orjson asks for 12 times as much address space."""
+_BYTES_OF_ROW = 256
+"""Most bytes of a footer for each row."""
 _STEP = 256
 """Bytes that are unpacked at once, which become 8 MB at most."""
 _TOO_MUCH = f"unpacks to more than {MOST_BYTES >> 20} MB"
@@ -86,8 +94,11 @@ def file_names(folder: Path) -> list[str]:
 
 
 def json_lines(rows: Iterable[Row]) -> bytes:
-    """A frame's content. What JSON has no form for, as user code leaves in metadata, is kept as text."""
-    return b"\n".join((*map(_line, rows), b""))
+    """Return a frame's content. Values without a JSON form, as user code leaves in metadata, are kept as text.
+
+    Secrets that this process knows are masked: a reward may leave one in its sample.
+    """
+    return hidden_bytes(b"\n".join((*map(_line, rows), b"")))
 
 
 def _line(row: Row) -> bytes:
@@ -129,20 +140,20 @@ def write_file(path: Path, frames: Iterable[bytes], footer: Callable[[Sequence[F
 
 
 def read_footer(path: Path) -> bytes:
-    """What `write_file` was given beside the lines; empty where there is none, or it is damaged. Raises OSError."""
-    with path.open("rb") as file:
+    """Return the content of the footer; empty without one, or if it is damaged or too large. Raises OSError."""
+    with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL))
-        tail = file.read()
+        tail = file.read(_TAIL)
         length = int.from_bytes(tail[-8:-4], "little") + 16
-        if not tail.endswith(_FOOTER) or length > size:
+        if not tail.endswith(_FOOTER) or length > min(size, MOST_BYTES):
             return b""
         if length > len(tail):
             file.seek(size - length)
-            tail = file.read()
+            tail = file.read(length)
     try:
         content = memoryview(tail)[-length + 8 : -8]
-        if zstandard.get_frame_parameters(content).content_size > MOST_BYTES:
+        if zstandard.get_frame_parameters(content).content_size > _BYTES_OF_ROW * most_unpacked(size)[1]:
             return b""
         return zstandard.ZstdDecompressor().decompress(content)
     except zstandard.ZstdError:
@@ -150,59 +161,106 @@ def read_footer(path: Path) -> bytes:
 
 
 def read_frame(path: Path, frame: Frame) -> list[Row]:
-    """The samples of one group. Raises OSError, ValueError where something else lies there."""
-    with path.open("rb") as file:
+    """Return the samples of one group. Raises OSError, or ValueError if something else lies there."""
+    with open_regular(path) as file:
         file.seek(frame.offset)
-        lines, _ = _unpacked(memoryview(file.read(frame.size)))
-    if lines is None:
-        raise ValueError(f"what is there {_TOO_MUCH}")
-    return list(parsed_lines(io.BytesIO(lines)))
+        lines, size = _unpacked(file, most_unpacked(frame.size)[0])
+    if size != frame.size:
+        raise ValueError(f"the frame there has {size} bytes, not {frame.size}")
+    return _parsed_frame(lines, f"{path}: {frame.size} bytes from {frame.offset} on")
 
 
 def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator[tuple[Frame, list[Row]]]:
-    """Every whole frame of a file, first one first; of its lines all, or those that start so.
+    """Yield every whole frame of a file in order, with its lines, or those of them that start so. Raises OSError.
 
-    None of a frame that unpacks to more than `MOST_BYTES`, nor of lines that are no samples, which is logged.
+    Log and leave out: lines that are no samples, a frame that exceeds `MOST_BYTES` or `MOST_PARSED`, and the rest of a
+    file once its frames together unpack to far more than it has bytes, or to more rows than half of its bytes.
     """
-    content = memoryview(path.read_bytes())
-    offset = 0
-    while offset < len(content):
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        most, left = most_unpacked(size)
+        for frame, lines in _frames(path, file, most):
+            try:
+                rows = _parsed_frame(lines, f"{path}: {frame.size} bytes from {frame.offset} on", starts)
+            except ValueError as error:
+                logger.warning("%s", error)
+                rows = []
+            left -= len(rows)
+            if left < 0:
+                logger.warning("%s: the rest from byte %d on is left out: too many rows", path, frame.offset)
+                return
+            yield frame, rows
+
+
+def _parsed_frame(content: bytes | None, where: str, starts: tuple[bytes, ...] | None = None) -> list[Row]:
+    """Raises ValueError if the content (None: larger than `MOST_BYTES`) is too large."""
+    if content is None:
+        raise ValueError(f"{where} are left out: what is there {_TOO_MUCH}")
+    if (size := parsed_size(content)) > MOST_PARSED:
+        raise ValueError(f"{where} are left out: parsed they may take {size >> 20} MB, more than {MOST_PARSED >> 20}")
+    wanted = [line for line in content.split(b"\n") if line and (starts is None or line.startswith(starts))]
+    rows = list(parsed_lines(wanted))
+    if len(rows) < len(wanted):
+        logger.warning("%s: %d lines are left out: they are no JSON objects", where, len(wanted) - len(rows))
+    return rows
+
+
+def _frames(path: Path, file: BinaryIO, most: float) -> Iterator[tuple[Frame, bytes | None]]:
+    """Yield place and lines of whole frames (None: too many), until they exceed `most` bytes together."""
+    offset, size, end = 0, 0, os.fstat(file.fileno()).st_size
+    while offset < end:
+        file.seek(offset)
         try:
-            lines, size = _unpacked(content[offset:])
+            lines, size = _unpacked(file, most)
+        except TooMuchError as error:
+            logger.warning("%s: the rest from byte %d on is left out: %s", path, offset, error)
+            return
         except ValueError:
             return
-        if lines is None:
-            logger.warning("%s: %d bytes from %d on are left out: what is there %s", path, size, offset, _TOO_MUCH)
-        wanted = [line for line in io.BytesIO(lines or b"") if starts is None or line.startswith(starts)]
-        rows = list(parsed_lines(wanted))
-        if len(rows) < len(wanted):
-            logger.warning(
-                "%s: %d lines from byte %d on are left out: they are no JSON", path, len(wanted) - len(rows), offset
-            )
-        yield Frame(offset, size), rows
+        most -= len(lines or b"")
+        yield Frame(offset, size), lines
         offset += size
 
 
-def _unpacked(content: memoryview) -> tuple[bytes | None, int]:
-    """Lines of the frame that comes first, None where they are too many, and its bytes. Raises ValueError: torn."""
-    if content[:4] == _SKIPPED:
-        size = 8 + int.from_bytes(content[4:8], "little")
-        _unpacked(content[8 : size - 8])
-        if bytes(content[size - 4 : size]) != _FOOTER:
-            raise ValueError("it ends too early")
-        return b"", size
-    reader = zstandard.ZstdDecompressor().decompressobj()
+class TooMuchError(ValueError):
+    """A file unpacks to far more bytes than it has."""
+
+
+def _unpacked(file: BinaryIO, most: float) -> tuple[bytes | None, int]:
+    """Return the lines of the frame that comes next, None if they exceed `MOST_BYTES`, and the frame's size.
+
+    Raises:
+        TooMuchError: The lines exceed `most` bytes.
+        ValueError: The frame is torn.
+    """
+    start = file.tell()
+    head = file.read(8)
+    if head[:4] != _SKIPPED:
+        file.seek(start)
+        return _decompressed(file, most)
+    size = 8 + int.from_bytes(head[4:], "little")
+    _decompressed(file, most)
+    file.seek(start + size - 4)
+    if file.read(4) != _FOOTER:
+        raise ValueError("it ends too early")
+    return b"", size
+
+
+def _decompressed(file: BinaryIO, most: float) -> tuple[bytes | None, int]:
+    start, reader = file.tell(), zstandard.ZstdDecompressor().decompressobj()
     pieces, unpacked = list[bytes](), 0
-    for start in range(0, len(content), _STEP):
+    while packed := file.read(_STEP):
         try:
-            pieces.append(reader.decompress(content[start : start + _STEP]))
+            pieces.append(reader.decompress(packed))
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from error
         unpacked += len(pieces[-1])
         if unpacked > MOST_BYTES:
             pieces.clear()
+        if unpacked > most:
+            raise TooMuchError(f"it unpacks to more than {int(most) >> 20} MB, far more than its size")
         if reader.eof:
-            size = min(start + _STEP, len(content)) - len(reader.unused_data)
+            size = file.tell() - start - len(reader.unused_data)
             return b"".join(pieces) if unpacked <= MOST_BYTES else None, size
     raise ValueError("it ends too early")
 
@@ -225,11 +283,17 @@ def numbered(rows: list[Row]) -> list[Row]:
     return rows
 
 
+def parsed_size(text: bytes) -> int:
+    """Return how many bytes JSON takes as Python objects, at most: `{}` becomes 64, `{"a":1}` 230."""
+    values = text.count(b",") + text.count(b":") + text.count(b"\n")
+    return len(text) + 80 * values + 200 * text.count(b"{") + 64 * text.count(b"[")
+
+
 def parsed_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Lines that are JSON objects, without others, as one that a kill tore, or that is not written to its end yet."""
+    """Yield the lines that are JSON objects; skip others: torn by a kill, not yet written to the end, or too large."""
     for line in lines:
         try:
-            found = orjson.loads(line)
+            found = orjson.loads(line) if len(line) <= MOST_LINE and parsed_size(line) <= MOST_PARSED else None
         except orjson.JSONDecodeError:
             continue
         if isinstance(found, dict):
@@ -237,27 +301,54 @@ def parsed_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of JSON lines that may be growing; none where there is no file."""
-    if not path.is_file():
+    """Yield the whole lines of a file of JSON lines that may be growing; none without a file that can be read."""
+    try:
+        with open_regular(path) as file:
+            yield from parsed_lines(whole_lines(path, file))
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
-        yield from parsed_lines(file)
+    except OSError as error:
+        logger.warning("%s: left out: %s", path, error.strerror or error)
+
+
+def whole_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines from the file's position on that have an end, up to one of more than 64 MB."""
+    while line := file.readline(MOST_LINE):
+        if line.endswith(b"\n"):
+            yield line
+        else:
+            if len(line) == MOST_LINE:
+                logger.warning("%s: left out from byte %d on: a line has no end", path, file.tell() - len(line))
+            return
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None where there is none, or it is not whole."""
+    """Return a JSON object; None if there is none, or it is not whole, or too large."""
     try:
-        found = orjson.loads(path.read_bytes())
+        text = read_regular(path, MOST_LINE)
+        found = orjson.loads(text) if parsed_size(text) <= MOST_PARSED else None
     except (OSError, ValueError):  # not written yet, or being replaced
         return None
     return found if isinstance(found, dict) else None
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with a file, in words; every frame has a checksum."""
+def read_text(path: Path, most: int = 16 << 20) -> str:
+    """Return the text of a small file of a run; empty if there is none, or it cannot be read, which is logged."""
     try:
-        end = max((frame.offset + frame.size for frame, _ in read_frames(path, (b"\0",))), default=0)
-        size = path.stat().st_size
+        return read_regular(path, most).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        logger.warning("%s: left out: %s", path, error.strerror or error)
+        return ""
+
+
+def damage(path: Path) -> str | None:
+    """Return why a file cannot be read whole, in words; every frame has a checksum."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            end = max((frame.offset + frame.size for frame, _ in _frames(path, file, math.inf)), default=0)
     except OSError as error:
         return str(error)
     return None if end == size else f"of its {size} bytes those from {end} on cannot be read"
@@ -278,6 +369,7 @@ def saved_files(sources: Iterable[str]) -> Iterator[Path]:
 
 def _of_directory(path: Path) -> list[Path]:
     for folder in (path / "rollouts", path / "samples", path):
-        if found := sorted([*folder.glob("rollout_[0-9]*.jsonl"), *folder.glob("rollout_[0-9]*.jsonl.zst")]):
+        names = [*folder.glob("rollout_[0-9]*.jsonl"), *folder.glob("rollout_[0-9]*.jsonl.zst")]
+        if found := sorted(path for path in names if path.is_file() and not path.is_symlink()):
             return found
     return []

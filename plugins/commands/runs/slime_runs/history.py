@@ -28,7 +28,7 @@ from slime_core.data.ledger import (
     TRAINING,
     UNTAKEN,
 )
-from slime_core.data.ledger_files import Segment, SegmentRef, read_chain, read_commit, segments_of
+from slime_core.data.ledger_files import Segment, SegmentRef, read_chain, read_commit, read_regular, segments_of
 from slime_core.errors import CheckpointError
 from slime_core.rollout.open_groups import OPEN_GROUPS_FILE
 from slime_core.rollout.stage_state import STATE_FILE, group_indices
@@ -146,9 +146,9 @@ def read_history(commit: Path) -> History:
 def _stored(commit: Path) -> set[int]:
     stored: set[int] = set()
     if (commit / STATE_FILE).is_file():
-        stored |= group_indices(orjson.loads((commit / STATE_FILE).read_bytes()))
+        stored |= group_indices(orjson.loads(read_regular(commit / STATE_FILE)))
     if (commit / OPEN_GROUPS_FILE).is_file():
-        for line in (commit / OPEN_GROUPS_FILE).read_bytes().splitlines():
+        for line in read_regular(commit / OPEN_GROUPS_FILE).splitlines():
             stored |= group_indices(orjson.loads(line))
     return stored
 

@@ -20,7 +20,18 @@ import orjson
 
 from slime_core.provenance import NOT_SAMPLED
 from slime_core.types import SampleStatus
-from slime_runs.files import Frame, Row, file_name, numbered, parse_name, read_footer, read_frames, write_file
+from slime_runs.files import (
+    MOST_PARSED,
+    Frame,
+    Row,
+    file_name,
+    numbered,
+    parse_name,
+    parsed_size,
+    read_footer,
+    read_frames,
+    write_file,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +236,7 @@ def _known(path: Path) -> tuple[dict[str, Any], Array] | None:
     """The footer; None without one of this form. Raises OSError."""
     head, _, samples = read_footer(path).partition(b"\n")
     try:
-        said = orjson.loads(head)
+        said: dict[str, Any] = orjson.loads(head) if parsed_size(head) <= MOST_PARSED else {"form": None}
         if said["form"] != _FORM:
             return None
         found = np.frombuffer(samples, _SAMPLE)
@@ -246,15 +257,22 @@ def _read(path: Path) -> tuple[list[str], Array]:
     try:
         if (known := _known(path)) is not None:
             return known[0]["texts"], known[1]
-        frames = [(frame, numbered(rows)) for frame, rows in read_frames(path)]
-        facts = Facts([rows for _, rows in frames])
-        facts.lie_in([frame for frame, _ in frames])
+        frames = list[Frame]()
+        facts = Facts(_noted(read_frames(path), frames))
+        facts.lie_in(frames)
     except FileNotFoundError:  # thinned away just now
         return [], np.zeros(0, _SAMPLE)
     except (OSError, *UNLIKE) as error:
         logger.warning("%s: left out, as it cannot be read: %s: %s", path, type(error).__name__, error)
         return [], np.zeros(0, _SAMPLE)
     return facts.texts, facts.samples
+
+
+def _noted(read: Iterable[tuple[Frame, list[Row]]], frames: list[Frame]) -> Iterator[list[Row]]:
+    """Yield the rows of each frame, whose place is added to `frames`."""
+    for frame, rows in read:
+        frames.append(frame)
+        yield numbered(rows)
 
 
 class Index:
@@ -414,7 +432,8 @@ def _stamps(folder: Path, names: tuple[str, ...] | None) -> dict[str, tuple[int,
     """Name -> (time, bytes) of the files of samples."""
     try:
         with os.scandir(folder) as entries:
-            found = [(e.name, e.stat()) for e in entries if parse_name(e.name) and e.name in (names or (e.name,))]
+            wanted = [e for e in entries if parse_name(e.name) and e.name in (names or (e.name,))]
+            found = [(e.name, e.stat(follow_symlinks=False)) for e in wanted]
     except FileNotFoundError:
         return {}
     return {name: (state.st_mtime_ns, state.st_size) for name, state in found}

@@ -14,11 +14,12 @@ from typing import Any
 
 import orjson
 
-from slime_core.data.ledger_files import LEDGER_FILE, SegmentRef, read_commit, segments_of
+from slime_core.data.ledger_files import LEDGER_FILE, SegmentRef, open_regular, read_commit, read_regular, segments_of
 from slime_core.errors import CheckpointError
 from slime_runs.run import Run
 
 Event = dict[str, Any]
+_LONGEST_HEADER = 1 << 20
 _GROUP = re.compile(rb'"group":(\d+)')
 
 
@@ -71,31 +72,31 @@ class _Segment:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with path.open("rb") as file:
-            self.header: dict[str, Any] = orjson.loads(file.readline())
+        with open_regular(path) as file:
+            self.header: dict[str, Any] = orjson.loads(file.readline(_LONGEST_HEADER))
 
     def events(self, groups: Sequence[int]) -> dict[int, list[Event]]:
         low, high = self._bounds
         here = [group for group in groups if low <= group <= high]
-        content, rollout = self._path.read_bytes() if here else b"", self.header.get("rollout")
+        content, rollout = read_regular(self._path) if here else b"", self.header.get("rollout")
         return {
             group: [{**orjson.loads(line), "committed": rollout} for line in _lines(content, b'"group":%d' % group)]
             for group in here
         }
 
     def groups_of(self, row: int) -> list[int]:
-        events = map(orjson.loads, _lines(self._path.read_bytes(), b'"row":%d' % row))
+        events = map(orjson.loads, _lines(read_regular(self._path), b'"row":%d' % row))
         return [event["group"] for event in events if event.get("group") is not None]
 
     @cached_property
     def reasons(self) -> dict[int, str]:
-        events = map(orjson.loads, _lines(self._path.read_bytes(), b'"event":"dropped"'))
+        events = map(orjson.loads, _lines(read_regular(self._path), b'"event":"dropped"'))
         return {event["group"]: event["reason"] for event in events if event.get("group") is not None}
 
     @cached_property
     def _bounds(self) -> tuple[int, int]:
         """The first and the last group that it names."""
-        content = self._path.read_bytes()
+        content = read_regular(self._path)
         first = _GROUP.search(content)
         last = _GROUP.search(content, content.rfind(b'"group":'))
         return (0, -1) if first is None or last is None else (int(first[1]), int(last[1]))

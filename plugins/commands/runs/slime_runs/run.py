@@ -6,6 +6,7 @@ without samples, one that has not come to its first rollout) is empty, not an er
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import Counter
@@ -30,6 +31,7 @@ from slime_runs.files import (
     read_frames,
     read_lines,
     read_object,
+    read_text,
     sample_files,
     shadow_name,
     trained_name,
@@ -40,9 +42,13 @@ from slime_runs.trace import TraceIndex, starts
 if TYPE_CHECKING:  # it imports numpy, which `slime why` can do without
     from slime_runs.index import Entry, Filter, Index, Key, Order
 
+logger = logging.getLogger(__name__)
+
 PROFILE = "profile/trace.json"
 """In the run directory: what `slime train --profile` writes for Perfetto."""
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
+_LONGEST_VALUE = 100_000
+"""Characters of a setting that are parsed as YAML."""
 _METRICS, EVALUATION = "metrics.jsonl", "eval.json"
 _OF_RUN = (CONFIG, _METRICS, FOLDER, SUMMARY, CHECKPOINTS, "waits", "incidents.jsonl", EVALUATION)
 
@@ -67,8 +73,10 @@ class StoredSample:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The prompt as messages; a plain prompt is one of the user."""
-        prompt = self.row["prompt"]
-        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        prompt = self.row.get("prompt")
+        if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
+            return prompt
+        return [{"role": "user", "content": "" if prompt is None else str(prompt)}]
 
     @property
     def text(self) -> str:
@@ -82,6 +90,9 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         """Raises RunError where no run has written."""
         self.path = Path(path)
+        if not self.path.is_dir():
+            what = "is a file, not a run directory" if self.path.exists() else "no such directory"
+            raise RunError(f"{self.path}: {what}; name a run directory, such as outputs/train")
         if not is_run(self.path):
             raise RunError(f"{self.path}: no run has written there; name a --run-dir, such as outputs/train")
 
@@ -130,9 +141,8 @@ class Run:
 
     def settings(self) -> dict[str, tuple[Any, str]]:
         """Name -> (value, where it came from), as `config.yaml` has them."""
-        path = self.path / CONFIG
         found = {}
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        for line in read_text(self.path / CONFIG).splitlines():
             if match := _SETTING.fullmatch(line):
                 found[match[1]] = (_value(match[2]), match[3])
         return found
@@ -140,7 +150,8 @@ class Run:
     def plugins(self) -> list[dict[str, Any]]:
         """What took part, with distribution, version and digest of its source: of the end, or the newest commit."""
         summary = self.summary() or self.evaluation() or self._newest_state() or {}
-        return list(summary.get("plugins") or ())
+        found = summary.get("plugins")
+        return [plugin for plugin in found if isinstance(plugin, dict)] if isinstance(found, list) else []
 
     def _newest_state(self) -> dict[str, Any] | None:
         commits = sorted(self.checkpoints.glob("rollout_*/state.json"))
@@ -158,7 +169,7 @@ class Run:
 
     def events(self) -> list[dict[str, Any]]:
         """What happened to engines."""
-        return list(read_lines(self.path / EVENTS))
+        return [event for event in read_lines(self.path / EVENTS) if isinstance(event.get("event"), str)]
 
     def trace(self) -> Iterator[dict[str, Any]]:
         """The timeline, as `slime_core.observability.timeline` writes it."""
@@ -174,12 +185,16 @@ class Run:
         return [(event["t"], event["start"]) for event in starts(self.path / TIMELINE)]
 
     def incidents(self) -> list[dict[str, Any]]:
-        """What the run noticed of its numbers: "rollout_id", "check", "cause", "numbers".
+        """Return what the run noticed of its numbers: "rollout_id", "check", "cause", "numbers".
 
-        What a resumed run did again it may have noticed again; that is told once.
+        A resumed run may notice the same again, which is returned once. Lines without a rollout are left out.
         """
-        found = read_lines(self.path / "incidents.jsonl")
-        return list({(one.get("rollout_id"), str(one.get("check"))): one for one in found}.values())
+        found: dict[Any, dict[str, Any]] = {}
+        for one in read_lines(self.path / "incidents.jsonl"):
+            if isinstance(one.get("rollout_id"), int):
+                texts = {name: str(one.get(name, "")) for name in ("check", "cause", "numbers")}
+                found[one["rollout_id"], texts["check"]] = {**one, **texts}
+        return list(found.values())
 
     def stalls(self) -> list[Path]:
         """Reports of waits that were overdue."""
@@ -219,7 +234,7 @@ class Run:
         entries = self.index(wanted).find(wanted, order=order, limit=-1 if limit is None or text else limit)
         count = 0
         for found in self.stored(entries):
-            if text is not None and text.lower() not in f"{found.row['prompt']}\n{found.text}".lower():
+            if text is not None and text.lower() not in f"{found.row.get('prompt')}\n{found.text}".lower():
                 continue
             yield found
             count += 1
@@ -232,6 +247,9 @@ class Run:
         for entry in entries:
             if frame != (entry.file, entry.frame):
                 frame, rows = (entry.file, entry.frame), self._group(entry)
+            if not 0 <= entry.place < len(rows):
+                place = f"{self.path / FOLDER / entry.file}: bytes {entry.offset} to {entry.offset + entry.size}"
+                raise RunError(f"{place} hold {len(rows)} samples, not number {entry.place}; rm the file to see others")
             yield StoredSample(entry, rows[entry.place])
 
     def trained(self, rollout: int, only: Collection[int] | None = None) -> dict[Key, Row]:
@@ -245,16 +263,21 @@ class Run:
 
     def shadow(self, rollout: int) -> dict[Key, Row]:
         """`Entry.key` -> what shadow components made of it: "rewards", "filters", "seconds", by their specs."""
-        return self._beside(shadow_name(rollout))
+        return {key: row for key, row in self._beside(shadow_name(rollout)).items() if _is_shadow(row)}
 
     def _beside(self, name: str, starts: tuple[bytes, ...] | None = None) -> dict[Key, Row]:
         """Rows that stand in the order of the samples; those of one index are its parts."""
         path, seen = self.path / FOLDER / name, Counter[int]()
         found: dict[Key, Row] = {}
-        if path.is_file():
+        if not path.exists():
+            return found
+        try:
             for row in (row for _, frame in read_frames(path, starts) for row in frame):
-                found[row["index"], seen[row["index"]]] = row
-                seen[row["index"]] += 1
+                if isinstance(index := row.get("index"), int):
+                    found[index, seen[index]] = row
+                    seen[index] += 1
+        except OSError as error:
+            logger.warning("%s: left out: %s", path, error.strerror or error)
         return found
 
     def _group(self, entry: Entry) -> list[Row]:
@@ -265,20 +288,34 @@ class Run:
             raise RunError(f"{path}: cannot be read: {error}; the run may have replaced it just now") from error
 
 
+def _is_shadow(row: Row) -> bool:
+    parts = [row.get(name) for name in ("rewards", "filters", "seconds")]
+    whole = all(isinstance(part, dict) for part in parts) and parts[2].keys() >= parts[0].keys()
+    return whole and row.keys() >= {"kept", "score", "group_index"}
+
+
+class _NoAliases(yaml.SafeLoader):
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias")
+        return super().compose_node(parent, index)
+
+
 def _value(text: str) -> Any:
-    """Of a setting; what is no YAML, as a half-written line, is its text."""
+    """Return a setting's value, or its text if it is no YAML (a half-written line) or has aliases, which multiply."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return yaml.load(text, _NoAliases) if len(text) <= _LONGEST_VALUE else text
+    except (yaml.YAMLError, RecursionError, ValueError):
         return text
 
 
 def by_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of metrics as one mapping per step, in order, without what is of no step."""
+    """Return the numbers of metrics' lines as one mapping per step, in order, without lines of no step."""
     merged: dict[int, dict[str, Any]] = {}
     for line in lines:
         if isinstance(line.get("step"), int):
-            merged.setdefault(line["step"], {}).update(line)
+            numbers = {name: value for name, value in line.items() if value is None or isinstance(value, int | float)}
+            merged.setdefault(line["step"], {}).update(numbers)
     return [merged[step] for step in sorted(merged)]
 
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from slime_runs.run import Run
 
 
+_WIDEST = 30
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define `slime runs`."""
     text = "the runs in a directory, and the settings in which they differ"
@@ -43,8 +46,14 @@ def run(namespace: argparse.Namespace) -> int:
     differing = differences(runs)
     if differing:
         print("\nsettings that differ")
-        print("\n".join(table([(name, *map(str, values)) for name, values in differing.items()])))
+        print("\n".join(table([(name, *map(_cut, values)) for name, values in differing.items()])))
     return 0
+
+
+def _cut(value: Any) -> str:
+    """Return the value in at most 30 characters; --json has it whole."""
+    text = str(value)
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -6,14 +6,17 @@ replaced.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from slime_core.data.ledger_files import open_regular
 from slime_runs.files import parsed_lines
 
 Spans = list[tuple[float, float]]
@@ -52,11 +55,11 @@ class TraceIndex:
         if not (pieces := self._pieces):
             return []
         found: list[dict[str, Any]] = []
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for piece in pieces:
                 if rollout in piece.rollouts:
                     file.seek(piece.start)
-                    found += parsed_lines(file.read(piece.size).splitlines())
+                    found += _events(file.read(piece.size))
         own = [event for event in found if event.get("r") == rollout]
         if not own:
             return []
@@ -82,16 +85,20 @@ class TraceIndex:
 
     def _read_on(self) -> bool:
         """The next piece; False where there is none."""
-        if not self.path.is_file():
+        try:
+            with open_regular(self.path) as file:
+                return self._read_piece(file)
+        except OSError:  # there is none, or it is no file of a run
             return False
-        state = self.path.stat()
+
+    def _read_piece(self, file: BinaryIO) -> bool:
+        state = os.fstat(file.fileno())
         read = self._pieces[-1].start + self._pieces[-1].size if self._pieces else 0
         if state.st_ino != self._inode or state.st_size < read:
             self._pieces, self._inode, read = [], state.st_ino, 0
             self.stages, self.generating, self.scoring, self.sampled = [], [], [], -1
-        with self.path.open("rb") as file:
-            file.seek(read)
-            lines = _whole_lines(file.read(_PIECE))
+        file.seek(read)
+        lines = _whole_lines(file.read(_PIECE))
         if lines:
             self._pieces.append(_Piece(read, len(lines), frozenset(map(int, set(_ROLLOUT.findall(lines))))))
             self._add_up(lines)
@@ -99,8 +106,8 @@ class TraceIndex:
 
     def _add_up(self, lines: bytes) -> None:
         generating, scoring = self.generating, self.scoring
-        for event in parsed_lines(lines.splitlines()):
-            if event.get("e") != "sample":
+        for event in _events(lines):
+            if event["e"] != "sample":
                 self.stages.append(event)
             elif not event.get("ev"):
                 began, generated, scored = event["t"]
@@ -123,11 +130,23 @@ def joined(spans: Spans) -> Spans:
 
 def starts(path: Path) -> list[dict[str, Any]]:
     """The events with which parts of the run begin; quick, as little else is read."""
-    if not path.is_file() or not path.stat().st_size:
+    try:
+        with open_regular(path) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            found = list(parsed_lines(match[0] for match in _START.finditer(content)))
+    except (OSError, ValueError):  # there is none, it is empty, or no file of a run
         return []
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-        found = list(parsed_lines(match[0] for match in _START.finditer(content)))
-    return [event for event in found if "t" in event and "start" in event]
+    return [one for one in found if isinstance(one.get("t"), int | float) and isinstance(one.get("start"), int)]
+
+
+def _events(lines: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace's lines; skip lines without a name, times, or a sample's rollout."""
+    for event in parsed_lines(lines.splitlines()):
+        times = event.get("t")
+        known = times if isinstance(times, list) else [times]
+        if not known or not all(isinstance(one, int | float) for one in known) or not isinstance(event.get("e"), str):
+            continue
+        if event["e"] != "sample" or (len(known) == 3 and isinstance(event.get("r"), int)):
+            yield event
 
 
 def _whole_lines(content: bytes) -> bytes:

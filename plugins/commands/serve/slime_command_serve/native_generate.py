@@ -9,7 +9,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from slime_embedded.engine.sampler import derive_seed
 
-from slime_command_serve.http.bodies import NOTHING, Body
+from slime_command_serve.http.bodies import MOST_IDS, NOTHING, Body
 from slime_command_serve.http.errors import BadRequest, sglang_shape, shown
 from slime_command_serve.http.limits import MOST_ANSWERS, check_text
 from slime_command_serve.http.streams import (
@@ -30,6 +30,7 @@ from slime_command_serve.http.streams import (
     unless_disconnected,
 )
 from slime_command_serve.http.threads import DeadlineThreads
+from slime_core.data.tokenizer import encode_text
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
 
@@ -48,10 +49,23 @@ def _ids(value: Any) -> Any:
     if not isinstance(value, list) or not value:
         raise ValueError("input_ids must be a list of token ids, or a list of such lists")
     rows = value if isinstance(value[0], list) else [value]
+    if len(rows) > MOST_ANSWERS:
+        raise ValueError(f"input_ids has {len(rows)} lists; allowed: {MOST_ANSWERS}")
     if not all(isinstance(row, list) for row in rows):
         raise ValueError("input_ids mixes token ids and lists of token ids")
-    for token in (token for row in rows for token in row if type(token) is not int):
-        raise ValueError(f"input_ids has {shown(token)}; allowed: token ids, or lists of them")
+    for row in rows:
+        if not set(map(type, row)) <= {int}:
+            other = next(token for token in row if type(token) is not int)
+            raise ValueError(f"input_ids has {shown(other)}; allowed: token ids, or lists of them")
+    return value
+
+
+def _small(value: Any) -> Any:
+    """Sampling parameters; none is a long list."""
+    for params in value if isinstance(value, list) else [value]:
+        for name, given in params.items() if isinstance(params, dict) else ():
+            if isinstance(given, list | dict) and len(given) > MOST_ANSWERS:
+                raise ValueError(f"sampling_params: {shown(name)} has {len(given)} entries; allowed: {MOST_ANSWERS}")
     return value
 
 
@@ -60,7 +74,9 @@ class GenerateBody(Body):
 
     text: Annotated[Any, BeforeValidator(_texts), WithJsonSchema({"type": ["string", "array"]})] = None
     input_ids: Annotated[Any, BeforeValidator(_ids), WithJsonSchema({"type": "array"})] = None
-    sampling_params: dict[str, Any] | list[dict[str, Any] | None] = Field(default_factory=dict)
+    sampling_params: Annotated[
+        dict[str, Any] | list[dict[str, Any] | None], BeforeValidator(_small), Field(default_factory=dict)
+    ]
     rid: str | list[str | None] | None = None
     return_logprob: bool | list[bool | None] = False
     logprob_start_len: int | list[int | None] = -1
@@ -70,6 +86,8 @@ class GenerateBody(Body):
     routed_experts_start_len: int = 0
     stream: bool = False
 
+    most_values = 2 * MOST_IDS
+    most_entries = {"input_ids": MOST_IDS, "text": MOST_ANSWERS}
     no_effect = frozenset({
         "model", "session_id", "log_metrics", "no_logs", "priority", "extra_key", "conversation_id", "custom_labels",
         "routing_key", "external_trace_header", "cache_salt", "received_time", "routed_dp_rank", "data_parallel_rank",
@@ -118,13 +136,15 @@ def add_generate(app: FastAPI, engine: EmbeddedEngine) -> None:
         single = single and len(items) == 1
         if body.stream:
             return await event_stream(request, _stream(engine, items, single))
-        calls = [partial(engine.generate, item.ids, item.params, **item.options()) for item in items]
-        outputs = await unless_disconnected(request, gather(calls))
-        answers = [answer(engine, item, output) for item, output in zip(items, outputs)]
+        answers = await unless_disconnected(request, gather([partial(_answered, engine, item) for item in items]))
         return json_response(answers[0] if single else answers)
 
     for method in ("POST", "PUT"):
         app.add_api_route("/generate", generate, methods=[method], operation_id=f"generate_{method.lower()}")
+
+
+async def _answered(engine: EmbeddedEngine, item: _Item) -> dict[str, Any]:
+    return answer(engine, item, await engine.generate(item.ids, item.params, **item.options()))
 
 
 async def _stream(engine: EmbeddedEngine, items: list[_Item], single: bool) -> AsyncIterator[bytes]:
@@ -148,7 +168,7 @@ def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dic
     """SGLang's answer object."""
 
     def entry(log_prob: float | None, token: int) -> list[Any]:
-        return [log_prob, token, engine.tokenizer.decode([token]) if item.with_text and engine.tokenizer else None]
+        return [log_prob, token, _text(engine.tokenizer, token) if item.with_text and engine.tokenizer else None]
 
     meta = dict(output.meta_info)
     top = meta.pop("output_top_logprobs", None)
@@ -162,6 +182,11 @@ def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dic
         if top is not None:
             meta["output_top_logprobs"] = [[entry(p, t) for p, t in tokens] for tokens in top]
     return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+
+
+@lru_cache(maxsize=1 << 16)
+def _text(tokenizer: Any, token: int) -> str:
+    return str(tokenizer.decode([token]))
 
 
 def _items(body: GenerateBody, prompts: list[list[int]]) -> list[_Item]:
@@ -206,14 +231,17 @@ async def _prompts(
     """The prompts' ids, and whether there is one that is no list's."""
     if (body.text is None) == (body.input_ids is None):
         raise BadRequest("give either text or input_ids")
+    context = (await engine.info())["max_context_length"]
     if body.text is None:
+        rows = body.input_ids if isinstance(body.input_ids[0], list) else [body.input_ids]
+        if (longest := max(map(len, rows))) > context:
+            raise BadRequest(f"input_ids has {longest} ids in a prompt; allowed: {context}, the context")
         return (body.input_ids, False) if isinstance(body.input_ids[0], list) else ([body.input_ids], True)
     tokenizer = engine.tokenizer
     if tokenizer is None:
         raise BadRequest("text needs a tokenizer, and the model directory has none; give input_ids")
     texts = [body.text] if isinstance(body.text, str) else body.text
-    context = (await engine.info())["max_context_length"]
     for text in texts:
         check_text(len(text), context, "text")
-    ids = await threads.call("tokenising the text", lambda: [tokenizer.encode(text) for text in texts])
+    ids = await threads.call("tokenising the text", lambda: [encode_text(tokenizer, text) for text in texts])
     return ids, isinstance(body.text, str)

@@ -18,7 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "one HTML file about a run, to send"
     parser = subparsers.add_parser("report", help=text, description=text)
     parser.add_argument("run", metavar="RUN", help="run directory; the run may be going on")
-    parser.add_argument("--output", metavar="FILE", help="default: report.html in the working directory")
+    parser.add_argument("-o", "--output", metavar="FILE", help="default: report.html in the working directory")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rollouts", type=int, default=5, metavar="N", help="the newest N (default: %(default)s)")
     parser.add_argument(

@@ -122,7 +122,7 @@ def search(run: WatchedRun, number: int, data_set: str, text: str) -> dict[str, 
     in_files = sorted(entries, key=lambda entry: (entry.file, entry.offset, entry.place))
     text, until, places = text.lower(), time.monotonic() + _SEARCH_S, list[list[int | None]]()
     for found in run.stored(in_files):
-        if text in f"{found.row['prompt']}\n{found.text}".lower():
+        if text in f"{found.row.get('prompt')}\n{found.text}".lower():
             places.append([found.entry.group_index, found.entry.sample_index, found.entry.part])
         if time.monotonic() > until:
             return {"found": places, "cut": True}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
@@ -37,6 +37,7 @@ from slime_command_view.access import RENDERED_POLICY
 from slime_command_view.actions import Actions, Number, Place, ResampleBody, ScoreBody
 from slime_command_view.renderers import RendererError, render
 from slime_command_view.watched import UnreadableError, WatchedRun, readable
+from slime_core.data.ledger_files import open_regular
 
 HERE = Path(__file__).parent
 _LOOK_AGAIN = 2.0
@@ -160,19 +161,21 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
     @app.get("/trace")
     def trace(run: str = ".") -> Response:
         path = found[run].path / PROFILE
-        if not path.is_file():
-            raise RunError(f"{path} is not there: slime train --profile writes it")
+        try:
+            file = open_regular(path)
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({error.strerror}): slime train --profile writes it") from error
         # In pieces, and without its size: a run that goes on appends to it meanwhile.
         headers = {"content-disposition": 'attachment; filename="trace.json"'}
-        return StreamingResponse(_pieces(path), media_type="application/json", headers=headers)
+        return StreamingResponse(_pieces(file), media_type="application/json", headers=headers)
 
     @app.get("/api/metrics")
     def metrics(name: Annotated[list[str], Query()] = [], run: str = ".", since: Number = -1) -> Response:  # noqa: B006
         return _asked(found, run, lambda it: run_pages.metrics(it, name, since))
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
         while piece := file.read(_PIECE):
             yield piece
 

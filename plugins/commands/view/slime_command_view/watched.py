@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,13 @@ from typing import Any
 
 import orjson
 from slime_runs import Run
-from slime_runs.files import FOLDER, Row, parsed_lines, shadow_name
+from slime_runs.files import FOLDER, Row, parsed_lines, shadow_name, whole_lines
 from slime_runs.index import Filter, Index, Key
 from slime_runs.ledger import LedgerIndex
 from slime_runs.run import RunError, by_step
 from slime_runs.trace import TraceIndex
 
+from slime_core.data.ledger_files import open_regular
 from slime_core.errors import SlimeError
 from slime_core.observability.timeline import FILE as TIMELINE
 
@@ -144,23 +146,24 @@ class _Tail:
     def read(self) -> bool:
         """Read what was added, or all of a file that was replaced; whether there was anything."""
         try:
-            state = self._path.stat()
-        except FileNotFoundError:
+            file = open_regular(self._path)
+        except OSError:  # it is gone, or no file of a run
             gone, self.lines, self._at, self._before = bool(self.lines), [], 0, b""
             return gone
-        if state.st_size == self._at:
-            return False
-        with self._path.open("rb") as file:
+        with file:
+            if os.fstat(file.fileno()).st_size == self._at:
+                return False
             file.seek(self._at - len(self._before))
             if file.read(len(self._before)) != self._before:  # it was written anew
                 self.lines, self._at = [], 0
                 file.seek(0)
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._at += len(whole)
-        self._before = whole[-_COMPARED:] or self._before
-        self.lines += parsed_lines(whole.splitlines())
-        return bool(whole)
+            lines = []
+            for line in whole_lines(self._path, file):
+                lines.append(line)
+                self._at += len(line)
+        self._before = b"".join(lines[-_COMPARED:])[-_COMPARED:] or self._before
+        self.lines += parsed_lines(lines)
+        return bool(lines)
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

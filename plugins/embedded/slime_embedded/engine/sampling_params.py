@@ -98,10 +98,12 @@ class SamplingParams:
             (-2 <= self.frequency_penalty <= 2, "frequency_penalty", "a number in [-2, 2]"),
             (self.n >= 1, "n", "an integer >= 1"),
             (self.json_schema is None or self.regex is None, "regex", "null beside json_schema"),
+            (len(self.stop) <= 64 and len("".join(self.stop)) <= 4096, "stop", "64 strings, 4096 characters in all"),
+            (len(self.stop_token_ids) <= 1024, "stop_token_ids", "1024 ids"),
         )
         for ok, key, allowed in rules:
             if not ok:
-                raise EngineError(f"sampling_params: {key} is {getattr(self, key)!r}; allowed: {allowed}")
+                raise EngineError(f"sampling_params: {key} is {getattr(self, key)!r:.80}; allowed: {allowed}")
 
 
 def _integer(key: str, value: Any) -> int:

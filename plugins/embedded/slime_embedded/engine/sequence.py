@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slime_core.text import held_back
 from slime_embedded.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -64,10 +65,7 @@ class TextStream:
     @property
     def safe_text(self) -> str:
         """`text` without an ending that may turn out to be the beginning of a stop string."""
-        held = max(
-            (n for stop in self._params.stop for n in range(1, len(stop)) if self.text.endswith(stop[:n])), default=0
-        )
-        return self.text[: len(self.text) - held]
+        return self.text[: len(self.text) - held_back(self.text, self._params.stop)]
 
     def _find_stop(self, new: int) -> str | None:
         start = max(0, len(self.text) - new - self._longest_stop)

@@ -18,7 +18,7 @@ from slime_core.config import Settings
 from slime_core.errors import ConfigError, TrainError
 from slime_core.models.config import load_model_config, read_hf_config
 from slime_core.models.family import decoder_shape
-from slime_core.models.hf_io import read_weights, weight_files
+from slime_core.models.hf_io import read_weights
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.sample_rows import left_out
@@ -122,7 +122,7 @@ class EmbeddedTrainer:
         per_token = (shape.num_layers + 1) * sum(shape.activations) * (2 if gpu else 4)
         hf = read_hf_config(args.hf_checkpoint)
         size = 4 if "float32" in (hf.get("dtype"), hf.get("torch_dtype")) else 2
-        elements = sum(path.stat().st_size for path in weight_files(args.hf_checkpoint)) / size
+        elements = sum(p.stat().st_size for p in Path(args.hf_checkpoint).glob("*.safetensors")) / size
         states = elements * (16 if args.lora_rank is None else 4)
         return max(1024, min(most, int((memory - states) / 2 / per_token) // 1024 * 1024))
 

@@ -14,6 +14,7 @@ from slime_core.config.origins import Entry
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
 from slime_engine_sglang.flag_list import ROUTER, SERVER
+from slime_engine_sglang.foreign import USED_BY
 
 _NODES = "slime places engines on nodes; set --rollout-num-gpus, --rollout-num-gpus-per-engine and --num-gpus-per-node"
 _DISAGGREGATION = "set --prefill-num-servers, or worker_type in a --sglang-config file"
@@ -83,12 +84,19 @@ ROUTER_OWNED: Mapping[str, str] = {
 
 
 def check_server_flags(args: Args, given: Mapping[str, Entry]) -> list[str]:
-    """Warnings for owned --sglang-* flags that repeat slime's value. Raises ConfigError for the others."""
+    """Warnings for owned --sglang-* flags that repeat slime's value. Raises ConfigError for the others.
+
+    With another engine none of them has an effect, which a warning says elsewhere.
+    """
+    if args.rollout_engine not in USED_BY:
+        return []
     return _check(SERVER, SERVER_OWNED, _server_values(args), given)
 
 
 def check_router_flags(args: Args, given: Mapping[str, Entry]) -> list[str]:
     """Warnings for owned --router-* flags that repeat slime's value. Raises ConfigError for the others."""
+    if args.rollout_engine not in USED_BY:
+        return []
     known = {"request_timeout_secs": args.sglang_router_request_timeout_secs}
     return _check(ROUTER, ROUTER_OWNED, known, given)
 

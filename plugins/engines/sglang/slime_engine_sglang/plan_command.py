@@ -45,8 +45,6 @@ def run(argv: list[str]) -> int:
     own, rest = parser.parse_known_args(argv[1:])
     if own.num_gpus is not None and own.num_gpus < 0:
         raise ConfigError(f"slime engines plan: --num-gpus {own.num_gpus} must not be negative")
-    if rest and not rest[0].startswith("-"):
-        rest = ["--config", *rest]
     from slime_core.plugins.presets import load_settings
 
     settings = load_settings(rest, command="show")

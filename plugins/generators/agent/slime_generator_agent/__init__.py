@@ -51,8 +51,8 @@ class Options(PluginOptions):
     """Memory of all processes in the sandbox."""
     processes: int = Field(64, gt=0)
     """Processes and threads in the sandbox."""
-    isolation: Literal["require", "best-effort"] = "require"
-    """Refuse to run where something of the sandbox cannot be had, or do without."""
+    isolation: Literal["require", "best-effort", "none"] = "require"
+    """As --sandbox-isolation: whether to refuse where something of the sandbox cannot be had, or do without."""
     sandbox_path: str | None = None
     """Another sandbox: a path to fn(args, sample, url) -> (sandbox, url inside)."""
     log_characters: int = Field(4000, ge=0)

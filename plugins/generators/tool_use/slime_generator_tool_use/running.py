@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slime_core.tools import Tool, json_text
-from slime_core.waits import loop_turn, waiting
+from slime_core.waits import Overdue, by_deadline, loop_turn, waiting
 
 if TYPE_CHECKING:
     from slime_core import Args
@@ -62,13 +62,11 @@ async def call_tool(
     given = {"args": args, "sample": sample}
     call = {**arguments, **{name: given[name] for name in tool.given}}
     started = time.monotonic()
-    clock = asyncio.timeout(deadline)
     try:
         with waiting(f"tool {tool.name}", deadline=deadline, then="the call is answered with an error"):
-            async with clock:
-                value = await _value(tool.function, call)
+            value = await by_deadline(_value(tool.function, call), deadline)
     except Exception as error:  # the tool's code: what it raises is for the model to read
-        overran = isinstance(error, TimeoutError) and clock.expired()
+        overran = isinstance(error, Overdue)
         text = f"{tool.name} did not answer within {deadline:g} s" if overran else f"{type(error).__name__}: {error}"
         result = ToolResult(error_text(text), True, time.monotonic() - started)
     else:

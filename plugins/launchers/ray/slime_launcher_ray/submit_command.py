@@ -87,8 +87,6 @@ def _checked(command: str, rest: list[str], *, check: bool) -> Settings:
     """The command's settings. Raises ConfigError and PluginError for what can be found wrong here."""
     from slime_core.plugins.presets import load_settings
 
-    if rest and not rest[0].startswith("-"):
-        rest = ["--config", *rest]
     settings = load_settings(rest, command=command)
     args = settings.args
     if args.ray_address:

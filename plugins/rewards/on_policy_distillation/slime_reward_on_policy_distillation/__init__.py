@@ -1,8 +1,7 @@
 """Teacher log-probs from an engine, elsewhere or of this run: the reward asks for them, and is itself 0.
 
 `--use-opd --opd-type sglang` reads `sample.teacher_log_probs`, which this sets from SGLang's `POST /generate` with
-`max_new_tokens` 0, `return_logprob` and `logprob_start_len` 0. The engine scores at temperature 1 whatever
-`--rollout-temperature` is, so the two agree only at 1.0.
+`max_new_tokens` 0, `return_logprob` and `logprob_start_len` 0, at `--rollout-temperature`, as the actor is scored.
 """
 
 from __future__ import annotations
@@ -65,7 +64,11 @@ class TeacherLogProbs:
     async def _ask(self, args: Args, tokens: Sequence[int]) -> Any:
         body = {
             "input_ids": list(tokens),
-            "sampling_params": {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False},
+            "sampling_params": {
+                "temperature": args.rollout_temperature,
+                "max_new_tokens": 0,
+                "skip_special_tokens": False,
+            },
             "return_logprob": True,
             "logprob_start_len": 0,
         }

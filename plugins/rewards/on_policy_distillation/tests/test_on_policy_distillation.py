@@ -17,7 +17,7 @@ def make_sample() -> Sample:
 
 
 def score(url: str, sample: Sample, **keywords: Any) -> float:
-    args = Args(rm_url=url)
+    args = Args(rm_url=url, rollout_temperature=0.7)
     return asyncio.run(plugin.TeacherLogProbs(args)(args, sample, **keywords))
 
 
@@ -28,11 +28,8 @@ def test_the_response_gets_the_teachers_log_probs(teacher: Any) -> None:
     ((path, body),) = teacher.requests
     assert path == "/generate"
     assert body["input_ids"] == sample.tokens
-    assert (body["return_logprob"], body["logprob_start_len"], body["sampling_params"]["max_new_tokens"]) == (
-        True,
-        0,
-        0,
-    )
+    assert (body["return_logprob"], body["logprob_start_len"]) == (True, 0)
+    assert body["sampling_params"] == {"temperature": 0.7, "max_new_tokens": 0, "skip_special_tokens": False}
 
 
 @pytest.mark.slow

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
+from slime_sandbox_local.inside import kernel
 from slime_sandbox_local.keeper import start_keeper
 from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.protocol import SandboxError
 
 logger = logging.getLogger(__name__)
 
-MODES = ("require", "best-effort")
+MODES = ("require", "best-effort", "none")
+_WALL = "wall before the files and processes of slime's user"
+"""Name of what is missing where programs may write the run's files and memory (`inside/main.py`)."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class Isolation:
 
     missing: dict[str, str]
     """What cannot be had -> why, as the kernel said."""
+
+    @property
+    def separate(self) -> bool:
+        """Whether programs cannot act as the user who runs slime."""
+        return _WALL not in self.missing
 
     @property
     def complete(self) -> bool:
@@ -57,19 +65,28 @@ def require_isolation(mode: str) -> Isolation:
     """Act on `--sandbox-isolation`.
 
     Raises:
-        SandboxError: `require`, and this machine cannot isolate everything: what is missing, and what to do.
+        SandboxError: `require`, and this machine cannot isolate everything; or `best-effort`, and programs could do all
+            that slime's user may: what is missing, and what to do.
     """
     here = isolation_here()
-    if check_isolation(mode) == "require" and not here.complete:
+    if check_isolation(mode) == "best-effort" and not here.separate:
+        raise SandboxError(
+            "programs would run as the user who runs slime and could write that user's files and slime's memory, since"
+            f" this machine has {here}. Run slime as root (programs then become another user), or on a kernel with"
+            " user namespaces or Landlock; or let programs do all that you may: --sandbox-isolation none"
+        )
+    if mode == "require" and not here.complete:
         raise SandboxError(
             f"this machine cannot isolate programs completely: {here}. Let processes make user namespaces (as root:"
             " `sysctl -w user.max_user_namespaces=15000`, on Ubuntu also `sysctl -w"
             " kernel.apparmor_restrict_unprivileged_userns=0`; in Docker: `--security-opt seccomp=unconfined"
             " --security-opt systempaths=unconfined`; Linux 5.14 or later), or do without:"
-            " --sandbox-isolation best-effort"
+            f" --sandbox-isolation {'best-effort' if here.separate else 'none (programs may do all that you may)'}"
         )
     if not here.complete:
-        _warn(str(here))
+        _warn(str(here), mode)
+    if not here.separate:
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # closes /proc/<pid>/mem, environ and fd of this process to programs
     return here
 
 
@@ -82,5 +99,5 @@ def check_settings(args: Args, *, training: bool) -> None:
 
 
 @functools.cache
-def _warn(missing: str) -> None:
-    logger.warning("sandboxes on this machine are not complete (--sandbox-isolation best-effort): %s", missing)
+def _warn(missing: str, mode: str) -> None:
+    logger.warning("sandboxes on this machine are not complete (--sandbox-isolation %s): %s", mode, missing)

@@ -39,7 +39,8 @@ class LocalSandbox:
     Args:
         limits: What programs may use.
         env: Variables of every command, on top of a few that programs need; nothing comes from this process.
-        isolation: `require`: refuse to start where something of the above cannot be had; `best-effort`: do without.
+        isolation: `require`: refuse to start where something of the above cannot be had; `best-effort`: do without, but
+            refuse where programs could act as slime's user; `none`: do without that, too.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class LocalSandbox:
 
     @property
     def missing(self) -> dict[str, str]:
-        """What this one does not isolate -> why; empty unless `isolation` is `best-effort`."""
+        """What this one does not isolate -> why; empty if `isolation` is `require`."""
         return self._entered().missing
 
     def _entered(self) -> Keeper:

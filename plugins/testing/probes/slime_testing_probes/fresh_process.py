@@ -13,7 +13,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
 from slime_core.plugins.messages import pack_args
 from slime_core.plugins.registry import Resolved
+from slime_core.plugins.resolve import absolute_spec
 from slime_core.procs.guarded import Guarded, signal_of
 from slime_core.types import Sample
 from slime_testing_probes.probes import ON_ROWS
 
 LOAD_DEADLINE = 300.0
 """Seconds that importing one component in a fresh process may take; from a cold network disk it takes minutes."""
+_MOST_SENT = 16 << 20
 CALL_DEADLINE = 2.0
 """Seconds one call may take before it counts as hanging."""
 _BOOT = "import sys; sys.path[:] = {path!r}; from slime_testing_probes.probes import main; main({descriptor})"
@@ -44,7 +46,7 @@ class FreshProcess:
             a for a in reversed(first.values()) if a.kind in ON_ROWS or not is_own(a.ref.distribution)
         ]
         self._skip: set[int] = set()
-        self._sample: Sample | None = None
+        self._rows: list[tuple[str, str | None, Sample]] = []
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # no name, so that a kill leaves nothing behind
         self._process, self._events = self._start()
 
@@ -56,19 +58,27 @@ class FreshProcess:
         os.close(theirs)
         return process, ours
 
-    def begin(self, sample: Sample | None) -> None:
-        """Send the order; `sample` is a row of the data, None where none could be read."""
-        self._sample = sample
+    def begin(self, rows: Sequence[tuple[str, str | None, Sample]]) -> None:
+        """Send the order, with as many rows as 16 MiB hold.
+
+        `rows`: (place, spec of the reward that scores it, sample) of the data; none where none can be read.
+        """
+        self._rows = list(rows)
+        sent, size = [], 0
+        for place, spec, sample in rows:
+            row = {"place": place, "spec": spec and absolute_spec(spec), "prompt": sample.prompt}
+            row |= {"label": sample.label, "metadata": sample.metadata}
+            size += len(json.dumps(row, default=str))
+            if size > _MOST_SENT:
+                break
+            sent.append(row)
         order = {
             "args": base64.b64encode(pack_args(self._run.args)).decode(),
             "components": [
                 {"kind": a.kind, "spec": a.spec, "origin": f"in a fresh process, {a.origin}"} for a in self._asked
             ],
             "skip": sorted(self._skip),
-            "prompt": sample.prompt if sample else "1+1=",
-            "label": sample.label if sample else "2",
-            "metadata": sample.metadata if sample else {},
-            "real": sample is not None,
+            "rows": sent,
         }
         try:
             self._process.stdin.write(json.dumps(order, default=str).encode() + b"\n")
@@ -77,7 +87,7 @@ class FreshProcess:
             pass  # it has died; the events say so
 
     def findings(self) -> Iterator[Finding]:
-        """What became of each component; OK lines for those without trouble are summed up in one."""
+        """Yield what became of each component; OK lines for those without trouble are summed up in one."""
         bad: set[int] = set()
         while True:
             number, event = -1, "start"
@@ -98,7 +108,7 @@ class FreshProcess:
                 return
             self._skip |= {number, *bad}
             self._process, self._events = self._start()
-            self.begin(self._sample)
+            self.begin(self._rows)
         fine = [a.spec for i, a in enumerate(self._asked) if i not in bad]
         yield Finding("components", Level.OK, f"{len(fine)} work in a fresh process: {', '.join(fine)}")
 

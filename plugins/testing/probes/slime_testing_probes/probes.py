@@ -4,7 +4,8 @@
 Nothing that a component does here (crash, hang, print) reaches the run. A component that raises on a row of the data is
 an error, as one that answers the wrong type is. A warning it is where there is no row, so that the sample is made up,
 or where a run may answer better: a service that is not there, a stand-in that lacks what is asked of it, a score that
-is NaN.
+is NaN. Functions that read rewards get what the run's own reward returned; where it could not be called, the rewards
+are made up and what such a function raises is not reported.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import asyncio
 import base64
 import contextlib
 import copy
+import functools
 import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_core.errors import EngineError, SlimeError
+from slime_core.errors import EngineError, PluginError, RolloutError, SlimeError
 from slime_core.plugins.adapters import PluginNotFiniteError
 from slime_core.plugins.messages import unpack_args
 from slime_core.plugins.registry import Resolved
@@ -33,12 +36,38 @@ class WrongAnswer(Exception):
     """The component answered something it may not."""
 
 
-class Bench:
-    """Small samples to call components with."""
+_MADE_UP = {"place": "", "spec": None, "prompt": "1+1=", "label": "2", "metadata": {}}
+"""The row of a bench without data."""
+_ROWS_S = 1.0
+"""Seconds in which rows after the first are scored."""
 
-    def __init__(self, args: Args, prompt: Any, label: Any, metadata: dict[str, Any]) -> None:
-        self.args = args
-        self._prompt, self._label, self._metadata = prompt, label, metadata
+
+class Bench:
+    """Small samples to call components with, of the first row of `rows`."""
+
+    def __init__(
+        self, args: Args, rows: Sequence[Mapping[str, Any]] = (), called: Callable[[], None] = lambda: None
+    ) -> None:
+        """`called` is to be called before each call after the first, whose deadline begins then."""
+        self.args, self.rows, self.called = args, rows, called
+        self.row = rows[0] if rows else _MADE_UP
+        self.scored: Group = []
+        """Samples with the reward that the run gives them; empty while it is unknown."""
+
+    @property
+    def _label(self) -> Any:
+        return self.row["label"]
+
+    @property
+    def _prompt(self) -> Any:
+        return self.row["prompt"]
+
+    @property
+    def reward_spec(self) -> str | None:
+        """The reward that scores this row in the run."""
+        metadata = self.row["metadata"]
+        own = metadata.get("custom_rm_path") or metadata.get("rm_type")
+        return own or self.args.custom_rm_path or self.args.rm_type
 
     def prompt(self) -> Sample:
         """A sample before generation, one token per character."""
@@ -46,27 +75,38 @@ class Bench:
 
         text = self._prompt if isinstance(self._prompt, str) else json.dumps(self._prompt)
         sample = Sample(prompt=copy.deepcopy(self._prompt), label=self._label, tokens=CharTokenizer().encode(text))
-        sample.metadata = copy.deepcopy(self._metadata)
+        sample.metadata = copy.deepcopy(self.row["metadata"])
         sample.group_index = sample.index = 0
         sample.session_id = "preflight"
         return sample
 
     def answered(self) -> Sample:
         """The sample with its label for an answer."""
-        sample, text = self.prompt(), str(self._label) if self._label not in (None, "") else "42"
+        return self.answering(str(self._label) if self._label not in (None, "") else "42")
+
+    def answering(self, text: str) -> Sample:
+        """The sample with an answer."""
+        sample = self.prompt()
         tokens = [ord(c) for c in text]
         sample.append_response_tokens(None, tokens, [-0.5] * len(tokens), text=text)
         sample.status = SampleStatus.COMPLETED
         return sample
 
-    def group(self, *, scored: bool = True) -> Group:
-        """As many answers to one prompt as a run has, at most four, with rewards 0 and 1 in turn."""
-        size = min(self.args.n_samples_per_prompt, 4)
-        samples = [self.answered() for _ in range(size)]
+    def group(self) -> Group:
+        """As many answers to one prompt as a run has, at most four. Rewards that are numbers are 0 and 1 in turn.
+
+        A mapping keeps the entries that the run's reward returned.
+        """
+        size, key = min(self.args.n_samples_per_prompt, 4), self.args.reward_key
+        known = self.scored or [self.answered()]
+        samples = [copy.deepcopy(known[i % len(known)]) for i in range(size)]
         for i, sample in enumerate(samples):
-            key = self.args.reward_key
-            value = float(i % 2)
-            sample.index, sample.reward = i, ({key: value} if key else value) if scored else None
+            sample.index = i
+            if key:
+                told = sample.reward if isinstance(sample.reward, Mapping) else {}
+                sample.reward = {**told, key: float(i % 2)}
+            elif not isinstance(sample.reward, Mapping):
+                sample.reward = float(i % 2)
         return samples
 
 
@@ -77,9 +117,61 @@ def _reward(bench: Bench, resolved: Resolved) -> None:
     if inspect.isclass(resolved.obj) and asks_by_name(resolved.obj):
         return  # a model, which is built once, where it scores
     caller = RewardCaller(resolved, bench.args, inline=True, group=bool(bench.args.group_rm))
-    samples = bench.group(scored=False) if caller.scores_groups else [bench.answered()]
+    # A term of a sum has the rows of the sum, which its origin names.
+    own = [r for r in bench.rows if r["spec"] == resolved.spec or resolved.origin.endswith(f" {r['spec']!r}")]
+    bench.row = own[0] if own else bench.row
+
+    def score(*samples: Sample) -> list[Any]:
+        return asyncio.run(caller.score(samples))
+
+    size = min(bench.args.n_samples_per_prompt, 4) if caller.scores_groups else 1
+    samples = [bench.answered() for _ in range(size)]
+    for i, sample in enumerate(samples):
+        sample.index = i
     with contextlib.suppress(EngineError):  # it asks a model of an engine that does not run yet
-        asyncio.run(caller.score(samples))
+        for sample, reward in zip(samples, score(*samples)):
+            sample.reward = dict(reward) if isinstance(reward, Mapping) else reward
+        if resolved.spec == bench.reward_spec:
+            bench.scored = samples
+        if caller.scores_groups:
+            return
+        until = time.monotonic() + _ROWS_S
+        for bench.row in own[1:]:
+            if time.monotonic() > until:
+                break
+            bench.called()
+            score(bench.answered())
+        if own and all(row["label"] is None for row in own):
+            bench.called()
+            _check_unlabelled(bench, score)
+
+
+_ANSWERS = ("", "42", r"\boxed{42}", "Answer: 42", "The answer is (B).", "```python\nprint(42)\n```")
+"""In the forms that rewards read."""
+
+
+def _check_unlabelled(bench: Bench, score: Callable[..., list[Any]]) -> None:
+    """Raise WrongAnswer for a reward that pays every answer alike, but with a label would not."""
+
+    def paid(label: Any) -> list[Any]:
+        samples = [bench.answering(text) for text in _ANSWERS]
+        for sample in samples:
+            sample.label = label
+        return score(*samples)
+
+    without = paid(None)
+    if any(reward != without[0] for reward in without):
+        return
+    for label in ("42", "B"):
+        try:
+            depends = paid(label) != without
+        except ValueError:  # it reads labels, and not these
+            depends = True
+        if depends:
+            raise WrongAnswer(
+                f"pays {without[0]} for every answer, since it compares with the label, and none of the"
+                f" {len(bench.rows)} rows read has one; name the column: --label-key NAME"
+            )
 
 
 def _generator(bench: Bench, resolved: Resolved) -> None:
@@ -101,6 +193,9 @@ def _generator(bench: Bench, resolved: Resolved) -> None:
             raise WrongAnswer(f"returned a sample out of order: {error}") from error
         if sample.status == SampleStatus.PENDING:
             raise WrongAnswer("returned a sample whose status is still PENDING")
+    samples = result if isinstance(result, list) else [result]
+    if all(sample.reward is not None for sample in samples):  # then no reward function is called
+        bench.scored = samples
 
 
 def _filter(bench: Bench, resolved: Resolved) -> None:
@@ -111,16 +206,26 @@ def _filter(bench: Bench, resolved: Resolved) -> None:
 
 
 def _buffer(bench: Bench, resolved: Resolved) -> None:
-    from slime_core.plugins.signatures import construct
+    """Add, observe and take two groups through the wrapper that the run has around every form of buffer."""
+    from slime_core.data.buffer import SampleBuffer, resolve_buffer
 
+    buffer = SampleBuffer(bench.args, bench.args.n_samples_per_prompt, resolve_buffer(bench.args))
     waiting = [bench.group(), bench.group()]
-    if inspect.isclass(resolved.obj):
-        buffer = construct(resolved.obj, bench.args)
+    for i, group in enumerate(waiting):
+        for sample in group:
+            sample.group_index = i
+    try:
+        buffer.take(1)
+        buffer.observe(waiting, True)
+        buffer.take(1)
         buffer.add(waiting)
-        answer = buffer.take(1)
-    else:
-        answer = resolved.obj(bench.args, None, waiting, 1)
-    _expect(isinstance(answer, list) and len(answer) <= 1, answer, "a list of at most as many groups as asked for")
+        buffer.take(1)
+    except RolloutError as error:
+        raise WrongAnswer(str(error)) from error
+    except PluginError as error:
+        if isinstance(error.__cause__, Exception) and _may_work(error.__cause__):
+            raise error.__cause__ from None
+        raise
 
 
 def _post_process(bench: Bench, resolved: Resolved) -> None:
@@ -206,6 +311,12 @@ PROBES: Mapping[str, Callable[[Bench, Resolved], None]] = {
 what exists in a run alone."""
 ON_ROWS = PROBES.keys() - {"estimators", "advantages"}
 """Kinds that are called with a row of the data; estimators get made-up numbers."""
+_READ_REWARDS = (
+    "filters", "buffers", "reward_post_processes", "sample_converters", "slime_filter_samples",
+)  # fmt: skip
+"""Kinds that get scored samples."""
+_GIVE_REWARDS = ("rewards", "generators")
+"""Kinds that are called first."""
 
 
 def _may_work(error: Exception) -> bool:
@@ -234,21 +345,30 @@ def main(descriptor: int) -> None:
                 loaded.append((number, item["kind"], resolve(item["kind"], item["spec"], origin=item["origin"])))
             except SlimeError as error:
                 tell(event="broken", number=number, message=str(error))
-        bench = Bench(args, order["prompt"], order["label"], order["metadata"])
-        for number, kind, resolved in loaded:
+        scored: Group = []
+        for number, kind, resolved in sorted(loaded, key=lambda item: item[1] not in _GIVE_REWARDS):
             probe = PROBES.get(kind)
             if probe is None or number in order["skip"]:
                 continue
-            tell(event="call", number=number)
+            bench = Bench(args, order["rows"], functools.partial(tell, event="call", number=number))
+            bench.scored = scored
+            bench.called()
             try:
                 probe(bench, resolved)
+                scored = bench.scored
             except PluginNotFiniteError as error:
                 tell(event="raised", number=number, message=str(error))
-            except (WrongAnswer, SlimeError) as error:
+            except WrongAnswer as error:
                 tell(event="wrong", number=number, message=str(error))
             except Exception as error:
-                event = "failed" if order["real"] and not _may_work(error) else "raised"
-                tell(event=event, number=number, message=f"{type(error).__name__}: {error}")
+                if kind in _READ_REWARDS and not scored:
+                    continue
+                if isinstance(error, SlimeError):
+                    tell(event="wrong", number=number, message=str(error))
+                    continue
+                event = "failed" if order["rows"] and not _may_work(error) else "raised"
+                place = f"{bench.row['place']}: " if bench.row["place"] else ""
+                tell(event=event, number=number, message=f"{place}{type(error).__name__}: {error}")
         tell(event="done")
         out.flush()
         os._exit(0)  # without exit handlers and threads of user code, which may hang

@@ -38,8 +38,7 @@ class Mistral(ToolParserBase):
             start = named.end() if named else len(rest) - len(rest.lstrip())
             stop = json_end(rest, start)
             if stop == start:  # not JSON, or cut short
-                markers = (match.start() for match in re.finditer(re.escape(_MARKER), rest))
-                stop = next((place for place in markers if not self.cut_in_argument(rest[:place])), len(rest))
+                stop = found if (found := rest.find(_MARKER)) >= 0 else len(rest)
             body = rest[:stop].strip()
             if named:
                 attempts.append(named_call(named["name"], rest[start:stop], body, named["id"] or ""))

@@ -57,8 +57,7 @@ class ToolParserBase:
         No reasoning tag that follows closes anything. A marker alone is no call: reasoning may speak of it.
         """
         attempts = self.read(text, tools)[1]
-        cut = attempts and isinstance(attempts[-1], IllFormedCall) and self.cut_in_argument(attempts[-1].text)
-        return bool(cut) or any(isinstance(attempt, ToolCall) for attempt in attempts)
+        return any(isinstance(attempt, ToolCall) or self.cut_in_argument(attempt.text) for attempt in attempts)
 
     def cut_in_argument(self, body: str) -> bool:
         """Return True if the body of a call ends inside an argument: here, inside a string of its JSON."""

@@ -138,11 +138,11 @@ class TaggedValues(MarkedParser):
                 following = tag.start()
                 break
         tags = [tag.start() for tag in re.compile(re.escape(self.parameter_end)).finditer(text, start, limit)]
-        closing = next((tag for tag in tags if self._call_goes_on(text, tag + len(self.parameter_end))), None)
-        if closing is None or closing > following:
-            closing = next((tag for tag in tags if tag < following), None)
-        if closing is not None:
-            return closing, closing + len(self.parameter_end)
+        found = next((tag for tag in tags if self._call_goes_on(text, tag + len(self.parameter_end))), None)
+        if found is None or found > following:
+            found = next((tag for tag in tags if tag < following), None)
+        if found is not None:
+            return found, found + len(self.parameter_end)
         stop = min([following, *self._places(text, start, limit, self.function_end, self.end)])
         return (None, len(text)) if stop == len(text) else (stop, stop)
 

@@ -183,6 +183,8 @@ TURNS = [
      [("f", {"a": "ends </tool_call> here"})], ""),
     (Hermes, '<tool_call>{"name": "g"}\n<tool_call>{"name": "f", "arguments": {}}</tool_call></think>',
      [("g", {}), ("f", {})], "</think>"),
+    (Hermes, '<tool_call>{"name": "f", "arguments": {"a": "</tool_call><tool_call>\\"</think>"}}</tool_call>',
+     [("f", {"a": '</tool_call><tool_call>"</think>'})], ""),
     (Hermes, 'May I use <tool_call> here?</think>\n<tool_call>{"name": "g"}</tool_call>', [("g", {})], ""),
     (Mistral, '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "[TOOL_CALLS]"}, "id": "abcdefghi"}]</s>',
      [("f", {"a": "[TOOL_CALLS]"})], ""),

@@ -88,6 +88,15 @@ def test_the_size_of_an_engine_may_be_said_in_sglangs_way(argv: str, gpus: int, 
     assert not [w for w in settings.warnings if "tp-size" in w]
 
 
+def test_with_another_engine_they_have_no_effect() -> None:
+    argv = "--sglang-tp-size 2 --sglang-port 1 --router-host h --rollout-engine embedded --train-backend embedded"
+    settings = load_settings(argv.split(), command="show", env={})
+    assert settings.args.rollout_num_gpus_per_engine == 1
+    (warning,) = [w for w in settings.warnings if "sglang" in w]
+    assert warning.startswith("without effect with --train-backend embedded and --rollout-engine embedded: ")
+    assert "--sglang-tp-size 2 (flag), --sglang-port 1 (flag)" in warning
+
+
 def test_another_value_than_slimes_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load("--sglang-tp-size", "4", "--rollout-num-gpus-per-engine", "2", "--sglang-port", "1")

@@ -8,15 +8,18 @@ content; where a parser decides otherwise in the end, the content that was shown
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from slime_command_serve.front.wanted import Message
+from slime_core.text import held_back
 from slime_core.tools import ParsedTurn, ToolCall, ToolParser, split_reasoning
 from slime_core.types import GenerationOutput
 
+_INCOMPLETE = "\ufffd"
 _OPENINGS = "<[{"
 """Characters that tool calls begin with, in the formats of all parsers."""
 _LONGEST_MARKER = 96
@@ -91,6 +94,8 @@ class TurnReader:
         """`parser`: None where the model's calls are not to be read; tools are then refused."""
         self.tokenizer = tokenizer
         self.parser = parser
+        self._spellings: dict[int, tuple[str, list[int]]] = {}
+        """Token -> its text, and its bytes."""
 
     def text(self, output: GenerationOutput, skipped_specials: bool, stops: Sequence[str]) -> tuple[str, str | None]:
         """(the turn's text with special tokens but without what ended it, the stop string that did)."""
@@ -124,8 +129,35 @@ class TurnReader:
         ]
 
     def _log_prob(self, token: int, value: float) -> dict[str, Any]:
-        text = self.tokenizer.decode([token], skip_special_tokens=False)
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        if token not in self._spellings:
+            text = self.tokenizer.decode([token], skip_special_tokens=False)
+            self._spellings[token] = text, list(token_bytes(self.tokenizer, token, text))
+        text, spelled = self._spellings[token]
+        return {"token": text, "logprob": value, "bytes": spelled}
+
+
+def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
+    """The bytes of a token whose text is `text`, which for a part of a character is U+FFFD.
+
+    Byte-level vocabularies spell each byte as a character (GPT-2), others have tokens like `<0xE2>` (SentencePiece).
+    """
+    if _INCOMPLETE not in text:
+        return text.encode()
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if fallback := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
+        return bytes.fromhex(fallback[1])
+    known = [_BYTES.get(character) for character in piece]
+    return text.encode() if None in known else bytes(byte for byte in known if byte is not None)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte, as GPT-2 spells them: printable ones as themselves, the others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
 
 
 def calls_of(parsed: ParsedTurn) -> list[dict[str, Any]]:
@@ -157,7 +189,7 @@ class LiveText:
 
     def grow(self, text: str) -> tuple[str, str]:
         """New pieces of (reasoning, content), given the whole text so far."""
-        text = self._before_stops(text).rstrip("\ufffd")
+        text = self._before_stops(text).rstrip(_INCOMPLETE)
         parsed = self.reader.parse(text, self.tools, self.opened)
         if parsed.attempts:
             return "", ""
@@ -194,11 +226,7 @@ class LiveText:
             at = text.find(stop)
             if at >= 0:
                 text = text[:at]
-            for length in range(min(len(stop) - 1, len(text)), 0, -1):
-                if text.endswith(stop[:length]):
-                    text = text[:-length]
-                    break
-        return text
+        return text[: len(text) - held_back(text, self.stops)]
 
 
 def _before_openings(text: str, shown: int, openings: str) -> str:

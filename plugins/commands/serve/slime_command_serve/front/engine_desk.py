@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -25,7 +25,7 @@ from slime_command_serve.front.wanted import Conversations, Wanted
 from slime_command_serve.http.errors import BadRequest, Refused, shown
 from slime_command_serve.http.limits import check_text
 from slime_command_serve.http.threads import DeadlineThreads
-from slime_core.data.tokenizer import encode_rendered
+from slime_core.data.tokenizer import encode_rendered, encode_text
 from slime_core.data.tools import tool_parser
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
@@ -34,6 +34,8 @@ from slime_core.types import GenerationOutput
 if TYPE_CHECKING:
     from slime_embedded.engine.engine import EmbeddedEngine
 
+_AT_ONCE = 1024
+"""Tokens, and alternatives of tokens, of an answer that is read in the event loop."""
 _RESPONSES = 1024
 """Responses that `previous_response_id` may name: the newest."""
 
@@ -109,7 +111,7 @@ class EngineDesk:
             prompts = wanted.prompts
             return await self.threads.call(
                 "tokenising the prompt",
-                lambda: [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
+                lambda: [encode_text(tokenizer, p) if isinstance(p, str) else p for p in prompts],
             )
         self.conversations.resolve(wanted)
         check_conversation(wanted, context)
@@ -142,7 +144,9 @@ class EngineDesk:
                         told += len(log_probs)
                         yield Piece(reasoning, content, log_probs)
         assert output is not None, "the engine ended without an answer"
-        asked.answer = self._answer(asked, output, opened, plain, told)
+        made = partial(self._answer, asked, output, opened, plain, told)
+        long = len(output.token_ids) * (1 + (wanted.top_logprobs or 0)) > _AT_ONCE
+        asked.answer = await self.threads.call("reading the answer", made) if long else made()
         if wanted.stream:
             last = live.finish(asked.answer.content, asked.answer.reasoning)
             log_probs = asked.answer.log_probs[told:] if last[1] else []

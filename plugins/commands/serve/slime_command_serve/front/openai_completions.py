@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -12,7 +13,7 @@ from slime_command_serve.front.answer import Answer, Piece
 from slime_command_serve.front.openai_chat import error, usage
 from slime_command_serve.front.sampling import SamplingBody
 from slime_command_serve.front.wanted import Wanted
-from slime_command_serve.http.bodies import NOTHING
+from slime_command_serve.http.bodies import MOST_IDS, NOTHING
 from slime_command_serve.http.streams import DONE, event
 
 __all__ = ["Body", "Stream", "error", "reply", "wanted"]
@@ -39,6 +40,8 @@ class Body(SamplingBody):
     max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
 
+    most_values = 2 * MOST_IDS
+    most_entries = {"prompt": MOST_IDS}
     only = {**SamplingBody.only, **dict.fromkeys(("echo", "suffix"), NOTHING), "best_of": (1,)}
 
 
@@ -52,7 +55,8 @@ def wanted(body: Body) -> Wanted:
 def reply(wanted: Wanted, ident: str, answers: list[Answer]) -> dict[str, Any]:
     """The whole answer."""
     choices = [
-        _choice(wanted, index, answer.content, answer.log_probs, answer.finish) for index, answer in enumerate(answers)
+        _choice(wanted, index, answer.content, answer.log_probs, answer.finish, _Offsets())
+        for index, answer in enumerate(answers)
     ]
     return {**_envelope(wanted, ident), "choices": choices, "usage": usage(answers)}
 
@@ -62,6 +66,7 @@ class Stream:
 
     def __init__(self, wanted: Wanted, ident: str, prompt_tokens: int) -> None:
         self.wanted, self.ident = wanted, ident
+        self._offsets: dict[int, _Offsets] = {}
 
     def begin(self, choice: int) -> Iterator[bytes]:
         """Nothing."""
@@ -70,12 +75,12 @@ class Stream:
     def piece(self, choice: int, piece: Piece) -> Iterator[bytes]:
         """New text."""
         if piece.content:
-            yield self._chunk(_choice(self.wanted, choice, piece.content, piece.log_probs, None))
+            yield self._chunk(_choice(self.wanted, choice, piece.content, piece.log_probs, None, self._of(choice)))
 
     def end(self, choice: int, answer: Answer) -> Iterator[bytes]:
         """Why it ended."""
         left = answer.log_probs[answer.known_log_probs :]
-        yield self._chunk(_choice(self.wanted, choice, "", left, answer.finish))
+        yield self._chunk(_choice(self.wanted, choice, "", left, answer.finish, self._of(choice)))
 
     def close(self, answers: list[Answer]) -> Iterator[bytes]:
         """Usage where it is wanted, and the end."""
@@ -87,27 +92,47 @@ class Stream:
         """An error after the status was sent."""
         yield event(error(status, message))
 
+    def _of(self, choice: int) -> _Offsets:
+        return self._offsets.setdefault(choice, _Offsets())
+
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return event({**_envelope(self.wanted, self.ident), "choices": [choice]})
 
 
 def _choice(
-    wanted: Wanted, index: int, text: str, log_probs: list[dict[str, Any]], finish: str | None
+    wanted: Wanted, index: int, text: str, log_probs: list[dict[str, Any]], finish: str | None, offsets: _Offsets
 ) -> dict[str, Any]:
     told = None
     if wanted.top_logprobs is not None:
-        tokens, offsets, at = [entry["token"] for entry in log_probs], [], 0
-        for token in tokens:
-            offsets.append(at)
-            at += len(token)
-        tops = [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in log_probs]
+        tops = [{_name(top): top["logprob"] for top in entry["top_logprobs"]} for entry in log_probs]
         told = {
-            "tokens": tokens,
+            "tokens": [_name(entry) for entry in log_probs],
             "token_logprobs": [entry["logprob"] for entry in log_probs],
             "top_logprobs": tops if wanted.top_logprobs else None,
-            "text_offset": offsets,
+            "text_offset": [offsets.next(entry) for entry in log_probs],
         }
     return {"index": index, "text": text, "logprobs": told, "finish_reason": finish}
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    """A token's text; of a part of a character its bytes, as OpenAI spells them."""
+    spelled = bytes(entry["bytes"])
+    text = str(entry["token"])
+    return text if spelled == text.encode() else "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+class _Offsets:
+    """Offsets of tokens in an answer's text."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def next(self, entry: Mapping[str, Any]) -> int:
+        """Return the offset of the next token."""
+        at = self._at
+        self._at += len(self._characters.decode(bytes(entry["bytes"])))
+        return at
 
 
 def _envelope(wanted: Wanted, ident: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 import slime_core
+from slime_command_serve.http.connections import Connection
 from slime_command_serve.http.errors import ClientGone, Refused, explain, sglang_shape, shape_of
 from slime_command_serve.http.guard import Access, Guard
 from slime_command_serve.http.streams import json_response
@@ -101,7 +102,7 @@ async def listen(app: FastAPI, sock: socket.socket) -> tuple[str, int, Callable[
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     config = uvicorn.Config(
-        app, http="h11",  # of the two, the one that bounds headers: httptools took 4 MB of them
+        app, http=Connection,  # by h11, which bounds headers: httptools took 4 MB of them
         log_level="warning", access_log=False, lifespan="off", backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S, limit_concurrency=max(min(_CONNECTIONS, files - _FILES_LEFT), 16),
     )  # fmt: skip

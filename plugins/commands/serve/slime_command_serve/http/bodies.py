@@ -1,16 +1,20 @@
 """Bodies of requests as pydantic models that neither ignore a wish nor refuse a field that wishes nothing.
 
 A route declares a `Body`; FastAPI reads it through `JsonRoute` and describes it in `/openapi.json`. Null is the same as
-absent. A field that is declared is used. One in `no_effect` changes no answer, whatever its value; one in `only` is
-taken at the values listed, which ask for nothing, and refused at others. All else is unknown: a misspelt field must not
-be ignored.
+absent. Values are counted in the bytes of a body, before anything is made of them, and entries of a field before they
+are looked at. A field that is declared is used. One in `no_effect` changes no answer, whatever its value; one in `only`
+is taken at the values listed, which ask for nothing, and refused at others. All else is unknown: a misspelt field must
+not be ignored.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Annotated, Any, ClassVar
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, get_args
 
+import numpy as np
 import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,8 +27,14 @@ from slime_command_serve.http.errors import shown, unknown
 
 _DEEPEST = 64
 """Objects and lists within each other; schemas of tools are the deepest that one meets."""
+_MOST_CONTAINERS = 1 << 13
+"""Objects and lists of a body: messages, their parts, schemas of tools, prompts of a batch."""
+_MOST_ENTRIES = 1 << 14
+"""Entries of a field."""
+MOST_IDS = 1 << 19
+"""Token ids of a request."""
 NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
-"""What asks for nothing, for `only`."""
+"""Values that ask for nothing, for `only`."""
 
 
 def _strings(value: Any) -> Any:
@@ -45,6 +55,10 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
     no_effect: ClassVar[frozenset[str]] = frozenset()
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    most_values: ClassVar[int] = 1 << 17
+    """Values of the whole body."""
+    most_entries: ClassVar[Mapping[str, int]] = {}
+    """Limits of fields that have another one than `_MOST_ENTRIES`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -60,6 +74,9 @@ class Body(BaseModel):
                     allowed = " or ".join(repr(other) for other in cls.only[key])
                     raise ValueError(f"{key} is {shown(value)}, which is not offered; allowed: {allowed}")
             elif key in cls.model_fields:
+                most = cls.most_entries.get(key, _MOST_ENTRIES)
+                if isinstance(value, list | dict) and len(value) > most:
+                    raise ValueError(f"{key} has {len(value)} entries; allowed: {most}")
                 kept[key] = value
             else:
                 raise ValueError(unknown(key, cls.model_fields))
@@ -88,10 +105,11 @@ class JsonRoute(APIRoute):
         (body,), of_request = self.dependant.body_params, self.dependant.request_param_name
         kind: Any = body.field_info.annotation
         adapter = TypeAdapter(kind)
+        most = max(model.most_values for model in _models(kind))
 
         async def asked(request: Request) -> Response:
             sent = await request.body()
-            given = _json(sent) if sent else None
+            given = await _json(sent, most) if sent else None
             try:
                 values = {body.name: adapter.validate_python(given)}
             except ValidationError as error:
@@ -112,8 +130,21 @@ class JsonRoute(APIRoute):
         await response(scope, receive, send)
 
 
-def _json(body: bytes) -> Any:
-    """The body; deeper than `_DEEPEST`, or no JSON, is status 400."""
+def _models(kind: Any) -> list[type[Body]]:
+    """The models of an annotation: a `Body`, or one or None."""
+    return [model for model in (kind, *get_args(kind)) if isinstance(model, type) and issubclass(model, Body)]
+
+
+async def _json(body: bytes, most_values: int) -> Any:
+    """The body; with more values than allowed, deeper than `_DEEPEST`, or no JSON, it is status 400."""
+    containers = others = 0
+    if len(body) > _MOST_CONTAINERS:
+        async with _counting():
+            containers, others = await asyncio.to_thread(_counted, body, most_values)
+    if containers > _MOST_CONTAINERS:
+        raise HTTPException(400, f"the body has {containers} lists and objects; allowed: {_MOST_CONTAINERS}")
+    if containers + others > most_values:
+        raise HTTPException(400, f"the body has {containers + others} values; allowed: {most_values}")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -121,7 +152,36 @@ def _json(body: bytes) -> Any:
     level: list[Any] = [[value]]
     for _ in range(_DEEPEST + 1):
         inside = [item.values() if isinstance(item, dict) else item for item in level]
-        level = [child for children in inside for child in children if isinstance(child, dict | list)]
+        holding = [children for children in inside if not {dict, list}.isdisjoint(map(type, children))]
+        level = [child for children in holding for child in children if isinstance(child, dict | list)]
         if not level:
             return value
     raise HTTPException(400, f"the body has lists or objects more than {_DEEPEST} deep")
+
+
+_MARKS = ((b"{", b"["), (b",",))
+"""Bytes that begin a list or an object; bytes between two values."""
+
+
+@lru_cache(maxsize=1)
+def _lock_of(loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
+    return asyncio.Lock()
+
+
+def _counting() -> asyncio.Lock:
+    """Return the lock under which large bodies are counted, one after the other."""
+    return _lock_of(asyncio.get_running_loop())
+
+
+def _counted(body: bytes, most_values: int) -> tuple[int, int]:
+    """Count `_MARKS` in the bytes; if those are too many, count the ones outside of strings."""
+    containers, others = (sum(map(body.count, marks)) for marks in _MARKS)
+    if containers <= _MOST_CONTAINERS and containers + others <= most_values:
+        return containers, others
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    read = np.frombuffer(plain, dtype=np.uint8)
+    outside = np.bitwise_xor.accumulate(read == ord('"')) ^ True
+    containers, others = (
+        sum(int(np.count_nonzero((read == ord(mark)) & outside)) for mark in marks) for marks in _MARKS
+    )
+    return containers, others

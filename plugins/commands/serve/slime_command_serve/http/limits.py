@@ -5,7 +5,9 @@ from __future__ import annotations
 from slime_command_serve.http.errors import BadRequest
 
 MOST_ANSWERS = 1024
-"""Of one request: prompts times `n`."""
+"""Answers of one request: prompts times `n`."""
+MOST_AT_ONCE = 64
+"""Answers of one request that the engine makes at a time: others' requests come between those that wait."""
 CHARACTERS_PER_TOKEN = 8
 """Characters that a prompt may have per token of the context: text has about four per token, code and white space up to
 eight; what has more would not fit once it is tokenised."""

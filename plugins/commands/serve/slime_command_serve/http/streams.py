@@ -1,7 +1,7 @@
 """Answers as they come: server-sent events, several engine calls behind one request, clients that go away.
 
-Whoever goes away, or fails, ends all calls of the request; and what is wrong with a request is raised before the status
-of its stream is sent.
+A client that goes away, or a call that fails, ends all calls of the request. An invalid request raises before the
+status of its stream is sent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from slime_command_serve.http.errors import ClientGone
+from slime_command_serve.http.limits import MOST_AT_ONCE
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -70,23 +71,31 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 
 async def gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
-    """The answers of all calls, in order. Raises what the first call that failed raised."""
+    """The answers of all calls, in order, `MOST_AT_ONCE` at a time. Raises what the first call that failed raised."""
+    places = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def placed(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        async with places:
+            return await call()
+
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call()) for call in calls]
+            tasks = [group.create_task(placed(call)) for call in calls]
     except BaseExceptionGroup as error:
         raise error.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
 async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(number of the stream, item) until all streams have ended; raises what one of them raises."""
+    """(number of the stream, item) until all streams have ended, `MOST_AT_ONCE` at a time; raises what one raises."""
+    places = asyncio.Semaphore(MOST_AT_ONCE)
     queue: asyncio.Queue[tuple[int, T | None, BaseException | None]] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncIterator[T]) -> None:
         try:
-            async for item in stream:
-                queue.put_nowait((index, item, None))
+            async with places:
+                async for item in stream:
+                    queue.put_nowait((index, item, None))
             queue.put_nowait((index, None, None))
         except Exception as error:
             queue.put_nowait((index, None, error))

@@ -152,6 +152,9 @@ def _confinement(
         root=outer_user == 0, separate=separate, alone=alone, own_files=own_files,
     )  # fmt: skip
     if not own_files:
-        missing |= landlock.lacks(same_user=user is None or (separate and not alone))
+        same_user = user is None or (separate and not alone)
+        missing |= landlock.lacks(same_user=same_user)
+        if same_user and "landlock" in missing:
+            missing["wall before the files and processes of slime's user"] = "programs are that user"
     counted = counted_before(user, separate=separate, alone=alone)
     return Confinement(limits, program, tuple(settings["readable"]), "" if own_files else work, user, counted)

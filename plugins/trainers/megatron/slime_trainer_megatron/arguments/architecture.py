@@ -111,12 +111,16 @@ def check_architecture(args: Args, hf: Mapping[str, Any], architecture: Architec
     Raises:
         ConfigError: Flags contradict config.json; one message with every mismatch and both values.
     """
-    mismatches = [*_of_fields(given_fields(args), hf, architecture), *_of_names(args, architecture)]
-    if mismatches:
-        lines = "\n".join(f"  {line}" for line in mismatches)
+    if found := mismatches(args, hf, architecture):
+        lines = "\n".join(f"  {line}" for line in found)
         raise ConfigError(
             f"flags contradict the model's config.json, which is what is trained; remove or correct them:\n{lines}"
         )
+
+
+def mismatches(args: Args, hf: Mapping[str, Any], architecture: Architecture) -> list[str]:
+    """Return every flag that config.json contradicts, with both values. Arguments of `check_architecture`."""
+    return [*_of_fields(given_fields(args), hf, architecture), *_of_names(args, architecture)]
 
 
 def _of_fields(given: Mapping[str, Any], hf: Mapping[str, Any], architecture: Architecture) -> Iterator[str]:

@@ -151,7 +151,8 @@ def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
         given: Megatron's flags, by attribute.
 
     Returns:
-        One warning for those without effect; nothing when another trainer is chosen, which takes none of them.
+        One warning for those without effect; when another trainer is chosen, which takes none of them, one for those
+        that describe another model than the checkpoint.
 
     Raises:
         ConfigError: Flags that slime sets by itself or refuses, with all of them in one message.
@@ -159,7 +160,7 @@ def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
     from slime_core.errors import ConfigError
 
     if args.train_backend not in USED_BY:
-        return []
+        return _of_another_model(args, given)
     refused: list[str] = []
     idle: list[str] = []
     for name, entry in given.items():
@@ -169,6 +170,28 @@ def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
     if refused:
         raise ConfigError("\n".join(refused))
     return [f"without effect: {'; '.join(idle)}"] if idle else []
+
+
+def _of_another_model(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
+    """Warn that the checkpoint, which is trained, is not the model that a launch script describes."""
+    from pathlib import Path
+
+    from slime_core.errors import ConfigError, PluginError
+    from slime_core.models.config import read_hf_config
+    from slime_trainer_megatron.arguments.architecture import COMPARED, mismatches
+    from slime_trainer_megatron.families.family import load_megatron_model
+
+    typed = {name for name, entry in given.items() if entry.origin.kind != "preset" and entry.value is not None}
+    directory = Path(args.hf_checkpoint or "")
+    if not typed & COMPARED.keys() or not (directory / "config.json").is_file():
+        return []
+    try:
+        architecture = load_megatron_model(directory).architecture
+    except (ConfigError, PluginError):
+        return []  # without a plugin of the family nothing can be compared; the trainer reads config.json itself
+    found = mismatches(args, read_hf_config(directory), architecture)
+    told = f"--hf-checkpoint {args.hf_checkpoint} is trained, which is another model than the flags describe: "
+    return [told + "; ".join(found)] if found else []
 
 
 def _reasons(name: str, value: Any) -> Iterator[tuple[bool, str]]:
