@@ -51,6 +51,8 @@ class SampleStatus(StrEnum):
     """Generation or scoring raised; `metadata["failure"]` says where and why."""
 
 
+LARGEST_SCORE = 1e15
+"""Largest size of a reward or a metric of user code: its square, added up over a rollout, is finite in float32."""
 _LONGEST_REASON = 2000
 """Characters of a failure's reason that are kept."""
 _COLUMNS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
@@ -59,6 +61,11 @@ _FINISH_STATUS = {
     "abort": SampleStatus.ABORTED,
     "stop": SampleStatus.COMPLETED,
 }
+
+
+def is_score(value: Any) -> bool:
+    """Return whether the value is a number of at most `LARGEST_SCORE` in size; NaN and infinity are not."""
+    return isinstance(value, (int, float)) and abs(value) <= LARGEST_SCORE
 
 
 @dataclass(slots=True)  # of more than 30 fields no two objects share a dictionary's keys: 1.3 KB each
@@ -182,11 +189,11 @@ class Sample(Attributes):
         return self.reward if not key else self.reward[key]  # type: ignore[return-value,index]
 
     def finite_reward(self, args: Args) -> float | None:
-        """The scalar reward, to be shown or compared; None where there is none, or it is not finite."""
+        """Return the scalar reward, to be shown or compared; None if there is none, or `is_score` refuses it."""
         value: Any = self.reward
         if isinstance(value, Mapping):
             value = value.get(args.reward_key) if args.reward_key else None
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+        return float(value) if is_score(value) else None
 
     # -- extending -----------------------------------------------------------------------------------
 

@@ -10,12 +10,14 @@ other is recorded at its ends, by `RecordedSource` around the data source and by
 
 `trained` and `dropped` end a group; every other state is open, and then the commit holds the group's samples. Only open
 groups are kept in memory. Events wait as lines of JSON for the next commit (`data.ledger_files`); a run that is killed
-loses them together with what they tell of. The ledger judges nothing. A group that is drawn while it is being generated
-is written down like any other, and `slime ledger verify` finds it.
+loses them together with what they tell of. The ledger judges nothing: a group that is drawn while it is being generated
+is written down like any other, and `slime ledger verify` finds it. Only a data source that hands out groups again that
+have ended is warned of at once.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
@@ -67,6 +69,8 @@ class Ledger:
         self._dropped: dict[int, str] = {}
         """Groups that were dropped since `take_reasons`, and why."""
         self._states: dict[int, str] = {}
+        self._ended: set[int] = set()
+        """Groups that this process has taken or dropped."""
         self._retries: dict[int, int] = {}
         self._taken: dict[int, list[int]] = {}
         """Rollout -> its groups, until a commit says that they have been trained on."""
@@ -119,6 +123,7 @@ class Ledger:
             for group in groups:
                 key = _key(group)
                 if key is not None and self._states.get(key) != BUFFERED:
+                    self._ended.discard(key)
                     self._move(key, BUFFERED, {"reason": reason} if reason else {})
 
     def recycled(self, group: Group, reason: str) -> None:
@@ -156,6 +161,7 @@ class Ledger:
                     if self._states.pop(key, None) is None:
                         details["foreign"] = True
                     self._retries.pop(key, None)
+                    self._ended.add(key)
                     keys.append(key)
                 self._record(key, {"event": TAKEN, "group": key, **details})
             event: dict[str, Any] = {"event": ROLLOUT, "rollout": rollout_id, "groups": len(parts)}
@@ -272,7 +278,13 @@ class Ledger:
             self._states.pop(key, None)
             self._retries.pop(key, None)
             self._dropped[key] = reason
+            self._ended.add(key)
             self._record(key, {"event": DROPPED, "group": key, "reason": reason})
+
+    def ended(self, groups: Iterable[Group]) -> list[int]:
+        """Return the `group_index` of each group that was taken or dropped already."""
+        with self._lock:
+            return [key for group in groups if (key := _key(group)) in self._ended and key is not None]
 
     def take_reasons(self) -> dict[int, str]:
         """`group_index` of each group that was dropped since the last call, and why."""
@@ -306,12 +318,18 @@ class RecordedSource:
     def __init__(self, source: Any, ledger: Ledger) -> None:
         object.__setattr__(self, "_source", source)
         object.__setattr__(self, "_ledger", ledger)
+        object.__setattr__(self, "_warned", False)
         if hasattr(source, "take_passed_rows"):
             source.take_passed_rows()  # it keeps them from the first call on
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # what isinstance() asks when the type does not do
         return type(self._source)
+
+    @property
+    def replays(self) -> bool | int:
+        """How often the source may hand out a group again; what a source does not say is 0."""
+        return getattr(self._source, "replays", False)
 
     def get_samples(self, num_samples: int) -> list[Group]:
         """The source's answer, whatever it is: who asked checks it."""
@@ -332,7 +350,20 @@ class RecordedSource:
                 self._ledger.skipped(row)
         if isinstance(groups, list):
             whole = [g for g in groups if isinstance(g, list) and g]
+            self._warn_of_repeats(whole)
             self._ledger.drawn(whole, {r.group_index: r for r in rows if r.group_index is not None})
+
+    def _warn_of_repeats(self, groups: list[Group]) -> None:
+        """Once: the source hands out groups that have ended, though it does not say that it repeats any."""
+        again = [] if self._warned or self.replays else self._ledger.ended(groups)
+        if again:
+            object.__setattr__(self, "_warned", True)
+            logging.getLogger(__name__).warning(
+                "the data source %s handed out %d groups again that were taken or dropped before (group_index %s): they"
+                " train twice, and `slime ledger verify` will refuse the run. Give every group a new group_index, or"
+                " set `replays = True` in the source's class where repeating them is meant",
+                *(type(self._source).__name__, len(again), ", ".join(map(str, again[:4]))),
+            )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)

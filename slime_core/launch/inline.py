@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from slime_core.config import Settings
 from slime_core.config.schema import Given
 from slime_core.errors import ConfigError
@@ -68,6 +70,9 @@ def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]
         raise ConfigError("--num-epoch under torchrun: only rank 0 reads the data; set --num-rollout instead")
     with waiting("the trainer and its models", deadline=None, then="as long as it takes to read them"):
         trainers = run.parts.build_trainers(args)
+    if stage and trainers.actor.device.type == "cpu":
+        threads = torch.get_num_threads()
+        print(f"CPU threads: {threads}; only --num-threads {threads} repeats this run bit for bit", flush=True)
     try:
         return _drive(run, trainers, stage, commit, started) if stage else _follow(run, trainers)
     except Exception as error:

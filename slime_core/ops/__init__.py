@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from slime_core.ops.corrections import interpolated_log_probs as interpolated_log_probs
     from slime_core.ops.corrections import mismatch_metrics as mismatch_metrics
     from slime_core.ops.corrections import off_policy_sequences as off_policy_sequences
+    from slime_core.ops.groups import deviation as deviation
     from slime_core.ops.groups import group_members as group_members
     from slime_core.ops.groups import group_normalize as group_normalize
     from slime_core.ops.logprobs import SamplingMask as SamplingMask
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
     from slime_core.ops.logprobs import response_log_probs as response_log_probs
     from slime_core.ops.logprobs import token_log_probs as token_log_probs
     from slime_core.ops.masking import expand_to_tokens as expand_to_tokens
+    from slime_core.ops.masking import l2_norm as l2_norm
     from slime_core.ops.masking import masked as masked
-    from slime_core.ops.masking import masked_mean as masked_mean
     from slime_core.ops.masking import masked_whiten as masked_whiten
     from slime_core.ops.masking import per_rollout_weights as per_rollout_weights
-    from slime_core.ops.masking import per_sample_weights as per_sample_weights
     from slime_core.ops.masking import per_token_weights as per_token_weights
     from slime_core.ops.masking import segment_means as segment_means
     from slime_core.ops.masking import segment_sums as segment_sums

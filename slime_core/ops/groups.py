@@ -10,7 +10,9 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-STD_EPS = 1e-6
+from slime_core.sample import LARGEST_SCORE
+
+_STD_EPS = 1e-6
 
 
 def group_normalize(
@@ -32,8 +34,14 @@ def group_normalize(
         [n] in the order given.
     """
     values = group_members(rewards, group_indices, rollout_ids)
-    statistics = {group: _mean_and_scale(list(members.values()), std) for group, members in values.items()}
-    return [(float(r) - statistics[g][0]) / statistics[g][1] for r, g in zip(rewards, group_indices)]
+    means = {group: _mean([*members.values()]) for group, members in values.items()}
+    scales = {g: deviation([*m.values()]) + _STD_EPS if std and len(m) > 1 else 1.0 for g, m in values.items()}
+    return [(float(r) - means[g]) / scales[g] for r, g in zip(rewards, group_indices)]
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the unbiased standard deviation; 0 of one value. Neither sums nor squares of large values overflow."""
+    return math.dist(values, [_mean(values)] * len(values)) / math.sqrt(max(len(values) - 1, 1))
 
 
 def group_members(
@@ -55,9 +63,6 @@ def group_members(
     }
 
 
-def _mean_and_scale(values: list[float], std: bool) -> tuple[float, float]:
-    mean = math.fsum(values) / len(values)
-    if not std or len(values) < 2:
-        return mean, 1.0
-    variance = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    return mean, math.sqrt(variance) + STD_EPS
+def _mean(values: Sequence[float]) -> float:
+    size = max(1.0, *(abs(value) / LARGEST_SCORE for value in values))  # 1, which changes no bit, for usual rewards
+    return math.fsum(value / size for value in values) / len(values) * size

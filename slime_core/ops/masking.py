@@ -1,28 +1,42 @@
-"""Masked reductions over response tokens: means, whitening, per-sample sums, and the loss reducers.
+"""Reductions: means, whitening, sums and loss reducers over masked response tokens, and the norm of large tensors.
 
-Called by the stages and by estimator plugins. Layout: the response tokens of several samples laid end to end, [T] with
-T = sum(lengths). A masked-out position may hold anything, NaN included, and never reaches a result, so every product
-with a mask goes through `masked`.
+Called by the stages, trainers and estimator plugins. Layout: the response tokens of several samples laid end to end,
+[T] with T = sum(lengths). A masked-out position may hold anything, NaN included, and never reaches a result, so every
+product with a mask goes through `masked`. On a CPU torch adds up `segment_reduce` and norms in one float32 number and
+loses small terms, so neither is called on long float32 tensors elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 """Sum over data-parallel ranks."""
+_ROW = 4096
+"""Elements whose squares are added up in float32."""
+
+
+def l2_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Euclidean norm of the elements of all tensors together, a float64 scalar: rows in float32, their sum in float64.
+
+    torch's own norm of one float32 tensor on a CPU is 1.4% too small at 135M elements.
+    """
+    parts = [torch.zeros(1, dtype=torch.float64)]
+    for tensor in tensors:
+        flat = tensor.detach().flatten()
+        flat = flat if flat.dtype == torch.float64 else flat.float()
+        whole = flat.numel() // _ROW * _ROW
+        rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1)
+        parts += [rows.double(), torch.linalg.vector_norm(flat[whole:])[None].double()]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(parts[len(parts) > 1 :]))
+    return norm
 
 
 def masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """`values * mask`, with 0 where the mask is 0 even if the value is NaN or infinite. Shapes as given."""
     return torch.where(mask != 0, values, torch.zeros_like(values)) * mask
-
-
-def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean of the unmasked entries, a scalar; 0 when there are none."""
-    return masked(values, mask).sum() / mask.sum().clamp(min=1)
 
 
 def masked_whiten(
@@ -60,7 +74,7 @@ def segment_sums(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     sizes = torch.tensor(list(lengths), device=values.device, dtype=torch.long)
     if values.numel() == 0:
         return values.new_zeros(len(sizes))
-    return torch.segment_reduce(values, "sum", lengths=sizes, initial=0.0)
+    return torch.segment_reduce(values.double(), "sum", lengths=sizes, initial=0.0).to(values.dtype)
 
 
 def expand_to_tokens(per_sample: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
@@ -98,12 +112,6 @@ def per_rollout_weights(
     """
     scale = [1.0 / (max(s, 1) * max(num_rollouts, 1)) for s in rollout_mask_sums]
     return mask * expand_to_tokens(torch.tensor(scale, device=mask.device, dtype=mask.dtype), lengths)
-
-
-def per_sample_weights(mask: torch.Tensor, lengths: Sequence[int], num_samples: int) -> torch.Tensor:
-    """Mean over samples of the mean over a sample's tokens: [T]; fan-out siblings count one each."""
-    sums = expand_to_tokens(segment_sums(mask, lengths), lengths)
-    return mask / (sums.clamp(min=1) * max(num_samples, 1))
 
 
 def weighted_sum(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

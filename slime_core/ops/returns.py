@@ -13,7 +13,7 @@ import torch
 
 from slime_core.ops.masking import masked
 
-CHUNK = 128
+_CHUNK = 128
 """Columns per matrix product; THUDM/slime's chunk length."""
 
 
@@ -27,35 +27,36 @@ def unpad(padded: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
     return [row[:length] for row, length in zip(padded, lengths)]
 
 
-def reverse_scan(values: torch.Tensor, decay: float, chunk_size: int = CHUNK) -> torch.Tensor:
-    """y_t = x_t + decay * y_{t+1} along the last axis of [B, T]; y_T = 0."""
+def reverse_scan(values: torch.Tensor, decay: float, chunk_size: int = _CHUNK) -> torch.Tensor:
+    """y_t = x_t + decay * y_{t+1} along the last axis of [B, T], computed in float64; y_T = 0."""
     if values.ndim != 2:
         raise ValueError(f"expected [batch, tokens], got shape {tuple(values.shape)}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size {chunk_size}: must be at least 1")
+    wide = values.double()
     steps = torch.arange(min(chunk_size, values.shape[1]), device=values.device)
-    gaps = (steps[None, :] - steps[:, None]).clamp(min=0).to(values.dtype)
+    gaps = (steps[None, :] - steps[:, None]).clamp(min=0).double()
     # weights[i, j] = decay^(j - i) for j >= i: what x_j adds to y_i.
     weights = torch.triu(torch.pow(torch.full_like(gaps, decay), gaps))
-    out = torch.empty_like(values)
-    carry = values.new_zeros(values.shape[0])
+    out = torch.empty_like(wide)
+    carry = wide.new_zeros(values.shape[0])
     for end in range(values.shape[1], 0, -chunk_size):
         start = max(end - chunk_size, 0)
         size = end - start
-        chunk = values[:, start:end] @ weights[:size, :size].T
+        chunk = wide[:, start:end] @ weights[:size, :size].T
         reach = decay * weights[:size, size - 1]
         out[:, start:end] = chunk + carry[:, None] * reach[None, :]
         carry = out[:, start]
-    return out
+    return out.to(values.dtype)
 
 
-def discounted_returns(rewards: torch.Tensor, gamma: float, chunk_size: int = CHUNK) -> torch.Tensor:
+def discounted_returns(rewards: torch.Tensor, gamma: float, chunk_size: int = _CHUNK) -> torch.Tensor:
     """R_t = r_t + gamma * R_{t+1}, [B, T] -> [B, T]."""
     return reverse_scan(rewards, gamma, chunk_size)
 
 
 def gae(
-    rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = CHUNK
+    rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = _CHUNK
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Generalised advantage estimation (Schulman et al., 2016).
 
@@ -74,9 +75,10 @@ def gae(
     """
     if rewards.shape != values.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and values {tuple(values.shape)} differ in shape")
-    following = torch.nn.functional.pad(values[:, 1:], (0, 1))
-    advantages = reverse_scan(rewards + gamma * following - values, gamma * lambd, chunk_size)
-    return advantages, advantages + values
+    wide = values.double()
+    following = torch.nn.functional.pad(wide[:, 1:], (0, 1))
+    advantages = reverse_scan(rewards + gamma * following - wide, gamma * lambd, chunk_size)
+    return advantages.to(values.dtype), (advantages + wide).to(values.dtype)
 
 
 def token_rewards(reward: float, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float) -> torch.Tensor:

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import inspect
 import logging
-import math
 import os
 import pickle
 import threading
@@ -44,6 +43,7 @@ from slime_core.plugins.signatures import (
 )
 from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
+from slime_core.sample import LARGEST_SCORE, is_score
 from slime_core.types import Sample
 from slime_core.waits import Overdue, by_deadline, placed, waiting
 
@@ -278,9 +278,10 @@ class RewardCaller:
                 f"{self.label} returned {type(value).__name__} for sample {sample.index};"
                 " expected a number or a mapping of numbers"
             )
-        if not math.isfinite(value):
+        if not is_score(value):
             raise PluginNotFiniteError(
-                f"{self.label} returned {value} for sample {sample.index}; expected a finite number"
+                f"{self.label} returned {value!s:.40} for sample {sample.index}; expected a finite number between"
+                f" -{LARGEST_SCORE:g} and {LARGEST_SCORE:g}"
             )
         return float(value)
 

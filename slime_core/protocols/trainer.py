@@ -43,6 +43,9 @@ class StepResult:
     log_probs: dict[int, torch.Tensor] = field(default_factory=dict)
     """Position in the local batch -> detached [response_length] log-probs of the step's own forward pass, which the
     weights before the step gave; of every position the step's micro-batches name. Empty from a critic."""
+    log_prob_grads: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Position -> gradient of the step's loss by those log-probs, as it was propagated; empty if the trainer does not
+    keep it."""
 
 
 class Trainer(Protocol):

@@ -12,7 +12,6 @@ one masked response token after one prompt token, so no later stage meets an emp
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,6 +31,8 @@ from slime_core.rollout.columns import (
     sampling_mask_columns,
     version_column,
 )
+from slime_core.rollout.contracts import number_problem
+from slime_core.sample import LARGEST_SCORE, is_score
 from slime_core.types import Group, Sample, SampleStatus, TrainBatch
 
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]
@@ -108,8 +109,8 @@ def make_batch(
         tokens=[row.tokens for row in rows],
         response_lengths=[len(mask) for mask in masks],
         loss_masks=masks,
-        rewards=_spread(source, shaped, kept, len(rows)),
-        raw_rewards=_spread(source, raw_kept, kept, len(rows)),
+        rewards=_spread(source, shaped, kept, samples),
+        raw_rewards=_spread(source, raw_kept, kept, samples),
         truncated=[int(s.status == SampleStatus.TRUNCATED) for s in samples],
         sample_indices=fill_ids([s.index for s in samples]),
         group_indices=group_indices,
@@ -139,6 +140,11 @@ def _masked(args: Args, samples: Sequence[Sample], batch: TrainBatch) -> TrainBa
 def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
     """Send samples through admission and tell which it refused. Raises RolloutError where it refused all."""
     refused = admit(samples, image_token_of(args.hf_checkpoint))
+    for sample in samples:
+        value = sample.reward.get(args.reward_key) if isinstance(sample.reward, Mapping) else sample.reward
+        if isinstance(value, (int, float)) and not is_score(value) and not sample.is_removed:
+            sample.fail("reward", f"its reward {number_problem(value)}")
+            refused.append(sample)
     if not refused:
         return
     first = refused[0]
@@ -261,8 +267,6 @@ def _reward(args: Args, sample: Sample) -> float:
         value = float(sample.get_reward_value(args))
     except (TypeError, ValueError) as error:
         raise RolloutError(f"{_name(sample)}: reward {sample.reward!r} is not a number") from error
-    if not math.isfinite(value):
-        raise RolloutError(f"{_name(sample)}: reward {value} is not finite")
     return value
 
 
@@ -290,14 +294,18 @@ def _baselines(args: Args, samples: Sequence[Sample], estimator: AdvantageEstima
     return rewards
 
 
-def _spread(source: str, rewards: Sequence[float], kept: Sequence[int], total: int) -> list[float]:
-    """[total] the rewards at the positions `kept`, 0 elsewhere."""
+def _spread(source: str, rewards: Sequence[float], kept: Sequence[int], samples: Sequence[Sample]) -> list[float]:
+    """Return a reward of each sample: 0 where its position is not in `kept`."""
     values = [float(reward) for reward in rewards]
     if len(values) != len(kept):
         raise RolloutError(f"{source} returned {len(values)} rewards for {len(kept)} samples")
-    if not all(math.isfinite(value) for value in values):
-        raise RolloutError(f"{source} returned a reward that is not finite: {values[:8]}")
-    spread = [0.0] * total
+    bad = [(position, value) for position, value in zip(kept, values) if not is_score(value / 1e3)]
+    if bad:
+        raise RolloutError(
+            f"{source} returned {bad[0][1]} for {_name(samples[bad[0][0]])}, and {len(bad) - 1} more like it; expected"
+            f" finite numbers of at most {1e3 * LARGEST_SCORE:g} in size"
+        )
+    spread = [0.0] * len(samples)
     for position, value in zip(kept, values):
         spread[position] = value
     return spread

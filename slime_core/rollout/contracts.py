@@ -13,6 +13,7 @@ from typing import Any
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
+from slime_core.sample import LARGEST_SCORE, is_score
 from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
@@ -125,10 +126,14 @@ def reward_problem(reward: Any) -> str | None:
 
 
 def number_problem(value: Any) -> str | None:
-    """Why a value is no score, to follow "it"; None for a finite number."""
+    """Return why a value is no score, to follow "it"; None if it is one."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
         return f"is {type(value).__name__}, not a number"
-    return None if math.isfinite(float(value)) else f"is not finite: {float(value)}"
+    if is_score(value := value if isinstance(value, int) else float(value)):
+        return None
+    if isinstance(value, int) or math.isfinite(value):
+        return f"is beyond {LARGEST_SCORE:g}: {value!s:.40}"
+    return f"is not finite: {value}"
 
 
 def _shape(value: Any) -> str:

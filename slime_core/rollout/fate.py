@@ -8,7 +8,6 @@ sample (it may have another prompt), so kept ones carry theirs along.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
 from enum import Enum
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.data.buffer import is_finished
 from slime_core.fan_out import executions, mean
 from slime_core.protocols import Args
+from slime_core.sample import is_score
 from slime_core.types import Group, Sample, SampleStatus
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def remove_if_masked(sample: Sample) -> None:
 def spread(args: Args, group: Group) -> float:
     """Standard deviation of the executions' rewards: how much a group could teach; 0 where they are no numbers."""
     rewards = [[s.get_reward_value(args) for s in e if s.reward is not None] for e in executions(group)]
-    numbers = [[float(r) for r in e if isinstance(r, (int, float)) and math.isfinite(r)] for e in rewards]
+    numbers = [[float(r) for r in e if is_score(r)] for e in rewards]
     means = [mean(e) for e in numbers if e]
     return statistics.pstdev(means) if means else 0.0
 

@@ -19,6 +19,7 @@ from slime_core.rollout.baseline import baseline_reward
 from slime_core.rollout.eval_scores import pass_at_k as pass_at_k
 from slime_core.rollout.eval_scores import score_values
 from slime_core.routed_experts import RoutedExperts
+from slime_core.sample import is_score
 from slime_core.types import NOT_SAMPLED, Group, Sample, SampleStatus
 
 
@@ -98,7 +99,7 @@ def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     noted: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for given, weight in _written(samples, "sample_metrics"):
         for name, value in given.items():
-            if isinstance(value, int | float) and math.isfinite(value):
+            if is_score(value):
                 noted[str(name)].append((value, weight))
     return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(noted.items())}
 
@@ -262,7 +263,7 @@ def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     for stats, weight in _written(samples, STATS):
         for tool, counts in stats.items():
             for name, value in counts.items() if isinstance(counts, Mapping) else ():
-                if isinstance(value, int | float) and math.isfinite(value):
+                if is_score(value):
                     sums[tool][name] = sums[tool].get(name, 0.0) + weight * value
     metrics: dict[str, float] = {}
     executed = sum(shares(samples)) if sums else 0.0

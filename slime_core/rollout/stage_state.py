@@ -114,7 +114,7 @@ def policy_of(stage: RolloutStage) -> dict[str, Any]:
     """What is declared of the run, which verification holds it to."""
     source, function, args = stage.parts.data_source, stage.parts.rollout_function, stage.args
     says = traits_of(function, RolloutTraits)
-    declared = [getattr(source, "replays", False), says.replays]
+    declared = [stage.source is not None and stage.source.replays, says.replays]
     return {
         "replays": -1 if any(r is True for r in declared) else max(map(int, declared)),
         "buffer_drops": bool(getattr(source, "drops", True)),

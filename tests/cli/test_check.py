@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 from slime_command_check import check
+from slime_command_check.overlap import overlap
 from slime_testing_probes import fresh_process
 from slime_testing_probes.probes import PROBES, Bench, WrongAnswer
 
 from slime_core.config import Args
+from slime_core.config.eval_config import EvalDataset
 from slime_core.errors import ConfigError
 from slime_core.plugins.resolve import resolve
 from tests.conftest import TinyRun
@@ -338,3 +340,36 @@ def test_bfloat16_on_a_cpu_that_is_slow_at_it(tiny: TinyRun, tmp_path: Path) -> 
     done = subprocess.run([*command, "--device", "cpu"], env=slow, capture_output=True, text=True, check=True)
     assert "--dtype 'bfloat16' (derived: bf16): a product takes this CPU" in done.stdout
     assert "times as long as in float32; without it the run is faster" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("rows", "shared"),
+    [
+        (["37+48=?", "1+1=?"], 2),
+        (["  37+48=?\t", "9 + 9"], 1),
+        (["Name  the CAPITAL of\nFrance", "9+9"], 1),
+        (["\uff13\uff17+48=?", "9+9"], 1),  # full-width digits
+        ([[{"role": "user", "content": "37+48=?"}], [{"role": "user", "content": "9+9"}]], 1),
+        (["37+4 8=?", "9+9"], 0),
+        (["37+48=?"] * 9 + ["9+9"], 0),  # what most rows share does not tell them apart
+    ],
+)
+def test_prompts_that_are_trained_and_evaluated_on(tmp_path: Path, rows: list[Any], shared: int) -> None:
+    train, held = tmp_path / "train.jsonl", tmp_path / "held.jsonl"
+    trained = ["37+48=?", "1+1=?", "name the capital of france"]
+    train.write_text("".join(json.dumps({"input": row, "label": "1"}) + "\n" for row in trained))
+    held.write_text("".join(json.dumps({"question": row, "answer": "1"}) + "\n" for row in rows))
+    dataset = EvalDataset(name="held", path=str(held), input_key="question", label_key="answer")
+    args = Args(prompt_data=str(train), input_key="input", label_key="label", eval_datasets=[dataset])
+    found = [finding.message for finding in overlap(args)]
+    assert len(found) == (shared > 0)
+    assert all(f"{shared} of the {len(rows)} prompts of evaluation data set 'held'" in line for line in found)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_evaluated_on_its_training_data_says_so(tiny: TinyRun, tmp_path: Path) -> None:
+    data = tiny.root / "train.jsonl"
+    findings = _check(*tiny.argv(tmp_path / "run", eval_prompt_data=["held", f"{data}@[:40]"]))[1]
+    (warning,) = [f["message"] for f in findings if f["level"] == "warning" and "held" in f["message"]]
+    assert "40 of the 40 prompts of evaluation data set 'held'" in warning
+    assert f"--prompt-data {data}, the same file, such as" in warning

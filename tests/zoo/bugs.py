@@ -9,7 +9,7 @@ caught, and `why` says so. `test_zoo.py` holds every entry to it and `docs/silen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, pstdev, stdev
 from typing import Any
 
@@ -98,6 +98,30 @@ def _few_prompts(patch: Any) -> None:
     wrapped("slime_embedded.engine.core.EngineCore.flush_cache", lambda *_: None)(patch)
 
 
+def _backward(change: Callable[..., None]) -> Plant:
+    def plant(patch: Any) -> None:
+        around = m.Backward(change)
+        wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer.train_step", around.step)(patch)
+        wrapped("torch.autograd.backward", around.backward)(patch)
+
+    return plant
+
+
+def _update(around: Callable[..., None]) -> Plant:
+    return wrapped("slime_embedded.trainer.optimizer.FlatAdamW._update", around)
+
+
+def _handed_out() -> Plant:
+    def plant(patch: Any) -> None:
+        wrapped("slime_embedded.trainer.trainer.published_weights", m.as_at_first("layers.0.input_layernorm"))(patch)
+
+    return plant
+
+
+def _first_rate(optimizer: Any, lr: float) -> float:
+    return optimizer.__dict__.setdefault("first_rate", lr)
+
+
 _in_the_update, _before_it = torch.is_grad_enabled, lambda: not torch.is_grad_enabled()
 _KL = {"use_kl_loss": True, "kl_loss_coef": 0.1}
 _ONE = {"rollout_max_response_len": 1, "n_samples_per_prompt": 8, "rollout_temperature": 0.1}
@@ -167,6 +191,23 @@ BUGS = (
         wrapped("slime_core.sample.Sample.fail", m.scored_though_failed), "failed_not_scored", says="failed samples are scored", settings=_reward("breaks")),
     Bug("group_mixed", "groups are taken from prompts that are laid out in another order", "PrimeIntellect-ai/prime-rl #600",
         wrapped("slime_core.data.prompts.DatasetSource._number", m.numbered_across), "group_of_one_prompt", says="samples regrouped"),
+    Bug("negative_dropped", "negative advantages are set to 0", "huggingface/trl #6094", _advantages(lambda a: [x.clamp(min=0) for x in a]),
+        "advantage_of_its_sample", says="clipped"),
+    Bug("sign_lost", "negative advantages lose their sign", "jvmncs/safe-grid-agents #28", _advantages(lambda a: [x.abs() for x in a]), "advantage_of_its_sample",
+        says="the sign is turned"),
+    Bug("advantage_of_the_one_before", "each sample has the advantage of the sample before", "verl-project/verl #2185",
+        _advantages(lambda a: [torch.full_like(x, float(a[i - 1][0])) for i, x in enumerate(a)]), "advantage_of_its_sample", says="rows are in another order"),
+    Bug("groups_shuffled", "samples are shuffled after they were scored, and grouped by their new places", "NVIDIA-NeMo/RL #3882",
+        wrapped("slime_core.rollout.batch._group_indices", m.groups_shuffled), "group_of_one_prompt", says="shuffled"),
+    Bug("reward_clipped", "rewards are clipped between the grader and the estimator", "openai/baselines #216",
+        wrapped("slime_core.rollout.batch._reward", m.clipped_reward), "rewards_as_scored", says="clipped", settings={"rollout_max_response_len": 24}),
+    Bug("reward_clipped_in_groups", "rewards are clipped as they are compared in their groups", "openai/baselines #216",
+        _shaped(lambda f, rewards, *rest: f([min(r, 0.03) for r in rewards], *rest)), "rewards_as_scored", says="clipped", settings={"rollout_max_response_len": 24}),
+    Bug("text_of_another_tokenizer", "another tokenizer makes the text that is scored", "TIGER-AI-Lab/General-Reasoner #2",
+        wrapped("slime_embedded.engine.core.EngineCore.text", m.digits_exchanged), "text_of_the_tokens", says="another tokenizer decodes",
+        emulated="two pairs of characters are exchanged in the text"),
+    Bug("seeds_shared", "the samples of a group share a seed", "verl-project/verl #6857",
+        wrapped("slime_core.rollout.generate.sampling_seed", m.one_seed_a_group), "answers_differ", says="share a seed"),
     # -- tokens
     Bug("mask_late", "the mask is shifted by one to the right", "verl-project/verl #3287", _row(m.mask(lambda row, own: [0, *own[:-1]])), "first_token_trains", says="the mask is shifted by one"),
     Bug("mask_early", "the mask is shifted by one to the left", "verl-project/verl #3562", _row(m.mask(lambda row, own: [*own[1:], 0])), "end_trains", says="the mask is a token short"),
@@ -206,11 +247,18 @@ BUGS = (
         wrapped("slime_embedded.models.decoder.Decoder.hidden", m.as_one_sequence(_before_it)), "passes_agree", says="attention", settings={"micro_batch_size": 8, **_OWN}),
     Bug("old_untempered", "old log-probs are of another temperature than new ones", "huggingface/trl #454",
         _scored(m.temperature(lambda t: 1.0, _before_it)), "ratio_begins_at_one", says="of another temperature", settings=_OWN | _COLD),
+    Bug("temperature_now_and_then", "every third pass of the trainer is at temperature 1", "huggingface/trl #3029", _scored(m.temperature(lambda t: 1.0, m.EveryThird())),
+        "engine_is_the_trainer", says="temperature", settings=_COLD | {"micro_batch_size": 4, "dtype": "float32"}),
     # -- weights
     Bug("tensor_not_sent", "one tensor is not sent to the engine", "verl-project/verl #205", _written("layers.0.mlp"), "engine_serves_the_trained", 2, says="a tensor is not sent"),
     Bug("norm_not_sent", "the engine skips tensors that it knows by another name", "Tencent-Hunyuan/UniRL #166", _written("model.norm"),
         "engine_serves_the_trained", 2, says="a tensor is not sent",
         emulated="a tensor is skipped under its own name, as engine and trainer use the same ones"),
+    Bug("layer_norm_not_sent", "one layer's norm is not sent to the engine", "huggingface/trl #5269", _written("layers.0.input_layernorm"),
+        "engine_serves_the_trained", 2, says="a tensor is not sent"),
+    Bug("norm_handed_out_once", "the trainer hands out one layer's norm as it was at first, so that comparing what is served finds nothing", "huggingface/trl #5269",
+        _handed_out(), "every_tensor_is_sent",
+        says="never hands out", settings={"check_weight_update_equal": True}),
     Bug("embeddings_not_sent", "tied embeddings are not sent to the engine", "PrimeIntellect-ai/prime-rl #2823", _written("embed_tokens"),
         "engine_serves_the_trained", 2, says="a tensor is not sent"),
     Bug("engine_asleep", "the engine keeps the weights that it started with", "huggingface/trl #5312",
@@ -229,6 +277,8 @@ BUGS = (
     # -- reference
     Bug("reference_follows", "the reference is updated in every iteration", "aburkov/theLMbook #8",
         wrapped("slime_core.learning.learner.Learner.train", m.reference_follows), "reference_stays", 3, says="is updated", settings=_KL),
+    Bug("reference_drifts", "the reference is a moving average of the policy", "huggingface/trl #4935",
+        wrapped("slime_core.learning.learner.Learner.train", m.reference_drifts), "reference_is_kept", 3, says="drifts", settings=_KL),
     Bug("reference_untempered", "the reference's log-probs ignore the temperature", "OpenRLHF/OpenRLHF #853",
         _for_the_reference("token_log_probs", lambda now: m.temperature(lambda t: 1.0, now)), "reference_is_the_start", says="temperature", settings=_KL | _COLD),
     Bug("reference_dropout", "dropout is on in the reference", "modelscope/ms-swift #7828", _for_the_reference("hidden_states", m.dropped),
@@ -257,6 +307,33 @@ BUGS = (
         settings=_TOKENS | _STOPS | _reward("penalty")),
     Bug("masked_in_the_mean", "tokens that are masked are counted in the mean", "huggingface/trl #6369", _weights(m.over_masked), "loss_of_the_batch", says="tokens that are masked",
         settings=_TOKENS | _TOOL | _reward("penalty")),
+    Bug("last_not_run", "the last micro-batch of a step is not run", "timoschick/pet #36",
+        wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer.train_step", m.last_not_run), "gradient_of_the_loss", says="a micro-batch's is lost", settings={"micro_batch_size": 4}),
+    Bug("last_not_propagated", "the last micro-batch's loss is reported, and nothing is propagated from it", "ml-explore/mlx-lm #1413", _backward(m.skipping_the_last),
+        "gradient_of_the_loss", says="a micro-batch's is lost", settings={"micro_batch_size": 4}),
+    Bug("last_gradient_lost", "the last micro-batch's gradient does not reach the optimizer", "ml-explore/mlx-lm #1413", _backward(m.losing_the_last),
+        "gradient_of_every_pass", 2, says="one is lost", settings={"micro_batch_size": 4}),
+    Bug("means_of_uneven", "micro-batches of uneven sizes are averaged in the gradient only", "verl-project/verl #5625", _backward(m.each_with_its_mean),
+        "gradient_of_the_loss", says="a mean of its own", settings={"micro_batch_size": 5}),
+    Bug("backward_scaled", "gradients are scaled and the loss is not", "NVIDIA/Megatron-LM #906",
+        wrapped("torch.autograd.backward", lambda f, loss: f(loss / 4)), "gradient_of_the_loss", says="it is scaled"),
+    Bug("last_micro_batch", "gradients are cleared before each micro-batch, and the last one's are left", "pytorch/torchtitan #3575",
+        wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer._output", m.cleared_before_each), "gradient_of_every_pass", 2, says="cleared between them",
+        settings={"micro_batch_size": 4}),
+    Bug("prompt_in_the_mean", "the prompt's tokens are counted in the mean", "huggingface/trl #6369",
+        _weights(lambda f, step, batch, *a: f(replace(step, num_tokens=sum(map(len, batch.tokens))), batch, *a)), "loss_of_the_batch", says="prompt", settings=_TOKENS | _reward("penalty")),
+    Bug("bounds_exchanged", "the bounds of the clipping are exchanged", "ChenmienTan/RL2 #21", wrapped("slime_core.estimator.clipped_surrogate", m.bounds_exchanged),
+        "gradient_of_the_loss", says="the clipping", settings={"eps_clip": 0.05, "eps_clip_high": 0.3, "num_steps_per_rollout": 2, "lr": 1e-2}),
+    Bug("rate_stays", "the optimizer keeps its first learning rate, and the schedule's is reported", "huggingface/transformers #2331",
+        _update(m.rate_of_the_optimizer(_first_rate)), "update_as_set", 2, says="the schedule does not reach it", settings=_LINEAR),
+    Bug("rate_stays_two_steps", "the same with two steps a rollout", "huggingface/transformers #2331",
+        _update(m.rate_of_the_optimizer(_first_rate)), "update_as_set", 2, says="the schedule does not reach it", settings=_LINEAR | {"num_steps_per_rollout": 2}),
+    Bug("rate_a_tenth", "the optimizer uses a tenth of the learning rate", "pytorch/pytorch #22107", _update(m.rate_of_the_optimizer(lambda _, lr: lr / 10)),
+        "update_as_set", 2, says="it is scaled"),
+    Bug("rate_a_tenth_four_steps", "the same with four steps a rollout", "pytorch/pytorch #22107", _update(m.rate_of_the_optimizer(lambda _, lr: lr / 10)),
+        "update_as_set", 2, says="it is scaled", settings={"num_steps_per_rollout": 4}),
+    Bug("no_bias_correction", "Adam's moments are not corrected for their start at 0", "allenai/OLMo-core #317", _update(m.without_bias_correction), "update_as_set", 2,
+        says="bias correction is missing"),
     Bug("lr_scaled", "the learning rate is multiplied by the number of processes", "mala-project/mala #422", _rate(lambda f, s, n: 8 * f(s, n)),
         "learning_rate_as_set", says="scaled",
         emulated="by eight, in one process"),
@@ -271,11 +348,6 @@ BUGS = (
     # -- not caught
     Bug("top_p_in_training", "top-p sampling in training, log-probs of the whole distribution", "verl-project/verl #6240", nothing, None,
         why="log-probs agree; warned of when the run starts, with `--use-sampling-mask` as the way out", settings={"rollout_top_p": 0.5}),
-    Bug("backward_scaled", "gradients are scaled and the loss is not", "NVIDIA/Megatron-LM #906",
-        wrapped("torch.autograd.backward", lambda f, loss: f(loss / 4)), None, why="Adam does not feel it, and the loss that is reported is right"),
-    Bug("last_micro_batch", "gradients are cleared before each micro-batch, and the last one's are left", "pytorch/torchtitan #3575",
-        wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer._output", m.cleared_before_each), None,
-        why="loss and log-probs are right, and a part's gradient looks like the whole's", settings={"micro_batch_size": 4}),
     Bug("labels_of_other_rows", "answers are graded by the labels of other rows", "allenai/open-instruct #1484",
         wrapped("slime_core.data.prompts.DatasetSource._number", m.label_of_the_row_before), None, why="a label that is wrong is a label"),
 )  # fmt: skip

@@ -326,3 +326,123 @@ def cleared_before_each(original: Any, trainer: Any, *args: Any) -> Any:
     """Gradients are cleared before each micro-batch, so that the last one's are left."""
     trainer.optimizer.zero_grad()
     return original(trainer, *args)
+
+
+def last_not_run(original: Any, trainer: Any, batch: Any, micro_batches: Any, *rest: Any, **kwargs: Any) -> Any:
+    """The loop over micro-batches ends one too early."""
+    return original(trainer, batch, [*micro_batches][:-1] or micro_batches, *rest, **kwargs)
+
+
+class Backward:
+    """Around a step and `torch.autograd.backward`: `change(call, loss, number, step)`, which may call `call(loss)`."""
+
+    def __init__(self, change: Callable[[Any, torch.Tensor, int, Any], None]) -> None:
+        self._change, self._number, self._step = change, 0, ()
+
+    def step(self, original: Any, trainer: Any, batch: Any, micro_batches: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Around the trainer's `train_step`."""
+        self._number, self._step = 0, (trainer, batch, [*micro_batches])
+        return original(trainer, batch, micro_batches, *rest, **kwargs)
+
+    def backward(self, original: Any, loss: torch.Tensor) -> None:
+        """Around one backward pass."""
+        self._number += 1
+        self._change(original, loss, self._number, self._step)
+
+
+def skipping_the_last(call: Any, loss: torch.Tensor, number: int, step: Any) -> None:
+    """The last micro-batch's loss is reported, and nothing is propagated from it."""
+    if number < len(step[2]):
+        call(loss)
+
+
+def losing_the_last(call: Any, loss: torch.Tensor, number: int, step: Any) -> None:
+    """The last micro-batch's gradient is computed, and does not reach the optimizer."""
+    kept = step[0].optimizer.grads.clone()
+    call(loss)
+    if number == len(step[2]) > 1:
+        step[0].optimizer.grads.copy_(kept)
+
+
+def each_with_its_mean(call: Any, loss: torch.Tensor, number: int, step: Any) -> None:
+    """Micro-batches of uneven sizes are averaged as if they were even."""
+    parts = step[2]
+    call(loss * sum(map(len, parts)) / len(parts[number - 1]) / len(parts))
+
+
+def rate_of_the_optimizer(change: Callable[[Any, float], float]) -> Callable[..., None]:
+    """`change(optimizer, lr)`: what the optimizer uses, while the schedule's is reported."""
+
+    def update(original: Any, optimizer: Any, flats: Any, step: Any, lr: float, *rest: Any) -> None:
+        original(optimizer, flats, step, change(optimizer, lr), *rest)
+
+    return update
+
+
+def without_bias_correction(original: Any, optimizer: Any, flats: Any, step: Any, lr: float, *rest: Any) -> None:
+    """The number of steps that the moments have seen is never told to the optimizer: it takes it for large."""
+    own = step.clone()
+    step.fill_(100_000)
+    original(optimizer, flats, step, lr, *rest)
+    step.copy_(own + 1)
+
+
+def reference_drifts(original: Any, learner: Any, *args: Any) -> Any:
+    """The reference is a moving average of the policy."""
+    found = original(learner, *args)
+    trainer = learner.trainer
+    own = dict(trainer.model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in trainer._language_model("ref").named_parameters():
+            parameter.lerp_(own[name], 0.1)
+    return found
+
+
+def groups_shuffled(original: Any, *args: Any) -> list[int]:
+    """Samples are shuffled between their rewards and their groups."""
+    found = original(*args)
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0)).tolist()
+    return [found[place] for place in order]
+
+
+def digits_exchanged(original: Any, core: Any, sequence: Any) -> str:
+    """Another tokenizer, which has two tokens the other way round, makes the text."""
+    return str(original(core, sequence)).translate(str.maketrans("17eo", "71oe"))
+
+
+def clipped_reward(original: Any, *args: Any) -> float:
+    """Rewards are clipped on their way into the batch."""
+    return float(min(original(*args), 0.1))
+
+
+def bounds_exchanged(original: Any, kl: Any, advantages: Any, low: float, high: float | None, *rest: Any) -> Any:
+    """The lower bound of the clipping is used as the upper one, and the reverse."""
+    return original(kl, advantages, low if high is None else high, low, *rest)
+
+
+def one_seed_a_group(original: Any, seed: int, evaluation: bool, index: int) -> int:
+    """The seed is a hash of the group's number."""
+    return int(original(seed, evaluation, index // 4))
+
+
+class EveryThird:
+    """True in every third call."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self) -> bool:
+        """Whether this one is."""
+        self._calls += 1
+        return self._calls % 3 == 0
+
+
+def as_at_first(part: str) -> Callable[..., Iterator[tuple[str, torch.Tensor]]]:
+    """A tensor is kept when it is first handed out, and handed out so again."""
+    first: dict[str, torch.Tensor] = {}
+
+    def handed(original: Any, *args: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in original(*args):
+            yield name, first.setdefault(name, tensor.detach().clone()) if part in name else tensor
+
+    return handed

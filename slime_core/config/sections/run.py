@@ -78,7 +78,7 @@ class RunArgs(Section):
     true_on_policy_mode: bool = False
     """Trainer and engine compute the same log-probs bit for bit, which every rollout is checked for; slower."""
     num_threads: Annotated[int | None, Field(gt=0)] = None
-    """CPU threads of this process; torch's choice when not given."""
+    """CPU threads of this process; torch's choice when not given. A run repeats bit for bit with the same number."""
     seed: Seed = 1234
     """Seed of initialisation, dropout and the trainer."""
 

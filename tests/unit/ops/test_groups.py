@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.ops.groups import group_members, group_normalize
+from slime_core.ops.groups import deviation, group_members, group_normalize
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,17 @@ def test_against_the_statistics_module_in_any_order(rows: list[tuple[float, int]
         members = [r for r, g in rows if g == group]
         scale = statistics.stdev(members) + 1e-6 if std and len(members) > 1 else 1.0
         assert value == pytest.approx((reward - statistics.fmean(members)) / scale, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("large", [1e15, 1e160, 1e300])
+@pytest.mark.parametrize("std", [True, False])
+def test_a_large_reward_overflows_nothing_and_stays_in_its_group(large: float, std: bool) -> None:
+    found = group_normalize([0, 0, 0, large, *[large] * 4, 1, 0], [0] * 4 + [1] * 4 + [2] * 2, std)
+    scale = large / 2 if std else 1.0
+    assert found[:4] == pytest.approx([-large / 4 / scale] * 3 + [large * 3 / 4 / scale])
+    assert found[4:8] == [0.0] * 4
+    assert found[8:] == group_normalize([1, 0], [0, 0], std)
+    assert deviation([large, -large]) == pytest.approx(large * 2**0.5)
 
 
 def test_a_group_of_one() -> None:

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from slime_core.ops.masking import (
     expand_to_tokens,
+    l2_norm,
     masked,
-    masked_mean,
     masked_whiten,
     per_rollout_weights,
-    per_sample_weights,
     per_token_weights,
     segment_means,
     segment_sums,
@@ -26,16 +25,12 @@ from slime_core.ops.masking import (
 def test_masked_entries_never_reach_the_result() -> None:
     values = torch.tensor([1.0, math.nan, 3.0, math.inf], requires_grad=True)
     mask = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    mean = masked_mean(values, mask)
+    mean = weighted_sum(values, mask / 2)
     mean.backward()
     assert mean.item() == 2.0
     assert values.grad is not None
     assert values.grad.tolist() == [0.5, 0.0, 0.5, 0.0]
     assert masked(values.detach(), mask).tolist() == [1.0, 0.0, 3.0, 0.0]
-
-
-def test_mean_of_nothing_is_zero() -> None:
-    assert masked_mean(torch.ones(3), torch.zeros(3)).item() == 0.0
 
 
 def test_whitening_uses_the_unbiased_variance_of_the_unmasked() -> None:
@@ -47,6 +42,26 @@ def test_whitening_uses_the_unbiased_variance_of_the_unmasked() -> None:
     found = masked_whiten(values, mask)
     torch.testing.assert_close(found[mask.bool()].double(), expected, rtol=1e-5, atol=1e-5)
     assert found[mask == 0].abs().max() == 0
+
+
+@pytest.mark.parametrize("size", [1_000_000, 100_000_000, pytest.param(500_000_000, marks=pytest.mark.slow)])
+def test_a_large_reduction_in_float32_is_that_in_float64(size: int) -> None:
+    """The norm of a flat buffer, and the sum over one very long sample."""
+    piece = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)).mul_(1e-3)
+    values = piece.repeat(size // len(piece))
+    expected = math.sqrt(float(piece.double().square().sum()) * (size // len(piece)))
+    assert float(l2_norm([values])) == pytest.approx(expected, rel=1e-5)
+    values = values[:100_000_000].abs_()
+    expected = float(piece.double().abs().sum()) * (len(values) // len(piece))
+    assert float(segment_sums(values, [len(values)])) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_norm_is_that_of_all_elements_in_any_dtype_and_shape() -> None:
+    parts = [torch.randn(3, 5000), torch.randn(()), torch.zeros(0), torch.randn(70, 90).T, torch.randn(4097).bfloat16()]
+    expected = torch.cat([part.double().flatten() for part in parts]).norm()
+    torch.testing.assert_close(l2_norm(parts), expected, rtol=1e-6, atol=0)
+    assert l2_norm(part.double() for part in parts).item() == pytest.approx(expected.item(), rel=1e-15)
+    assert l2_norm([]).item() == 0.0
 
 
 class Ranks:
@@ -111,7 +126,6 @@ def test_reducers_golden() -> None:
     assert weighted_sum(values, per_token_weights(torch.ones(12), 12)).item() == pytest.approx(6.5)
     # Two rollouts: the mean over rollouts of each one's token mean.
     assert weighted_sum(values, weights / 2).item() == pytest.approx(8.0)
-    assert weighted_sum(values, per_sample_weights(torch.ones(12), [3, 3, 3, 3], 4)).item() == pytest.approx(6.5)
 
 
 samples = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=2, max_size=8)

@@ -32,6 +32,14 @@ def test_any_chunk_length_gives_the_same(chunk: int) -> None:
     torch.testing.assert_close(reverse_scan(values, 0.9, chunk), serial(values, 0.9))
 
 
+def test_gae_of_a_long_batch_is_that_in_float64() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = (torch.randn(256, 8192, generator=generator) for _ in range(2))
+    found = gae(rewards, values, 0.99, 0.95)
+    for narrow, wide in zip(found, gae(rewards.double(), values.double(), 0.99, 0.95)):
+        torch.testing.assert_close(narrow, wide.float(), rtol=2e-7, atol=1e-7)
+
+
 def test_padding_stays_zero_and_does_not_matter() -> None:
     parts = [torch.rand(n, generator=torch.Generator().manual_seed(n)) for n in (3, 200, 1)]
     returns = discounted_returns(pad_right(parts), 0.9)

@@ -135,6 +135,8 @@ def test_two_blocking_rewards_run_side_by_side() -> None:
         (None, "returned NoneType for sample 0"),
         (float("nan"), "returned nan for sample 0; expected a finite number"),
         (float("-inf"), "returned -inf for sample 0"),
+        (1e300, r"reward 'mine' returned 1e\+300 for sample 0; expected a finite number between -1e\+15 and 1e\+15"),
+        (10**400, "returned 10000.* for sample 0"),
         ([1.0], "returned list for sample 0"),
     ],
 )

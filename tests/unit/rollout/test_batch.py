@@ -114,10 +114,25 @@ def test_missing_reward_of_a_finished_sample() -> None:
         build([[sample(0, None, index=8)]])
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_not_finite(reward: float) -> None:
-    with pytest.raises(RolloutError, match="is not finite"):
-        build([[sample(0, reward)]])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e160, 1e300, -1e300, 10**400])
+@pytest.mark.parametrize("key", [None, "score"])
+def test_a_reward_that_no_tensor_holds_costs_its_sample(reward: float, key: str | None) -> None:
+    group = [sample(0, reward if i == 1 else float(i), index=i) for i in range(4)]
+    for each in group if key else ():
+        each.reward = {key: each.reward}
+    args = Args(reward_key=key)
+    batch = make_batch(args, 3, [group], Centred(args))
+    assert group[1].status == SampleStatus.FAILED
+    assert "is not finite" in group[1].metadata["failure"]["error"] or "1e+15" in group[1].metadata["failure"]["error"]
+    assert batch.loss_masks[1] == [0] * len(batch.loss_masks[1])
+    assert [batch.rewards[i] for i in (0, 2, 3)] == pytest.approx([0.0 - 5 / 3, 2 - 5 / 3, 3 - 5 / 3])
+    with pytest.raises(RolloutError, match=r"cannot train on any of its 1 samples; sample 8: .*its reward is"):
+        build([[sample(0, reward, index=8)]])
+
+
+def test_a_post_processed_reward_that_no_tensor_holds_is_named() -> None:
+    with pytest.raises(RolloutError, match=r"path returned 1e\+300 for sample 8 \(group 0.* at most 1e\+18"):
+        build([[sample(0, 1.0, index=8)]], post_process_rewards=lambda args, samples: ([1.0], [1e300]))
 
 
 def test_a_reward_that_is_no_number() -> None:

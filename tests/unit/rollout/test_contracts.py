@@ -82,6 +82,8 @@ def test_rewards_of_an_eval_function_that_are_no_numbers_count_as_failed(lost, c
 
 def test_rewards_set_by_generate_functions() -> None:
     assert reward_problem(math.nan) == "set sample.reward to what is not finite: nan"
+    assert reward_problem(-1e160) == "set sample.reward to what is beyond 1e+15: -1e+160"
+    assert str(reward_problem(10**400)).startswith("set sample.reward to what is beyond 1e+15: 1000")
     assert reward_problem(None) is None
     assert reward_problem(0.5) is None
     assert reward_problem({"score": 1.0}) is None

@@ -20,6 +20,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from slime_testing_probes.fresh_process import FreshProcess
 
+from slime_command_check.overlap import overlap
 from slime_core.config.sections.rollout import context_of
 from slime_core.data.dataset import has_row, open_rows
 from slime_core.data.rows import Columns, PromptReader
@@ -82,7 +83,7 @@ def _data(run: Prepared) -> tuple[list[_Scored], list[Finding]]:
             default = of.custom_rm_path or of.rm_type or args.custom_rm_path or args.rm_type
             scored += [(f"{path}, row {number}", _reward_of(sample) or default, sample) for number, sample in read]
         findings += said
-    return scored, findings
+    return scored, [*findings, *overlap(args)]
 
 
 def _reward_of(sample: Sample) -> str | None:

@@ -59,8 +59,12 @@ class _GatherRows(torch.autograd.Function):
             result.masked_fill_(rows.dropped, 0)
         if rows.again is not None:
             repeats, repeated = rows.again
-            # Not `index_add_`, whose order of additions a GPU leaves open.
-            result.index_put_((repeated,), grad.index_select(0, repeats), accumulate=True)
+            added = grad.index_select(0, repeats)
+            # The order of additions is fixed in `index_add_` on a CPU only, and in `index_put_` on a GPU only.
+            if grad.device.type == "cpu":
+                result.index_add_(0, repeated, added)
+            else:
+                result.index_put_((repeated,), added, accumulate=True)
         return result, None
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from slime_core.errors import ConfigError, TrainError
+from slime_core.ops import l2_norm
 from slime_core.protocols import Args
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.storages import Storages
@@ -165,7 +166,7 @@ class FlatAdamW:
             TrainError: `MAX_CONSECUTIVE_SKIPS` steps in a row were skipped.
         """
         self._parallel.sum_in_buckets_(self.grads)
-        norm = float(torch.linalg.vector_norm(self.grads))
+        norm = float(l2_norm([self.grads]))
         lr = self.schedule.at(self.steps)
         if not math.isfinite(norm):
             self._skips_in_a_row += 1

@@ -289,6 +289,7 @@ class EmbeddedTrainer:
         self.optimizer.zero_grad()
         totals: dict[str, torch.Tensor] = {}
         log_probs: dict[int, torch.Tensor] = {}
+        grads: dict[int, torch.Tensor] = {}
         mismatches = torch.zeros(2, dtype=torch.float64, device=self.device)
         for positions in micro_batches:
             micro = pack(batch, positions, self.config.vocab_size, self.device, every_token=with_logits)
@@ -298,8 +299,13 @@ class EmbeddedTrainer:
                 parts = torch.split(output.log_probs.detach(), micro.response_lengths)
                 log_probs.update(zip(micro.positions, parts, strict=True))
             loss, metrics = loss_fn(output)
+            if loss.requires_grad and output.log_probs.requires_grad:
+                output.log_probs.retain_grad()
             if loss.requires_grad:
                 torch.autograd.backward(loss)
+            if output.log_probs.retains_grad and output.log_probs.grad is not None:
+                parts = torch.split(output.log_probs.grad, micro.response_lengths)
+                grads.update(zip(micro.positions, parts, strict=True))
             for name, value in metrics.items():
                 detached = value.detach().to(self.device, torch.float64)
                 totals[name] = totals[name] + detached if name in totals else detached
@@ -309,7 +315,7 @@ class EmbeddedTrainer:
         if batch.routed_experts is not None and self.role == "actor":
             different, replayed = self._parallel.all_reduce(mismatches).tolist()
             found[_MISMATCH] = different / max(replayed, 1.0)
-        return StepResult({**found, **self.optimizer.step()}, log_probs)
+        return StepResult({**found, **self.optimizer.step()}, log_probs, grads)
 
     def _output(
         self, micro: MicroBatch, with_entropy: bool, with_logits: bool, routing: Routing | None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from slime_embedded.models.packed import GROUP_FLOOR, GROUP_RATIO, PackedLayout
+from slime_embedded.models.packed import GROUP_FLOOR, GROUP_RATIO, PackedLayout, _row_map
 
 MIXED = [5, 70, 33, 1, 300, 64, 65, 71, 310]
 
@@ -78,3 +78,19 @@ def test_keeping_no_row_gives_an_empty_result_and_a_zero_gradient() -> None:
     assert kept.shape == (0, 4)
     kept.sum().backward()
     assert torch.equal(x.grad, torch.zeros(5, 4))
+
+
+def test_gradients_of_repeated_rows_are_added_in_one_order_with_two_threads() -> None:
+    rows = np.random.default_rng(0).integers(0, 600, 4000)
+    _, first, index = np.unique(rows, return_index=True, return_inverse=True)
+    gather = _row_map(index, first, None, "cpu", np.delete(np.arange(len(index)), first))
+    x, grad = torch.zeros(len(first), 576, requires_grad=True), torch.randn(len(index), 576)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = [torch.autograd.grad(gather(x), x, grad)[0] for _ in range(6)]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(part, found[0]) for part in found)
+    expected = torch.zeros(len(first), 576, dtype=torch.float64).index_add_(0, torch.from_numpy(index), grad.double())
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-5)

@@ -6,9 +6,8 @@ in THUDM/slime, where its deviation is NaN and it is dropped.
 
 from __future__ import annotations
 
-import math
-
 from slime_core import Args, FilterDecision, Group, execution_rewards
+from slime_core.ops import deviation
 
 MIN_STD = 1e-6
 
@@ -22,11 +21,6 @@ def dynamic_filter(args: Args, samples: Group) -> FilterDecision:
     rewards = execution_rewards(args, samples)
     if not rewards:
         return FilterDecision(keep=False, reason="no_reward")
-    if len(rewards) == 1 or _std(rewards) > MIN_STD:
+    if len(rewards) == 1 or deviation(rewards) > MIN_STD:
         return FilterDecision(keep=True)
     return FilterDecision(keep=False, reason=f"zero_std_{round(rewards[0], 1)}")
-
-
-def _std(values: list[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))

@@ -7,9 +7,8 @@ excess (`--over-sampling-batch-size`) is chosen from, and the number of prompts 
 
 from __future__ import annotations
 
-import math
-
 from slime_core import Args, FilterDecision, Group, execution_rewards
+from slime_core.ops import deviation
 
 MIN_STD = 1e-6
 
@@ -21,12 +20,7 @@ def dynamic_filter(args: Args, samples: Group) -> FilterDecision:
     and the group is kept. Fan-out siblings are one member of their group, worth their mean.
     """
     rewards = execution_rewards(args, samples)
-    if len(rewards) == 1 or (rewards and _std(rewards) > MIN_STD):
+    if len(rewards) == 1 or (rewards and deviation(rewards) > MIN_STD):
         return FilterDecision(keep=True)
     reason = f"zero_std_{round(rewards[0], 1)}" if rewards else "no_reward"
     return FilterDecision(keep=False, reason=reason, keep_when_insufficient=True)
-
-
-def _std(values: list[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))

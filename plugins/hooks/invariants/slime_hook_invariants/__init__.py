@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core import Args, Sample, hookimpl
 from slime_core.models.config import vocab_size_of
 from slime_hook_invariants.incident import FILE, Incident
-from slime_hook_invariants.samples import sample_incidents, sampled_among, tokens_that_may_train, trained_as_sampled
+from slime_hook_invariants.samples import Kept, kept, sample_incidents, sampled_among, trained_as_sampled
 
 if TYPE_CHECKING:
     from slime_hook_invariants.batches import Batches
@@ -38,8 +37,8 @@ class Invariants:
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._batches: Batches | None = None
-        self._may_train: dict[int, Counter[int | None]] = {}
-        """Rollout -> sample -> its tokens that may be trained on; where both are done in one process."""
+        self._kept: dict[int, Kept] = {}
+        """Rollout -> its samples, where they are generated and trained on in one process."""
 
     @hookimpl
     def slime_log_rollout(
@@ -48,10 +47,10 @@ class Invariants:
         """Samples as they will become a batch."""
         if args.use_sampling_mask:
             extra_metrics |= sampled_among(samples, _vocab_size(args.hf_checkpoint))
-        self._report(args, rollout_id, sample_incidents(samples))
+        self._report(args, rollout_id, sample_incidents(args, samples))
         if not args.custom_convert_samples_to_train_data_path:
-            self._may_train[rollout_id] = tokens_that_may_train(samples)
-        self._may_train.pop(rollout_id - _AHEAD, None)
+            self._kept[rollout_id] = kept(args, samples)
+        self._kept.pop(rollout_id - _AHEAD, None)
 
     @hookimpl
     def slime_rollout_trained(self, args: Args, trained: Any) -> None:
@@ -62,7 +61,9 @@ class Invariants:
         batch, rest = trained.batch, (trained.tensors, list(trained.steps), trained.known)
         found = self._batches.incidents(Trained(args, trained.trainer, batch, trained.local, trained.indices, *rest))
         self._report(args, batch.rollout_id, found)
-        self._report(args, batch.rollout_id, trained_as_sampled(self._may_train.pop(batch.rollout_id, {}), batch))
+        known = self._kept.pop(batch.rollout_id, None)
+        if known is not None:
+            self._report(args, batch.rollout_id, trained_as_sampled(args, known, batch))
 
     def _report(self, args: Args, rollout_id: int, found: Iterable[Incident]) -> None:
         for incident in found:

@@ -9,11 +9,23 @@ from collections.abc import Iterator
 
 from slime_hook_invariants.incident import Incident
 from slime_hook_invariants.of_rewards import Signal, advantages_of_rewards, normalised
-from slime_hook_invariants.of_steps import Weights, learning_rate, loss_of_its_terms, loss_of_the_batch, ratio_one
+from slime_hook_invariants.of_steps import (
+    Weights,
+    gradient_of_the_loss,
+    learning_rate,
+    loss_of_its_terms,
+    loss_of_the_batch,
+    ratio_one,
+)
 from slime_hook_invariants.of_tokens import Gaps, References, mask_of_the_sampled, versions_known
+from slime_hook_invariants.of_updates import Updates
 from slime_hook_invariants.trained import Trained
 
 __all__ = ["Batches", "Trained"]
+
+
+_FIRST, _EVERY = 5, 8
+"""Gradients and updates are computed again in the first rollouts of a process, then in two of so many."""
 
 
 class Batches:
@@ -21,10 +33,15 @@ class Batches:
 
     def __init__(self) -> None:
         self._signal, self._gaps, self._references, self._weights = Signal(), Gaps(), References(), Weights()
+        self._updates, self._rollouts = Updates(), 0
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
         """What does not hold. Of losses without advantages (SFT) only what is true of any optimizer step."""
         moved = yield from self._weights.incidents(it)
+        self._rollouts += 1
+        closely = self._rollouts <= _FIRST or self._rollouts % _EVERY < 2
+        if closely:
+            yield from self._updates.incidents(it)
         yield from learning_rate(it)
         if it.tensors.advantages is None:
             return
@@ -39,3 +56,5 @@ class Batches:
             yield from ratio_one(it)
             yield from loss_of_its_terms(it)
             yield from loss_of_the_batch(it)
+            if closely:
+                yield from gradient_of_the_loss(it)

@@ -8,6 +8,10 @@ FILE = "incidents.jsonl"
 """In the run's directory, a JSON object a line: `rollout_id` and the fields of `Incident`."""
 
 
+CENTRED = ("grpo", "gspo", "cispo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+"""Estimators that subtract a mean of the group."""
+
+
 class Incident(NamedTuple):
     """An invariant that does not hold."""
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from slime_hook_invariants.incident import Incident
+from slime_core.ops import deviation
+from slime_hook_invariants.incident import CENTRED, Incident
 from slime_hook_invariants.trained import Trained
 
-_CENTRED = ("grpo", "gspo", "cispo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 _SCALED = ("grpo", "gspo", "cispo")
 _EPSILON = 1e-6
 """What is added to the deviation; rewards that differ by little more do not deviate by 1 then."""
@@ -21,7 +21,7 @@ def normalised(it: Trained) -> Iterator[Incident]:
     """Where the estimator centres, the shaped rewards of a group add up to 0; where it scales, they deviate by 1."""
     args, batch = it.args, it.batch
     by_others = args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path
-    if args.advantage_estimator not in _CENTRED or not args.rewards_normalization or by_others:
+    if args.advantage_estimator not in CENTRED or not args.rewards_normalization or by_others:
         return
     against = compared = 0
     for group, positions in it.groups.items():
@@ -39,7 +39,7 @@ def normalised(it: Trained) -> Iterator[Incident]:
             )
         plain = all(batch.sibling_counts[p] == 1 for p in positions) and not it.withholds
         if args.advantage_estimator in _SCALED and args.grpo_std_normalization and plain:
-            spread, own = _deviation(shaped), _deviation([batch.raw_rewards[p] for p in positions])
+            spread, own = deviation(shaped), deviation([batch.raw_rewards[p] for p in positions])
             if spread > 0.02 and abs(spread - 1.0) > 0.02 and abs(spread - own / (own + _EPSILON)) > 0.02:
                 yield Incident(
                     "advantages_deviate_by_one",
@@ -58,11 +58,6 @@ def normalised(it: Trained) -> Iterator[Incident]:
             "the better answer of a group has the lower advantage: a sign is turned, or rewards go to other samples",
             f"in {against} of {compared} groups",
         )
-
-
-def _deviation(values: list[float]) -> float:
-    """Of a sample; `statistics.stdev` takes fractions for it, and as long as all other checks of a rollout."""
-    return math.dist(values, [math.fsum(values) / len(values)] * len(values)) / math.sqrt(len(values) - 1)
 
 
 def advantages_of_rewards(it: Trained) -> Iterator[Incident]:

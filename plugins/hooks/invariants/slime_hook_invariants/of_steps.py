@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 
 import torch
 
+from slime_core import Args
 from slime_hook_invariants.incident import Incident
 from slime_hook_invariants.trained import Trained, sums
 
+_BY_TOKEN = ("grpo", "rloo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _SURROGATE = ("grpo", "gspo", "rloo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _RATIO = 0.01
 _PATIENCE = 3
@@ -95,6 +97,66 @@ def loss_of_the_batch(it: Trained) -> Iterator[Incident]:
         )
 
 
+def gradient_of_the_loss(it: Trained) -> Iterator[Incident]:
+    """What each step propagated by its log-probs is the gradient of the clipped surrogate and the KL, computed here."""
+    args, local = it.args, it.local
+    alone = getattr(it.trainer, "world_size", 1) == 1
+    known = args.kl_loss_type in ("k1", "k2", "k3", "low_var_kl") and not args.use_unbiased_kl
+    if not it.plain or not alone or args.advantage_estimator not in _BY_TOKEN or (args.use_kl_loss and not known):
+        return
+    for number, step in enumerate(it.steps):
+        positions = [p for p in step.log_probs if local.response_lengths[p]]
+        old = it.tensors.old_log_probs
+        if (
+            not step.log_prob_grads
+            or not positions
+            or (number and (not old or any(not len(old[p]) for p in positions)))
+        ):
+            return
+        masks, new = [it.tensors.loss_masks[p] for p in positions], [step.log_probs[p] for p in positions]
+        before = [old[p] if old and len(old[p]) else new[i] for i, p in enumerate(positions)]
+        by_token = args.calculate_per_token_loss
+        shares = [1.0 if by_token else 1.0 / max(local.rollout_mask_sums[p], 1) for p in positions]
+        count = sum(int(mask.sum()) for mask in masks) if by_token else len({local.rollout_ids[p] for p in positions})
+        weights = torch.cat([mask * share for mask, share in zip(masks, shares)]) / max(count, 1)
+        advantages, log_probs = torch.cat([it.tensors.advantages[p] for p in positions]), torch.cat(new)
+        expected = _by_log_prob(args, advantages, log_probs - torch.cat(before)) * weights
+        if args.use_kl_loss:
+            reference = torch.cat([it.tensors.ref_log_probs[p] for p in positions])
+            expected += args.kl_loss_coef * _kl_by_log_prob(args.kl_loss_type, log_probs - reference) * weights
+        found = torch.cat([step.log_prob_grads.get(p, torch.zeros_like(n)) for p, n in zip(positions, new)])
+        size, off = float(expected.abs().sum()), float((found - expected).abs().sum())
+        if off > 0.02 * size + 1e-7:
+            along = float((found * expected).sum()) / max(float(expected.square().sum()), 1e-30)
+            yield Incident(
+                "gradient_of_the_loss",
+                "the gradient that is propagated is not that of the loss that is reported: a micro-batch's is lost,"
+                " each has a mean of its own, it is scaled, or the clipping is on the wrong side",
+                f"step {number}: {off / max(size, 1e-30):.1%} of it differs; it is {along:.3g} times the right one",
+            )
+            return
+
+
+def _by_log_prob(args: Args, advantages: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+    """[T] derivative of PPO's clipped surrogate (Schulman et al., 2017) by the log-prob; with the dual clip's floor."""
+    ratio = log_ratio.clamp(-20.0, 20.0).exp()
+    high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
+    clipped = torch.where(advantages > 0, ratio > 1 + high, ratio < 1 - args.eps_clip)
+    if args.eps_clip_c is not None:
+        clipped = clipped | ((advantages < 0) & (ratio > args.eps_clip_c))
+    return torch.where(clipped, 0.0, -ratio * advantages)
+
+
+def _kl_by_log_prob(kind: str, r: torch.Tensor) -> torch.Tensor:
+    """[T] derivative of an estimate of the KL (Schulman, 2020) by the policy's log-prob, r = log p - log p_ref."""
+    if kind == "k1":
+        return torch.ones_like(r)
+    if kind == "k2":
+        return r
+    slope = 1 - (-r).clamp(max=80.0).exp()
+    return torch.where((r - slope).abs() > 10.0, 0.0, slope) if kind == "low_var_kl" else slope
+
+
 def learning_rate(it: Trained) -> Iterator[Incident]:
     """It is what the settings say without a schedule, and a schedule is not over before the run is."""
     args = it.args
@@ -114,6 +176,20 @@ def learning_rate(it: Trained) -> Iterator[Incident]:
             return
 
 
+def _handed_out(it: Trained, named: Mapping[str, torch.nn.Parameter]) -> Iterator[Incident]:
+    """Each trained parameter is among the weights that engines are sent; of models without adapters, in one process."""
+    if it.args.lora_rank or getattr(it.trainer, "world_size", 1) != 1:
+        return
+    sent = {tensor.data_ptr() for _, tensor in it.trainer.named_weights()}
+    missing = [name for name, p in named.items() if p.data_ptr() not in sent] if sent else []
+    if missing and len(missing) < len(named):
+        yield Incident(
+            "every_tensor_is_sent",
+            "a tensor is trained that the trainer never hands out for the engine",
+            f"{', '.join(missing[:4])}: {len(missing)} of {len(named)}",
+        )
+
+
 class Weights:
     """Which tensors had a gradient, and which moved, over the rollouts; of trainers whose model is a torch module."""
 
@@ -129,8 +205,10 @@ class Weights:
         if not isinstance(model, torch.nn.Module) or not stepped:
             return False
         named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
-        norms = torch._foreach_norm([p.grad for p in named.values() if p.grad is not None])
+        norms = torch._foreach_norm([p.grad for p in named.values() if p.grad is not None], math.inf)
         some = any(s.metrics.get("grad_norm", 0.0) > 0 for s in stepped)
+        if not self._before:
+            yield from _handed_out(it, named)
         for name, norm in zip(named, norms):
             self._without[name] = self._without.get(name, 0) + 1 if float(norm) == 0.0 else 0
         now = {name: p.detach().reshape(-1)[:_LOOKED_AT].clone() for name, p in named.items()}

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from slime_core import Sample, SampleStatus, TrainBatch
-from slime_hook_invariants.incident import Incident, foreign_tokens
+from slime_core import Args, Sample, SampleStatus, TrainBatch
+from slime_core.ops import deviation
+from slime_hook_invariants.incident import CENTRED, Incident, foreign_tokens
 
 _FEW = 2
+_DECODED, _LONGEST = 8, 256
+"""Samples whose text is compared, and how many tokens of each."""
+_BY_CHANCE = -20.0
+"""Logarithm of a chance that is none."""
 
 
-def sample_incidents(samples: Sequence[Sample]) -> Iterator[Incident]:
-    """What does not hold of a rollout's samples."""
+class Kept(NamedTuple):
+    """What is remembered of a rollout's samples until they are trained on, by sample index."""
+
+    tokens: Counter[int | None]
+    """Tokens that the mask trains; parts of one sample together."""
+    groups: dict[int | None, int | None]
+    rewards: dict[int | None, float]
+    """Reward as it was scored, of samples with one that count in their group."""
+    reported: dict[int | None, float]
+    """The same, or `metadata["raw_reward"]`, which is reported instead."""
+
+
+def sample_incidents(args: Args, samples: Sequence[Sample]) -> Iterator[Incident]:
+    """Yield what does not hold of a rollout's samples."""
     groups: dict[int | None, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample.group_index].append(sample)
@@ -22,13 +42,21 @@ def sample_incidents(samples: Sequence[Sample]) -> Iterator[Incident]:
     yield from _failed(samples)
     yield from _doubled_start(samples)
     yield from _answers(groups)
+    yield from _same_answers(args, groups)
+    yield from _decoded(args, samples)
 
 
-def tokens_that_may_train(samples: Sequence[Sample]) -> Counter[int | None]:
-    """Sample -> how many of its tokens its mask trains; parts of one sample together."""
-    found: Counter[int | None] = Counter()
+def kept(args: Args, samples: Sequence[Sample]) -> Kept:
+    """Return what `trained_as_sampled` compares a batch with."""
+    found = Kept(Counter(), {}, {}, {})
+    parts = Counter(sample.index for sample in samples)
     for sample in samples:
-        found[sample.index] += 0 if sample.is_removed else sample.effective_response_length
+        found.tokens[sample.index] += 0 if sample.is_removed else sample.effective_response_length
+        found.groups[sample.index] = sample.group_index
+        reward = None if sample.is_removed or parts[sample.index] > 1 else sample.finite_reward(args)
+        if reward is not None and not args.custom_reward_post_process_path:
+            found.rewards[sample.index] = reward
+            found.reported[sample.index] = float(sample.metadata.get("raw_reward", reward))
     return found
 
 
@@ -42,14 +70,52 @@ def sampled_among(samples: Sequence[Sample], vocab_size: int) -> dict[str, float
     return {"rollout/sampled_among": mean, "rollout/sampled_among_share": mean / vocab_size}
 
 
-def trained_as_sampled(may_train: Mapping[int | None, int], batch: TrainBatch) -> Iterator[Incident]:
-    """No more trains of a sample than its mask says; of samples that are not known, nothing is."""
+def trained_as_sampled(args: Args, known: Kept, batch: TrainBatch) -> Iterator[Incident]:
+    """Compare a batch with its samples: their masks, their groups and their rewards, as far as they are known."""
     trains: Counter[int] = Counter()
     for index, mask in zip(batch.sample_indices, batch.loss_masks):
         trains[index] += sum(mask)
-    foreign = sum(max(count - may_train[index], 0) for index, count in trains.items() if index in may_train)
+    foreign = sum(max(count - known.tokens[index], 0) for index, count in trains.items() if index in known.tokens)
     if foreign:
         yield foreign_tokens(foreign)
+    moved = [i for i, group in zip(batch.sample_indices, batch.group_indices) if known.groups.get(i, group) != group]
+    moved = [i for i in moved if known.groups[i] is not None]
+    if moved:
+        yield Incident(
+            "group_of_one_prompt",
+            "the groups that rewards are compared in are not the samples' own: samples were shuffled or regrouped after"
+            " they were scored",
+            f"{len(moved)} of {len(batch)} samples, the first is sample {moved[0]}",
+        )
+    yield from _rewards_kept(args, known, batch)
+
+
+def _rewards_kept(args: Args, known: Kept, batch: TrainBatch) -> Iterator[Incident]:
+    """The batch reports each reward as it was scored, and a centring estimator's are a line over it in each group."""
+    cause = (
+        "the rewards that train are not those that were scored: they are clipped, rounded, replaced or another sample's"
+    )
+    groups: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for at, index in enumerate(batch.sample_indices):
+        scored = known.reported.get(index)
+        if scored is None:
+            continue
+        if abs(batch.raw_rewards[at] - scored) > 1e-6 * max(1.0, abs(scored)):
+            numbers = f"sample {index}: scored {scored:.6g}, in the batch {batch.raw_rewards[at]:.6g}"
+            yield Incident("rewards_as_scored", cause, numbers)
+            return
+        groups[batch.group_indices[at]].append((known.rewards[index], batch.rewards[at]))
+    for group, pairs in groups.items() if args.advantage_estimator in CENTRED else ():
+        scored_by, shaped = map(list, zip(*pairs))
+        spreads = (deviation(scored_by), deviation(shaped)) if len(pairs) > 1 else (0.0, 0.0)
+        if spreads[0] <= 1e-4 * max(1.0, *map(abs, scored_by)):
+            continue
+        means = math.fsum(scored_by) / len(pairs), math.fsum(shaped) / len(pairs)
+        together = math.fsum((r - means[0]) * (s - means[1]) for r, s in pairs) / (len(pairs) - 1)
+        if spreads[1] == 0.0 or 0 < together < 0.999 * spreads[0] * spreads[1]:
+            numbers = f"group {group}: scored {scored_by[:4]}, trained on {[round(s, 4) for s in shaped[:4]]}"
+            yield Incident("rewards_as_scored", cause, numbers)
+            return
 
 
 def _mixed(groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
@@ -96,7 +162,7 @@ def _answers(groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
                 continue
             same = first.setdefault(tuple(sample.tokens), sample)
             texts += same.response != sample.response
-            rewards += same.reward != sample.reward and same.response == sample.response
+            rewards += same.response == sample.response and _differ(same.reward, sample.reward)
     if texts >= _FEW:
         yield Incident(
             "text_of_the_tokens",
@@ -111,3 +177,74 @@ def _answers(groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
             " is random",
             f"{rewards} samples have another reward than an equal answer in their group",
         )
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two rewards differ by more than rounding."""
+    numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    return not math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) if numbers else one != other
+
+
+def _same_answers(args: Args, groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
+    """All answers of every group are equal, which their log-probs make next to impossible."""
+    if not args.rollout_temperature or args.rollout_top_k == 1:
+        return
+    compared, chance = 0, 0.0
+    for members in groups.values():
+        answered = [s for s in members if s.response_length and not s.is_removed and s.rollout_log_probs]
+        first = answered[0] if len(answered) > 1 else None
+        if first is None or first.rollout_log_probs is None:
+            continue
+        if any(s.tokens != first.tokens for s in answered):
+            return
+        compared += 1
+        chance += (len(answered) - 1) * math.fsum(first.rollout_log_probs)
+    if compared > 1 and chance < _BY_CHANCE:
+        yield Incident(
+            "answers_differ",
+            "all answers to a prompt are the same: the samples of a group share a seed, or one answer is copied",
+            f"in all {compared} groups; by their log-probs the chance is e^{chance:.0f}",
+        )
+
+
+def _decoded(args: Args, samples: Sequence[Sample]) -> Iterator[Incident]:
+    """The text that is scored is that of the tokens, by the run's own tokenizer."""
+    file = Path(args.hf_checkpoint, "tokenizer.json")
+    if args.custom_generate_function_path or args.rollout_function_path or not file.is_file():
+        return
+    answered = [s for s in samples if s.response and s.response_length and not s.is_removed]
+    chosen = answered[:: max(1, len(answered) // _DECODED)][:_DECODED]
+    wrong = [sample for sample in chosen if not _is_text_of(_tokenizer(str(file)), sample)]
+    if len(wrong) >= _FEW:
+        own = _tokenizer(str(file)).decode(wrong[0].tokens[-wrong[0].response_length :])
+        yield Incident(
+            "text_of_the_tokens",
+            "the text that is scored is not that of the tokens that are trained on: another tokenizer decodes, or texts"
+            " and samples are mispaired",
+            f"{len(wrong)} of {len(chosen)} samples; the first has {wrong[0].response!r:.80}, its tokens are"
+            f" {own!r:.80}",
+        )
+
+
+@functools.cache
+def _tokenizer(file: str) -> Any:
+    """Read the tokenizer apart from the run, so that what was done to the run's does not reach it."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(file)
+
+
+def _is_text_of(tokenizer: Any, sample: Sample) -> bool:
+    """Return whether the text and the tokens agree from the start, as far as both go, but for spaces."""
+    ids = sample.tokens[-sample.response_length :][:_LONGEST]
+    given = _letters(sample.response)
+    for skip in (True, False):
+        own = _letters(tokenizer.decode(ids, skip_special_tokens=skip))
+        if own.startswith(given) or given.startswith(own):
+            return True
+    return False
+
+
+def _letters(text: str) -> str:
+    """Return the text up to a character that is cut in its middle, without spaces."""
+    return "".join(text.split("\ufffd")[0].split())

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from slime_core import Args
+from slime_core.ops import segment_sums
 from slime_core.types import NOT_SAMPLED, TrainBatch
 
 
@@ -82,7 +83,6 @@ class Trained:
 
 
 def sums(values: torch.Tensor, rows: Sequence[torch.Tensor]) -> list[float]:
-    """[rows] of values, laid end to end as the rows are, the sum over each: one pass for all samples."""
-    lengths = torch.tensor([len(row) for row in rows], device=values.device)
-    found: list[float] = torch.segment_reduce(values.float(), "sum", lengths=lengths, initial=0).tolist()
+    """Return the sum over each row of values, which are laid end to end as the rows are."""
+    found: list[float] = segment_sums(values.double(), [len(row) for row in rows]).tolist()
     return found

@@ -109,3 +109,16 @@ def settings_of(args: Args) -> dict[str, Any]:
             learn(name, value)  # a program that made its settings itself has told of none
             found[name] = hidden_values(value)
     return found
+
+
+def histogram(values: Sequence[float], buckets: int) -> tuple[Any, Any]:
+    """Return counts and edges of equal buckets; numbers that are equal but for rounding get buckets a little wider.
+
+    `numpy.histogram` raises ValueError where the edges of two buckets are the same float.
+    """
+    import numpy
+
+    low, high = min(values), max(values)
+    least = max(1e-9 * max(abs(low), abs(high)), 1e-300)
+    wide = (low - least, high + least) if 0 < high - low < least else None
+    return numpy.histogram(values, bins=buckets, range=wide)

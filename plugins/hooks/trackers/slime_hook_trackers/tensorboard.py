@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_hook_trackers.numbers import Rollout, Tracked
+from slime_hook_trackers.numbers import Rollout, Tracked, histogram
 
 _BUCKETS = 30
 
@@ -72,10 +72,9 @@ class TensorBoard:
 
 
 def _histogram(values: Sequence[float]) -> Any:
-    import numpy
     from tensorboard.compat.proto.histogram_pb2 import HistogramProto
 
-    counts, edges = numpy.histogram(values, bins=_BUCKETS)
+    counts, edges = histogram(values, _BUCKETS)
     return HistogramProto(
         min=min(values), max=max(values), num=len(values), sum=sum(values), sum_squares=sum(v * v for v in values),
         bucket_limit=edges[1:].tolist(), bucket=counts.tolist(),

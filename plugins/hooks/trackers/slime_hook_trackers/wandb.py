@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from slime_hook_trackers.numbers import Rollout, Tracked, settings_of
+from slime_hook_trackers.numbers import Rollout, Tracked, histogram, settings_of
 
 _ID = "wandb_run_id"
 """File of the run directory with the run's id, for a resume."""
@@ -51,7 +51,7 @@ class Wandb:
     def rollout(self, found: Rollout) -> None:
         """Add the histograms, and the texts as a table."""
         values: dict[str, Any] = {
-            f"{name}_histogram": self._wandb.Histogram(list(numbers))
+            f"{name}_histogram": self._wandb.Histogram(np_histogram=histogram(numbers, 64))
             for name, numbers in found.distributions.items()
             if numbers
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_hook_trackers import Options, Trackers
-from slime_hook_trackers.numbers import Tracked, settings_of
+from slime_hook_trackers import Options, Trackers, tensorboard
+from slime_hook_trackers.numbers import Tracked, histogram, settings_of
 from slime_hook_trackers.tail import Tail
 from slime_hook_trackers.worker import Worker
 
@@ -81,6 +82,17 @@ def test_tensorboard_has_numbers_histograms_and_the_texts_that_were_asked_for(
     assert PROMPT.encode() not in written(tmp_path)
     follow(tmp_path, use_tensorboard=True, texts=1)
     assert PROMPT.encode() in written(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0, 0.7 + 0.2 + 0.1], [1e15, math.nextafter(1e15, 0)], [5e-324, 0.0], [-1.0, 1.0], [3.0, 3.0], [0.0]]
+)
+def test_numbers_that_are_equal_but_for_rounding_have_a_histogram(values: list[float]) -> None:
+    for buckets in (30, 64):
+        counts, edges = histogram(values, buckets)
+        assert (counts.sum(), len(edges)) == (len(values), buckets + 1)
+        assert edges[0] <= min(values) <= max(values) <= edges[-1]
+    assert tensorboard._histogram(values).num == len(values)
 
 
 @pytest.mark.slow  # its service takes seconds to start

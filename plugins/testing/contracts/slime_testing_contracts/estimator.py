@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
 from slime_core.protocols import Args
+from slime_core.sample import LARGEST_SCORE, is_score
 from slime_testing_contracts.base import Contract, only_where
 
 if TYPE_CHECKING:
@@ -75,12 +75,13 @@ class EstimatorContract(Contract):
     # -- rewards -------------------------------------------------------------------------------------
 
     def test_shaped_rewards_are_finite_numbers(self) -> None:
-        """One per sample, for uneven groups, a group of one, and equal rewards."""
-        rewards = [1.0, 0.0, 0.5, 2.0, 2.0, 2.0, 3.0]
-        shaped = self.shape(rewards, [0, 0, 0, 1, 1, 1, 2])
-        assert len(shaped) == len(rewards), f"{len(rewards)} rewards became {len(shaped)}"
-        wrong = [value for value in shaped if not isinstance(value, float) or not math.isfinite(value)]
-        assert not wrong, f"shaped rewards are finite floats; found {wrong!r}"
+        """One per sample, for uneven groups, a group of one, equal rewards, and the largest one that there may be."""
+        for largest in (2.0, LARGEST_SCORE):
+            rewards = [1.0, 0.0, largest, 2.0, 2.0, 2.0, 3.0]
+            shaped = self.shape(rewards, [0, 0, 0, 1, 1, 1, 2])
+            assert len(shaped) == len(rewards), f"{len(rewards)} rewards became {len(shaped)}"
+            wrong = [value for value in shaped if not isinstance(value, float) or not is_score(value / 1e3)]
+            assert not wrong, f"shaped rewards are finite floats of at most {1e3 * LARGEST_SCORE:g}; found {wrong!r}"
 
     def test_golden(self) -> None:
         """The author's reference numbers hold."""

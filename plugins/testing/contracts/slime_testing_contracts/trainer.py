@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime_core.ops import l2_norm
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args, MicroBatchOutput, StepResult, TrainerTraits, traits_of
 from slime_core.types import TrainBatch
@@ -285,7 +286,7 @@ class TrainerContract(Contract):
         total = sum(map(sum, batch.loss_masks))
         masks = [torch.tensor(mask, dtype=torch.float32) for mask in batch.loss_masks]
         torch.autograd.backward(-(torch.cat(expected) * torch.cat(masks)).sum() / total)
-        norm = torch.stack([p.grad.norm() for p in decoder.parameters() if p.grad is not None]).norm().item()
+        norm = float(l2_norm(p.grad for p in decoder.parameters() if p.grad is not None))
 
         def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             mask = torch.cat([masks[p] for p in output.positions]).to(output.log_probs.device)

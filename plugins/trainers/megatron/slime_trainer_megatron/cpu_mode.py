@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
+from slime_core.ops import l2_norm
+
 CPU = torch.device("cpu")
 FACTORIES = frozenset(
     getattr(torch, name)
@@ -126,6 +128,15 @@ def _fixes() -> Iterator[tuple[Any, str, Any]]:
     # Adam: on torch's it looks for a saved "step" (KeyError) and copies into a leaf that requires gradients.
     optimizer = importlib.import_module("megatron.core.optimizer.distrib_optimizer").DistributedOptimizer
     yield optimizer, "_set_main_param_and_optimizer_states", _set_optimizer_state
+
+    # clip_grads.py `get_grad_norm_fp32` takes torch's float32 norm of each tensor where neither Apex nor Transformer
+    # Engine is there; on a CPU it is 1% too small at 100M elements.
+    yield importlib.import_module("megatron.core.optimizer.clip_grads"), "l2_norm_impl", _l2_norm
+
+
+def _l2_norm(chunk_size: int, noop: Any, lists: Any, per_tensor: bool, *args: Any) -> tuple[torch.Tensor, None]:
+    """Stand in for `amp_C.multi_tensor_l2norm`."""
+    return l2_norm(tensor for tensors in lists for tensor in tensors).float()[None], None
 
 
 def _splits_for_host(self: Any, point: str, tokens_per_expert: Any = None) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from slime_trainer_megatron import cpu_mode
 from slime_trainer_megatron.cpu_mode import on_device
 from slime_trainer_megatron.model.attention import CoreAttention
@@ -119,6 +120,14 @@ def optimizer_state() -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in saved.items())
 
 
+def large_gradient() -> None:
+    from megatron.core.optimizer.clip_grads import get_grad_norm_fp32
+
+    gradient = torch.full((40_000_000,), 1e-4)
+    found = get_grad_norm_fp32([gradient], grad_stats_parallel_group=dist.group.WORLD)
+    assert found == pytest.approx(float(gradient[0]) * 40_000_000**0.5, rel=1e-5)
+
+
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[type[Exception], ...]]] = {
     "current_device": (current_device, (AssertionError, RuntimeError)),
     "synchronize": (synchronize, (AssertionError, RuntimeError)),
@@ -129,6 +138,7 @@ SCENARIOS: dict[str, tuple[Callable[[], None], tuple[type[Exception], ...]]] = {
     "_get_cuda_rng_state": (recompute, (AssertionError, RuntimeError)),
     "_set_cuda_rng_state": (recompute, (AssertionError, RuntimeError)),
     "_set_main_param_and_optimizer_states": (optimizer_state, (KeyError, RuntimeError)),
+    "l2_norm_impl": (large_gradient, (AssertionError,)),
     "mode: factories": (factory, (AssertionError, RuntimeError)),
     "mode: pinned memory": (pinned_memory_and_cuda, (AssertionError, RuntimeError)),
     "mode: names of types": (type_names, (AssertionError,)),
