@@ -113,9 +113,9 @@ def collect(
 def _add_argument(layered: Layered, name: str, value: Any, foreign: Sequence[ForeignFlags]) -> None:
     """Lay a keyword argument of Python over everything else; None leaves the setting to the other layers."""
     origin = Origin("argument", f"argument {name}")
-    value = str(value) if isinstance(value, os.PathLike) else value
     if value is None:
         return
+    value = _plain(value)
     if (meant := respelled().get(name, name)) in flag_specs():
         layered.add_mapping_entry(meant, _read_text(meant, Entry(value, origin)))
     elif name in switched_off() and isinstance(value, bool):
@@ -124,6 +124,13 @@ def _add_argument(layered: Layered, name: str, value: Any, foreign: Sequence[For
         layered.given.append((name, Entry(value, origin)))
     else:
         raise ConfigError(f"argument {name}={value!r:.80}: no such setting.{_suggest_key(name, foreign)}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of Python as the schema has it: paths as text, tuples as lists."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, os.PathLike) else value
 
 
 def lay_below(layered: Layered, preset: Mapping[str, Any], where: str) -> None:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.config.origins import Origin
+from slime_core.config.run_files import HEADER
 from slime_core.config.schema import Args
 from slime_core.config.spec import flag_specs
 from slime_core.config.yaml_file import dump_value, rebase
 from slime_core.secrets import hidden, hidden_values
 
-HEADER = "# name: value  # origin"
-"""First line of the text, by which a run's `config.yaml` is known."""
 CUSTOM_KEY = "custom"
 """YAML key whose entries become attributes of `args`."""
 _NOT_STORED = ("config", "custom_config_path")

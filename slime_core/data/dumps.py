@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -216,8 +215,21 @@ def check_saved(args: Args, rollout_id: int) -> Path:
 def to_json(value: Any, what: str) -> bytes:
     """JSON bytes. Raises RolloutError naming `what` when the value cannot be written."""
     try:
-        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY, default=json_default)
+        return _written(value)
     except TypeError as error:
-        with suppress(TypeError, ValueError):  # orjson writes integers of up to 64 bits
-            return json.dumps(value, default=json_default, allow_nan=False).encode()
+        with suppress(TypeError, ValueError):
+            return _written(_spelled(value))
         raise RolloutError(f"{what} cannot be saved: {error}; keep JSON values in sample.metadata") from error
+
+
+def _written(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY, default=json_default)
+
+
+def _spelled(value: Any) -> Any:
+    """Return the value with its integers beyond 64 bits, which orjson does not write, as their digits."""
+    if isinstance(value, dict):
+        return {key: _spelled(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spelled(one) for one in value]
+    return orjson.Fragment(str(value)) if type(value) is int and value.bit_length() > 63 else value

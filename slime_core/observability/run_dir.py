@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.sections.run import CHECKPOINTS, CONFIG, OUTPUT, RUN_FILES, SUMMARY
-from slime_core.config.settings import HEADER
+from slime_core.config.run_files import CHECKPOINTS, CONFIG, HEADER, OUTPUT, RUN_FILES, SUMMARY
 from slime_core.distributions import BUNDLE, CORE, installed
 from slime_core.errors import ConfigError, RecordError
 from slime_core.protocols import Args

@@ -120,5 +120,5 @@ def test_the_supervised_recipe_of_thudm_slime(tmp_path: Path) -> None:
 
 
 def test_a_rollout_function_that_may_generate_is_refused_without_engine(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--debug-train-only \(flag\) starts no engine"):
+    with pytest.raises(ConfigError, match=r"--debug-train-only \(argument debug_train_only\) starts no engine"):
         run_loop(tmp_path, 2, debug_train_only=True, rollout_function_path="generate")

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from slime_core.config import Args
 from slime_core.launch.lock import sole_writer
 from tests.conftest import SLIME, TinyRun, without_start
 
@@ -235,7 +236,7 @@ def test_a_command_killed_while_its_ranks_start_leaves_no_orphan_and_no_lock(
     process.kill()
     process.wait()
     assert psutil.wait_procs(below, timeout=30)[1] == []
-    with sole_writer(tmp_path / "run"):
+    with sole_writer(Args(run_dir=str(tmp_path / "run"))):
         pass
 
 

@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,11 @@ _FILE = '''"""The {kind} {label}, given as a Python object; its source was:
 
 import base64
 import pickle
+import sys
 
+for place in {places!r}:  # modules that the object imports lie there
+    if place not in sys.path:
+        sys.path.append(place)
 {kind} = pickle.loads(base64.b85decode(
     {data!r}
 ))
@@ -100,7 +105,9 @@ def _pickled(kind: str, given: Any, folder: Path) -> str | None:
         logger.info("argument %s: not pickled: %s: %s", kind, type(error).__name__, error)
         return None
     text = base64.b85encode(data).decode()
-    body = _FILE.format(kind=kind, label=name_of(given), source=_source(given), data=text)
+    installed = (sys.prefix, sys.base_prefix)
+    places = [place or os.getcwd() for place in sys.path if not place.startswith(installed)]
+    body = _FILE.format(kind=kind, label=name_of(given), source=_source(given), data=text, places=places)
     path = folder / f"{kind}_{hashlib.sha256(data).hexdigest()[:12]}.py"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(body, encoding="utf-8")

@@ -167,6 +167,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     )  # fmt: skip
     first = rows.read_bytes()
     assert [json.loads(line)["metadata"][KEY]["rollout"]["index"] for line in first.splitlines()] == [1, 3, 5, 7]
+    assert main([*argv, "--min-reward", "1", "--json"]) == 2  # the file is there already
+    rows.unlink()
+    capsys.readouterr()
     assert main([*argv, "--min-reward", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == {"reward below 1": 4}
     assert rows.read_bytes() == first

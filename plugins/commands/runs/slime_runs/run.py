@@ -118,7 +118,9 @@ class Run:
         """ "running", "ended" (by itself), "drained" (asked to end early) or "stopped" (killed, or by an error)."""
         if self.waits().alive:
             return "running"
-        summary = self.summary() or (self.evaluation() if self.is_evaluation() else None)
+        summary = self.summary()
+        if summary is None and self.is_evaluation():
+            summary = self.evaluation()
         return "stopped" if summary is None else "drained" if summary.get("drained") else "ended"
 
     def is_evaluation(self) -> bool:

@@ -100,6 +100,7 @@ def run_loop(folder: Path, steps: int = 3, **settings: Any) -> LoopRun:
         "lr_decay_style": "constant",
         "num_threads": 1,
         "preflight": False,
+        "keep_checkpoints": 0,
         "save": folder / "run",
         "save_debug_rollout_data": folder / "run" / _SAMPLES,
     }
