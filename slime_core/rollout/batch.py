@@ -141,7 +141,7 @@ def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
     """Send samples through admission and tell which it refused. Raises RolloutError where it refused all."""
     refused = admit(samples, image_token_of(args.hf_checkpoint))
     for sample in samples:
-        value = sample.reward.get(args.reward_key) if isinstance(sample.reward, Mapping) else sample.reward
+        value = sample.reward.get(args.reward_key or "") if isinstance(sample.reward, Mapping) else sample.reward
         if isinstance(value, (int, float)) and not is_score(value) and not sample.is_removed:
             sample.fail("reward", f"its reward {number_problem(value)}")
             refused.append(sample)

@@ -65,7 +65,7 @@ class Updates:
         if watched is None or watched.grad is None:
             self._watched = min(named.values(), key=torch.Tensor.numel, default=None)
             if self._watched is not None:
-                self._watched.register_hook(self._note)
+                self._watched.register_hook(self._note)  # type: ignore[no-untyped-call]
             return
         if not known or not passes or it.tensors.advantages is None:
             return
@@ -109,9 +109,9 @@ def _state(named: dict[str, torch.nn.Parameter], optimizer: Any) -> _State | Non
 
     values = [named[name] for name in names]
     decayed = [torch.full((min(p.numel(), _ELEMENTS),), p.dim() > 1, device=p.device) for p in values]
-    both = [together([moments[f"{kind}.{name}"] for name in names]) for kind in ("exp_avg", "exp_avg_sq")]
+    first, second = (together([moments[f"{kind}.{name}"] for name in names]) for kind in ("exp_avg", "exp_avg_sq"))
     grads = together([p.grad for p in values if p.grad is not None])
-    return _State(together(values), grads, *both, torch.cat(decayed), optimizer.moment_steps)
+    return _State(together(values), grads, first, second, torch.cat(decayed), optimizer.moment_steps)
 
 
 def _moved(args: Args, before: _State, now: _State, rates: Sequence[float]) -> Iterator[Incident]:
