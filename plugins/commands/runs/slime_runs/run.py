@@ -6,6 +6,7 @@ without samples, one that has not come to its first rollout) is empty, not an er
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -194,7 +195,7 @@ class Run:
         found: dict[Any, dict[str, Any]] = {}
         for one in read_lines(self.path / "incidents.jsonl"):
             if isinstance(one.get("rollout_id"), int):
-                texts = {name: str(one.get(name, "")) for name in ("check", "cause", "numbers")}
+                texts = {name: _text(one.get(name, "")) for name in ("check", "cause", "numbers")}
                 found[one["rollout_id"], texts["check"]] = {**one, **texts}
         return list(found.values())
 
@@ -301,6 +302,11 @@ class _NoAliases(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("an alias")
         return super().compose_node(parent, index)
+
+
+def _text(value: Any) -> str:
+    """Return text as it is, and anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _value(text: str) -> Any:

@@ -209,7 +209,7 @@ def _same_answers(args: Args, groups: dict[int | None, list[Sample]]) -> Iterato
 
 def _decoded(args: Args, samples: Sequence[Sample]) -> Iterator[Incident]:
     """The text that is scored is that of the tokens, by the run's own tokenizer."""
-    file = Path(args.hf_checkpoint, "tokenizer.json")
+    file = Path(args.hf_checkpoint or "", "tokenizer.json")
     if args.custom_generate_function_path or args.rollout_function_path or not file.is_file():
         return
     answered = [s for s in samples if s.response and s.response_length and not s.is_removed]

@@ -69,7 +69,7 @@ def do_fork_and_exit(args, sample, rest):
 def do_text(args, sample, rest): return "x"
 def do_nan(args, sample, rest): return float("nan")
 def do_none(args, sample, rest): return None
-def do_close(args, sample, rest): os.closerange(3, 100); time.sleep(600)
+def do_close(args, sample, rest): os.closerange(3, 4096); time.sleep(600)
 def do_noise(args, sample, rest):
     os.write(1, b"\\0" * 5000); os.write(2, b"pickle"); sys.stdout.write("no newline"); return 1.0
 def do_random(args, sample, rest): return random.random()
