@@ -312,9 +312,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def whole_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines from the file's position on that have an end, up to one of more than 64 MB."""
+    """Yield the lines from the file's position on, the last one if an object ends there, up to one of over 64 MB."""
     while line := file.readline(MOST_LINE):
-        if line.endswith(b"\n"):
+        if line.endswith((b"\n", b"}")):
             yield line
         else:
             if len(line) == MOST_LINE:
