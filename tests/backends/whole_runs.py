@@ -46,8 +46,9 @@ class Run:
         self.shared: set[Path] = set()
         """Files in shared memory that they had, whenever they were noted."""
         with log.open("w") as errors:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # for files that import tests
             self._popen = subprocess.Popen(
-                argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd, process_group=0
+                argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd, env=environment, process_group=0
             )
         assert self._popen.stdout is not None
         self._lines = iter(self._popen.stdout.readline, "")
