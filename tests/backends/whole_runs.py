@@ -23,8 +23,11 @@ ROLLOUTS = 6
 GONE_S = 60.0
 """For what a run has started to be gone after it, on a machine with much else to do."""
 _HOLD = """
+import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, {root!r})
 from tests.run_files import metrics
 
 
@@ -46,9 +49,8 @@ class Run:
         self.shared: set[Path] = set()
         """Files in shared memory that they had, whenever they were noted."""
         with log.open("w") as errors:
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # for files that import tests
             self._popen = subprocess.Popen(
-                argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd, env=environment, process_group=0
+                argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd, process_group=0
             )
         assert self._popen.stdout is not None
         self._lines = iter(self._popen.stdout.readline, "")
@@ -167,7 +169,7 @@ def hold(directory: Path, rollout: int) -> Path:
     What a test looks at while a run goes on, the run has to stay for: on a busy machine it ends before.
     """
     file = directory / "hold.py"
-    file.write_text(_HOLD.format(rollout=rollout, go=str(directory / "go")))
+    file.write_text(_HOLD.format(root=str(ROOT), rollout=rollout, go=str(directory / "go")))
     return file
 
 

@@ -126,7 +126,8 @@ class References:
         reference, local = it.tensors.ref_log_probs, it.local
         if self._first is None:
             lengths = [(len(local.tokens[p]), p) for p in range(len(local)) if local.response_lengths[p] >= _ROWS]
-            if lengths and getattr(it.trainer, "world_size", 1) == 1 and isinstance(it.trainer.model, torch.nn.Module):
+            alone = getattr(it.trainer, "world_size", 1) == 1 and hasattr(it.trainer, "model")  # no part of a model
+            if lengths and alone and isinstance(it.trainer.model, torch.nn.Module):
                 chosen = min(lengths)[1]
                 self._first = local.select([chosen]), reference[chosen].clone()
                 self._since = it.batch.rollout_id
