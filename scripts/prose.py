@@ -31,7 +31,7 @@ GENERATED = ("docs/reference/", "docs/cli/", "tests/golden/")
 
 
 class Text(NamedTuple):
-    """One text of a file: where it stands, whether it is a docstring, and its words."""
+    """A text of a file: its place, whether it is a docstring, and its words."""
 
     place: str
     docstring: bool
