@@ -1,8 +1,9 @@
 #!/usr/bin/env python
-"""`python -m pytest ...`, and each test that failed once more, alone: was it the code, or the moment?
+"""Run `python -m pytest ...`, and run each failed test again, alone, to tell flaky tests from broken code.
 
-A test that passes alone is flaky. The first time that is said, entered into `tests/flaky.md`, and fails nothing. One
-that stands there already has had its chance: it fails the run until it is mended or removed, and its line with it.
+A test that passes alone is flaky. The first time, the test is reported and entered into `tests/flaky.md`, and the run
+does not fail. A test that `tests/flaky.md` has already fails the run, until the test is fixed or removed together with
+its line.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ ROOT = Path(__file__).parents[1]
 FLAKY = ROOT / "tests" / "flaky.md"
 CACHE = ROOT / ".pytest_cache" / "again"
 MOST = 5
-"""Failed tests that are run again; more than these were no moment."""
+"""Largest number of failed tests to run again; more failures are not flaky tests."""
 
 
 def pytest(*argv: str) -> int:
-    """Its exit status."""
+    """Run pytest and return its exit status."""
     return subprocess.run([sys.executable, "-m", "pytest", "-o", f"cache_dir={CACHE}", *argv], cwd=ROOT).returncode
 
 
 def failed(grouped: bool) -> list[str]:
-    """Node ids of what failed in the last run, without the groups that `--dist loadgroup` puts behind them."""
+    """Return the node ids of tests that failed in the last run, without the groups that `--dist loadgroup` appends."""
     tests = json.loads((CACHE / "v" / "cache" / "lastfailed").read_text(encoding="utf-8"))
     return sorted(test.rpartition("@")[0] if grouped and "@" in test else test for test in tests)
 
 
 def main(argv: list[str]) -> int:
-    """Run pytest; the exit status of the whole."""
+    """Run pytest, run failed tests again, and return the exit status."""
     status = pytest("--cache-clear", *argv)
-    tests = failed("loadgroup" in argv) if status == 1 else []  # anything but failed tests, as an interrupt, stands
+    tests = failed("loadgroup" in argv) if status == 1 else []  # keep other statuses, such as an interrupt
     if not tests or len(tests) > MOST:
         return status
     listed = FLAKY.read_text(encoding="utf-8")

@@ -1,12 +1,12 @@
-"""The programs of `agents.py`'s agents, in one process of their own, so that their time is not counted as ours.
+"""The programs of `agents.py`'s agents, in a separate process, so that their time does not count as slime's.
 
 ::
 
     benchmark --- "number url key" a line ---> this file, run as a program: one coroutine per agent
               <-- "number seconds" a line ---  seconds: processor time of all agents so far
 
-There is one such process for all agents, and it is slower than the server that they ask. Trajectories per second are
-its number as much as ours; the processor time of each side is not.
+There is one such process for all agents, and it is slower than the server that the agents call. Trajectories per second
+therefore depend on this process as much as on slime; the processor time of each side does not.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ TOOL_SECONDS = 0.02
 
 
 class Clients:
-    """The process, started by the first who asks."""
+    """The agents' process, started by the first call of `start`."""
 
     def __init__(self) -> None:
         self.cpu = 0.0
-        """Seconds of processor time of the agents, when the last one ended."""
+        """Processor time of all agents, in seconds, at the end of the last agent."""
         self._process: subprocess.Popen[str] | None = None
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = {}
         self._count = 0
 
     def start(self) -> None:
-        """Returns when it takes orders."""
+        """Start the process, and return when it accepts orders."""
         if self._process is None:
             command = [sys.executable, str(Path(__file__).resolve())]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -44,7 +44,7 @@ class Clients:
             threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
 
     def stop(self) -> None:
-        """It ends when nobody orders any more."""
+        """Close the process's input, which ends the process, and wait for its end."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
@@ -52,7 +52,7 @@ class Clients:
             process.wait(10)
 
     async def run(self, url: str, key: str) -> None:
-        """One agent, to its end."""
+        """Run an agent and wait for its end."""
         assert self._process is not None, "start comes first"
         assert self._process.stdin is not None
         loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ CLIENTS = Clients()
 
 
 async def _agent(number: int, url: str, key: str) -> None:
-    """Knows a base URL: asks, waits for its tool, tells the result."""
+    """Run an agent with a base URL: send a request, wait for the tool, send the tool's result."""
     import aiohttp
 
     messages: list[dict[str, Any]] = [{"role": "user", "content": PROMPT}]

@@ -1,4 +1,4 @@
-"""What every benchmark script shares: options, a machine that is free, sides in turns, processor time, tables, ratios.
+"""Shared code of the benchmark scripts: options, check for a free machine, alternating sides, CPU time, tables, ratios.
 
 Standard library only: `end_to_end.py` runs under other interpreters, too.
 """
@@ -19,20 +19,20 @@ from typing import Any, TypeVar
 K = TypeVar("K")
 T = TypeVar("T")
 MOST_BUSY = 0.25
-"""Cores that others may use at the start."""
+"""Maximum number of cores that other processes use at the start."""
 MOST_STOLEN = 0.02
-"""Share of the time that the hypervisor may take."""
+"""Maximum share of the time that the hypervisor takes."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Options of a script, whose docstring is its help; leaves with status 3 on a busy machine."""
+    """A parser with a script's docstring as help; it exits with status 3 on a busy machine."""
 
     def __init__(self, doc: str | None) -> None:
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.add_argument("--busy-anyway", action="store_true", help="measure although others use the machine")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does."""
+        """Parse like argparse; exit with 3 if the machine is busy."""
         options = super().parse_args(args, namespace)
         if not options.busy_anyway and (why := busy()):
             self.exit(3, f"{why}: numbers would be of the others; wait, or type --busy-anyway\n")
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def busy(seconds: float = 1.0) -> str | None:
-    """Who else uses the machine; None: nobody who matters."""
+    """Return a message about other load on the machine; None if it is negligible."""
     before, cores = _jiffies(), os.cpu_count() or 1
     time.sleep(seconds)
     spent = [after - b for after, b in zip(_jiffies(), before)]
@@ -56,7 +56,7 @@ def _jiffies() -> list[int]:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and of all that it started, those that have ended included."""
+    """Return the processor time of this process and all its children, including ended ones."""
     ended, tick = getrusage(RUSAGE_CHILDREN), os.sysconf("SC_CLK_TCK")
     total, parents = time.process_time() + ended.ru_utime + ended.ru_stime, [os.getpid()]
     while parents:
@@ -67,13 +67,13 @@ def cpu_seconds() -> float:
                     fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
                     total += sum(map(int, fields[11:15])) / tick
                     parents.append(int(child))
-            except OSError:  # has just ended: its parent has its time
+            except OSError:  # it has just ended: its parent counts its time
                 continue
     return total
 
 
 def in_turns(sides: Mapping[K, Callable[[], T]], repeats: int) -> dict[K, list[T]]:
-    """Every side once per turn, so that other load on the machine meets all of them."""
+    """Run every side once per turn, so that other load on the machine affects all sides."""
     found: dict[K, list[T]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, side in sides.items():
@@ -90,14 +90,14 @@ def ratio(
     floor: float | None = None,
     aim: float | str | None = None,
 ) -> None:
-    """Print how many times our seconds theirs are, with spreads and the floor; a row of BENCH_TABLE, if set, too.
+    """Print the ratio of the sides' seconds, with spreads and the floor; also a row of BENCH_TABLE, if set.
 
     Args:
-        name: What is compared.
-        ours: Seconds, one for each repeat.
-        theirs: The same.
-        floor: Seconds that no implementation can be below.
-        aim: The ratio that we want, or words for it.
+        name: Name of the comparison.
+        ours: slime's seconds, one value for each repeat.
+        theirs: The other side's seconds, likewise.
+        floor: Lower bound of the seconds for any implementation.
+        aim: Target ratio, or a text that describes it.
     """
     mine, other = statistics.median(ours), statistics.median(theirs)
     noise = f"{spread(ours)}, {spread(theirs)}"
@@ -111,7 +111,7 @@ def ratio(
 
 
 def machine() -> str:
-    """What a table was measured on, and when."""
+    """Return date and machine of a measurement."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     model = models[0] if models else platform.machine()
@@ -119,7 +119,7 @@ def machine() -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the first is left-aligned, the others right-aligned."""
+    """Return a table with columns as wide as their widest cell; the first is left-aligned, the others right-aligned."""
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     rendered = [
@@ -130,6 +130,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """How noisy a measurement was: (largest - smallest) / median, in percent."""
+    """Return the noise of a measurement: (largest - smallest) / median, in percent."""
     median = statistics.median(values)
     return f"{100 * (max(values) - min(values)) / median:.0f}%" if len(values) > 1 and median else "-"

@@ -1,12 +1,12 @@
-"""One training run whose tokens and training steps take time and nothing else: the machinery of `async_overlap.py`.
+"""Run a training whose tokens and training steps only take time, without computation; used by `async_overlap.py`.
 
     real       both loops, rollout stage, rollout functions, reward stage, filters, ledger, flags
-    stands in  an engine that gives each request a token every `token_seconds`, a trainer that takes so long per token
+    simulated  an engine that gives each request a token every `token_seconds`, a trainer with a fixed time per token
 
-Lengths of responses belong to the sample, so every mode generates and trains the same work. `run_case` runs it in real
-time (timers, no arithmetic: the processor is idle most of the time), or under the virtual clock of `tests.simulation`,
-where the framework itself takes no time at all. A request is slowed down by nothing, so so many slots are so many
-workers; `--sglang-server-concurrency` is their number.
+Each sample has a fixed response length, so every mode generates and trains the same work. `run_case` runs in real time
+(timers, no arithmetic: the processor is idle most of the time), or under the virtual clock of `tests.simulation`, where
+the framework itself takes no time. Requests do not slow each other down, so each slot acts as a worker;
+`--sglang-server-concurrency` is their number.
 """
 
 from __future__ import annotations
@@ -34,56 +34,56 @@ from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.types import Group, Sample, TrainBatch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own folder is there instead
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # sys.path has the script's folder only
 from tests.simulation.engine import SimulatedEngine, SimulatedGenerator
 from tests.simulation.loop import SimulatedLoop, VirtualClock
 from tests.simulation.threads import Runner, Threads
 
 
 def long_tail(num_samples: int, median: float, sigma: float, cap: float, seed: int) -> list[int]:
-    """Response lengths in tokens: log-normal around `median`, at most `cap` times it."""
+    """Return response lengths in tokens: log-normal around `median`, at most `cap` times `median`."""
     rng = random.Random(seed)
     return [max(1, round(median * min(rng.lognormvariate(0.0, sigma), cap))) for _ in range(num_samples)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run."""
+    """The settings of a simulated run."""
 
     flags: Sequence[str]
-    """Of `slime train`: the mode and its settings."""
+    """Flags of `slime train`: the mode and its settings."""
     lengths: Sequence[int]
-    """Tokens of each sample's response, by the sample's number."""
+    """Response length in tokens, by the sample's number."""
     num_rollout: int
     rollout_batch_size: int
     group_size: int
     slots: int
-    """Requests that the engine runs at a time."""
+    """Number of requests that the engine runs at the same time."""
     token_seconds: float
     train_token_seconds: float
-    """Of the trainer, per token."""
+    """Seconds of training per token."""
 
 
 @dataclass
 class Trace:
-    """What happened."""
+    """The measurements of a run."""
 
     trained: list[tuple[float, float, int]] = field(default_factory=list)
-    """Per rollout: begin and end of its training in seconds, and its response tokens."""
+    """Begin and end of each rollout's training in seconds, and its response tokens."""
     generated: list[float] = field(default_factory=list)
-    """Seconds of each rollout's generation; of the loop without `--async` only."""
+    """Seconds of each rollout's generation; only without `--async`."""
     busy: list[float] = field(default_factory=list)
-    """Slot-seconds in which the engine had worked when each training ended."""
+    """Slot-seconds of work by the engine until the end of each training."""
     ages: list[Counter[int]] = field(default_factory=list)
-    """Per rollout: weight versions between a sample's oldest token and its training -> samples."""
+    """Histogram per rollout: weight versions between a sample's oldest token and its training -> samples."""
     wasted: float = 0.0
-    """Tokens generated and thrown away."""
+    """Number of generated and discarded tokens."""
     late: list[float] = field(default_factory=list)
-    """Per response: seconds that it took beyond its tokens' time, which a busy machine makes many."""
+    """Delay of each response in seconds beyond its tokens' time; it is large on a busy machine."""
 
 
 class LongTailEngine(SimulatedEngine):
-    """`SimulatedEngine` with given lengths, one pace, and an account of its work. A prompt is one token: its number."""
+    """A `SimulatedEngine` with given lengths and a fixed pace that measures its work; a prompt is its number."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(lambda place: None, random.Random(0), 0)
@@ -92,11 +92,11 @@ class LongTailEngine(SimulatedEngine):
         self.late: list[float] = []
 
     def wanted_length(self, input_ids: Sequence[int], seed: int) -> int:
-        """Of the sample, less what it has."""
+        """Return the sample's response length minus its present tokens."""
         return self._case.lengths[input_ids[0]] + 1 - len(input_ids)
 
     def token_seconds(self) -> float:
-        """The same for all."""
+        """Return the seconds per token, equal for all requests."""
         return self._case.token_seconds
 
     async def _run(self, length: int, rid: str | None, fault: str | None) -> Any:
@@ -105,14 +105,14 @@ class LongTailEngine(SimulatedEngine):
         try:
             how, request = await super()._run(length, rid, fault)
         finally:
-            # The request has left `running`; until this moment it was in a slot.
+            # The request has left `running`, but occupied a slot until now.
             self.busy(1)
         if how == "done":
             self.late.append(time.perf_counter() - started - length * self._case.token_seconds)
         return how, request
 
     def busy(self, leaving: int = 0) -> float:
-        """Slot-seconds worked; reads the clock that the rest of the run reads."""
+        """Return the slot-seconds of work, by the clock of the run."""
         now = time.perf_counter()
         self._area += (now - self._since) * (len(self.running) + leaving) if self._since else 0.0
         self._since = now
@@ -120,7 +120,7 @@ class LongTailEngine(SimulatedEngine):
 
 
 class _Prompts:
-    """A data source without a file: groups in order, those given back first."""
+    """A data source without a file: groups in order, returned groups first."""
 
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
@@ -128,7 +128,7 @@ class _Prompts:
         self._back: list[Group] = []
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """So many groups."""
+        """Return the next groups."""
         groups, self._back = self._back[:num_samples], self._back[num_samples:]
         first, self._next = self._next, self._next + num_samples - len(groups)
         size = self._group_size
@@ -138,27 +138,27 @@ class _Prompts:
         ]
 
     def add_samples(self, samples: list[Group]) -> None:
-        """Give groups back."""
+        """Return groups to the source."""
         self._back += samples
 
 
 class _Reward:
-    """Costs nothing."""
+    """A reward without cost."""
 
     label, spec = "reward 'none'", "none"
     provenance: Mapping[str, Any] = {}
     batched = scores_groups = False
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Do nothing; there is nothing to load."""
 
     async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
-        """Ones."""
+        """Return a reward of 1 for each sample."""
         return [1.0 for _ in samples]
 
 
 class _World:
-    """A run's parts, and their time: real seconds, or virtual ones when there is a `clock`."""
+    """The parts of a run, in real time, or in virtual time with a `clock`."""
 
     def __init__(self, case: Case, clock: VirtualClock | None) -> None:
         self.case, self.clock = case, clock
@@ -193,10 +193,10 @@ class _World:
         return result
 
     def before_push(self) -> None:
-        """Nothing is generated ahead."""
+        """Do nothing: no generation runs ahead."""
 
     def before_save(self) -> None:
-        """Nothing is generated ahead."""
+        """Do nothing: no generation runs ahead."""
 
     def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
         started, seconds = time.perf_counter(), self._train_seconds(batch)
@@ -216,7 +216,7 @@ class _World:
         self.trace.wasted += metrics.get("rollout/wasted_tokens", 0.0)
 
     def save(self, rollout_id: int) -> None:
-        """A commit, which takes no time here."""
+        """Save a checkpoint, which takes no time here."""
 
     def _train_seconds(self, batch: TrainBatch) -> float:
         return sum(batch.response_lengths) * self.case.train_token_seconds
@@ -245,7 +245,7 @@ class _World:
 
 
 class _Async:
-    """The stages of `--async`: a world's, while other things go on."""
+    """The stages of a world for `--async`, which run concurrently."""
 
     def __init__(self, world: _World) -> None:
         self._world = world
@@ -272,11 +272,11 @@ class _Async:
         self._world.step_end(rollout_id, metrics)
 
     async def save(self, rollout_id: int) -> None:
-        """A commit, which takes no time here."""
+        """Save a checkpoint, which takes no time here."""
 
 
 def _args(case: Case) -> Any:
-    """As `slime train` would load them; inputs are named and never read."""
+    """Load the settings as `slime train` does; the inputs are named but never read."""
     argv = ["--hf-checkpoint", "none", "--prompt-data", "none.jsonl", "--rm-type", "none", "--run-dir", "none"]
     argv += ["--rollout-batch-size", str(case.rollout_batch_size), "--n-samples-per-prompt", str(case.group_size)]
     argv += ["--num-rollout", str(case.num_rollout), "--sglang-server-concurrency", str(case.slots)]
@@ -301,7 +301,7 @@ def _installed(clock: VirtualClock | None) -> Iterator[None]:
 
 
 def run_case(case: Case, *, virtual: bool) -> Trace:
-    """Run it to its end."""
+    """Run a case to its end."""
     clock = VirtualClock() if virtual else None
     with _installed(clock):
         world = _World(case, clock)

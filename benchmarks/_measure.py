@@ -1,9 +1,9 @@
-"""What several benchmark scripts measure alike: peak memory, the FLOPs of a model, a device's own speed.
+"""Measurements shared by benchmark scripts: peak memory, the FLOPs of a model, a device's own speed.
 
-Imported by `trainer.py`, `trainers.py` and `engine.py`. FLOPs are those of `slime_core.ops.flops`: two per weight and
-token, causal attention at half the square, nothing for norms, rotation and the optimizer; a training step is three
-forward passes, whether or not activations are computed again. "Utilisation" is FLOPs / seconds / peak, where the peak
-is what one large matrix product reaches here and now, or what `--peak-tflops` says (the data sheet's number, on a GPU).
+Imported by `trainer.py`, `trainers.py` and `engine.py`. FLOPs are counted as in `slime_core.ops.flops`: two per weight
+and token, causal attention at half the square, nothing for norms, rotation and the optimizer. A training step counts as
+three forward passes, whether or not activations are recomputed. "Utilisation" is FLOPs / seconds / peak. The peak is
+the measured speed of a large matrix product, or the value of `--peak-tflops` (the data sheet's number, on a GPU).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from slime_core.ops.flops import DecoderShape
 
 
 class PeakMemory:
-    """Memory at its highest inside, in MiB: of the GPU where there is one, else of the process (Linux only).
+    """Peak memory within the block in MiB, of the GPU if there is one, else of the process (Linux only).
 
-    `mib` is the growth since the beginning, `total` all of it, `before` what there was.
+    `mib` is the growth since the beginning, `total` the peak, and `before` the memory at the beginning.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -41,7 +41,7 @@ class PeakMemory:
 
 
 def resident(cuda: bool = False) -> float:
-    """MiB in use now."""
+    """Return the memory in use now, in MiB."""
     return torch.cuda.memory_allocated() / 2**20 if cuda else _status("VmRSS")
 
 
@@ -51,13 +51,13 @@ def _status(key: str) -> float:
 
 
 def wait_for(device: str) -> None:
-    """Until everything that was asked of the device is done; before a clock is read."""
+    """Wait until all submitted work of the device is done; call before reading a clock."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def shape_of(hf: Mapping[str, Any]) -> DecoderShape:
-    """From the entries of a dense model's `config.json`."""
+    """Return the shape of a dense model from the entries of its `config.json`."""
     heads = hf["num_attention_heads"]
     return DecoderShape(
         hidden_size=hf["hidden_size"],
@@ -71,19 +71,19 @@ def shape_of(hf: Mapping[str, Any]) -> DecoderShape:
 
 
 def step_flops(hf: Mapping[str, Any], lengths: Sequence[int]) -> int:
-    """Of forward and backward over sequences of these lengths; the output layer counts for every token."""
+    """Return the FLOPs of forward and backward over sequences of these lengths, the output layer for every token."""
     shape = shape_of(hf)
     return 3 * sum(shape.forward_flops(length) for length in lengths)
 
 
 def decode_flops(hf: Mapping[str, Any], prompts: Sequence[int], outputs: Sequence[int]) -> int:
-    """Of generating so many tokens after prompts of so many, every token once."""
+    """Return the FLOPs of generating `outputs` tokens after prompts of `prompts` tokens, every token once."""
     shape = shape_of(hf)
     return sum(shape.forward_flops(prompt + output) for prompt, output in zip(prompts, outputs, strict=True))
 
 
 def matmul_flops_per_second(device: str, dtype: torch.dtype, *, seconds: float = 1.0) -> float:
-    """The best of many products of square matrices; on CPU per second of processor time, with the threads set."""
+    """Return the best speed of many square matrix products; on CPU per second of processor time of the set threads."""
     size = 8192 if device.startswith("cuda") else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     clock = time.perf_counter if device.startswith("cuda") else time.process_time

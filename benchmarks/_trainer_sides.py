@@ -1,6 +1,6 @@
-"""One rank of one side of `trainers.py`, in a process of its own: answers "step", "export" and "copy" on its stdin.
+"""Process of one rank of one side of `trainers.py`: runs "step", "export" and "copy" as requested on its stdin.
 
-`trainers.py` starts it, with the job as JSON in argv[1], and reads one line of JSON per answer. All sides take the same
+`trainers.py` starts it with the job as JSON in argv[1], and reads one line of JSON per answer. All sides take the same
 optimizer step: the same weights, samples and micro-batches, the clipped surrogate loss of GRPO summed over response
 tokens and divided by their number, gradients clipped to norm 1, AdamW. The old log-probs are those of the first step.
 """
@@ -27,7 +27,7 @@ CLIP_LOW, CLIP_HIGH = 0.8, 1.28
 
 
 class Surrogate:
-    """GRPO's loss of one step, for whoever computes the log-probs."""
+    """GRPO's loss of one step, independent of the side that computes the log-probs."""
 
     def __init__(self, samples: list[tuple[list[int], int]], device: str) -> None:
         self.samples, self._device = samples, device
@@ -50,7 +50,7 @@ class Surrogate:
 
 
 def slime_trainer(job: dict[str, Any]) -> Any:
-    """The embedded trainer or Megatron's, as `job["trainer"]` says."""
+    """Return the embedded trainer or Megatron's, as named by `job["trainer"]`."""
     layout = {"tensor_model_parallel_size": job["tensor"], "pipeline_model_parallel_size": job["pipeline"]}
     args = Args(
         hf_checkpoint=job["model"], device=job["device"], dtype=job["dtype"], distributed_timeout_minutes=5, **SETTINGS
@@ -70,7 +70,7 @@ def slime_step(trainer: Any, samples: list[tuple[list[int], int]], loss_fn: Surr
 
 
 def plain_step(job: dict[str, Any], samples: list[tuple[list[int], int]], loss_fn: Surrogate) -> Callable[[], Metrics]:
-    """transformers and torch alone; bfloat16 is autocast over float32 weights."""
+    """Return a step of transformers and torch alone; bfloat16 is autocast over float32 weights."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -82,7 +82,7 @@ def plain_step(job: dict[str, Any], samples: list[tuple[list[int], int]], loss_f
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0, fused=True)
 
     def log_probs(positions: list[int]) -> torch.Tensor:
-        """[R] of the response tokens, samples end to end: padded to the longest, or one forward pass each."""
+        """Return [R] log-probs of the response tokens, samples end to end: padded to the longest, or one pass each."""
         longest = max(len(samples[i][0]) for i in positions)
         ids = torch.zeros(len(positions), longest, dtype=torch.long)
         attention = torch.zeros_like(ids)
@@ -116,7 +116,7 @@ def plain_step(job: dict[str, Any], samples: list[tuple[list[int], int]], loss_f
 
 
 def timed(work: Callable[[], Any], device: str) -> tuple[Any, float, float]:
-    """What it returns, seconds, and seconds of this process's processor time."""
+    """Run `work` and return its result, the seconds, and the seconds of this process's processor time."""
     wait_for(device)
     started, used = time.perf_counter(), time.process_time()
     found = work()
@@ -125,7 +125,7 @@ def timed(work: Callable[[], Any], device: str) -> tuple[Any, float, float]:
 
 
 class StepRank:
-    """Answers "step"; the first one is a warm-up for its caller."""
+    """Runs "step" requests; the caller uses the first step as a warm-up."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._device = job["device"]
@@ -148,8 +148,8 @@ class StepRank:
 
 
 class ExportRank:
-    """Answers "export" (`named_weights` to its end, into buckets on rank 0) and "copy" (the same bytes, memory to
-    memory)."""
+    """Runs "export" requests (all of `named_weights`, into buckets on rank 0) and "copy" requests (the same bytes,
+    memory to memory)."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         from slime_engine_sglang.weights.buckets import Buffers
@@ -188,7 +188,7 @@ class ExportRank:
 
 
 def _import(job: dict[str, Any]) -> None:
-    """What the side needs, so that imports count as there before."""
+    """Import the modules that the side needs, so that the measured memory does not include imports."""
     if job["trainer"] == "plain":
         import transformers.models.qwen3.modeling_qwen3  # noqa: F401
     elif job["trainer"] == "embedded":
@@ -202,7 +202,7 @@ def _import(job: dict[str, Any]) -> None:
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    # Libraries print; the caller reads lines of JSON and nothing else.
+    # Libraries print to stdout, but the caller reads only lines of JSON.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(job["threads"])

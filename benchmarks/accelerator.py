@@ -1,4 +1,4 @@
-"""Whether a GPU, and every kernel that a run on it would use, is there; leaves with status 1 and names what is missing.
+"""Check that a GPU and every kernel that a run would use on it work; exit with status 1 and list the missing parts.
 
     .venv/bin/python benchmarks/accelerator.py [--without megatron]
 
@@ -17,25 +17,25 @@ import torch
 from _harness import Parser, table
 
 CLOSE = 0.05
-"""Of bfloat16 with inputs of about 1."""
+"""Tolerance of bfloat16 results with inputs of about 1."""
 
 
 def device() -> str:
-    """Raises RuntimeError without one."""
+    """Return a description of the GPUs. Raises RuntimeError without a GPU."""
     if not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} sees no GPU: install a CUDA build of torch, look at nvidia-smi")
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
 
 
 def bfloat16() -> str:
-    """A matrix product."""
+    """Check a bfloat16 matrix product."""
     a, b = torch.randn(256, 256), torch.randn(256, 256) / 16
     agrees((a.cuda().bfloat16() @ b.cuda().bfloat16()).float().cpu(), a @ b)
     return "products of matrices"
 
 
 def attention() -> str:
-    """torch's flash attention, and none of its fallbacks."""
+    """Check torch's flash attention, without its fallbacks."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -47,7 +47,7 @@ def attention() -> str:
 
 
 def nccl() -> str:
-    """A sum over this one process."""
+    """Check an NCCL sum over this one process."""
     import torch.distributed as dist
 
     store = dist.HashStore()
@@ -62,14 +62,14 @@ def nccl() -> str:
 
 
 def megatron() -> str:
-    """megatron-core with Transformer Engine, whose layers it uses on a GPU."""
+    """Check megatron-core with Transformer Engine, whose layers it uses on a GPU."""
     core, engine = (importlib.import_module(name) for name in ("megatron.core", "transformer_engine"))
     importlib.import_module("transformer_engine.pytorch")
     return f"megatron-core {core.__version__}, Transformer Engine {engine.__version__}"
 
 
 def agrees(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raises RuntimeError where numbers are others."""
+    """Compare two tensors. Raises RuntimeError if they differ."""
     gap = float((found - wanted).abs().max())
     if not gap <= CLOSE:
         raise RuntimeError(f"gives other numbers than float32 on the CPU: {gap:.3g} apart")

@@ -1,16 +1,16 @@
-"""Trajectories per second of the generators with tools, environments and agents, and the share of time that is ours.
+"""Measure trajectories per second of generators with tools, environments and agents, and slime's share of the time.
 
     .venv/bin/python benchmarks/agents.py [--samples 512] [--repeats 3]
 
-All samples at once through the rollout stage, over an engine and tools that only take time: three turns, 20 ms each for
-the engine and the tool (one turn for `single_turn`). The other side is `asyncio.gather` over coroutines that ask the
-same engine with the same ids and wait for the same tool, without sample, template, parser, HTTP or scheduling. Sides
-take turns. Agents are programs in a process of their own (`_agent_clients.py`), whose time is told apart; a third side,
-"http", is the least that serves them: an aiohttp handler that reads a request and asks the engine with ids at hand.
-"ours" is processor time of this process beyond the other side's, over all of its time: engine and tools need next to
-none here, so it is a bound, not what a run with a model shows; "us a turn" is what to compare with a model's
-milliseconds. An agent's trajectories per second are bounded by the one process that all 512 clients share. Lag is that
-of `perf/event_loop_lag_*`, wall time: on a busy machine see the column of processor time.
+All samples run at once through the rollout stage, over an engine and tools that only take time: three turns, 20 ms each
+for the engine and the tool (one turn for `single_turn`). The other side is `asyncio.gather` over coroutines that call
+the same engine with the same ids and wait for the same tool, without sample, template, parser, HTTP or scheduling. The
+sides alternate. Agents are programs in a separate process (`_agent_clients.py`), whose time is counted separately. The
+third side, "http", is a minimal server for them: an aiohttp handler that reads a request and calls the engine with
+known ids. "ours" is this process's processor time beyond the other side's, divided by its whole time. Engine and tools
+need almost no processor time here, so it is an upper bound, not the share in a run with a model. Compare "us a turn"
+with a model's milliseconds. An agent's trajectories per second are bounded by the one process that all 512 clients
+share. Lag is that of `perf/event_loop_lag_*`, wall time: on a busy machine see the column of processor time.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ class Room:
         self.steps = 0
 
     async def reset(self, sample: Sample) -> None:
-        """Nothing to see."""
+        """Do nothing: there is no first observation."""
 
     async def step(self, action: str) -> Step:
-        """Wait, and go on."""
+        """Wait, then return the next observation."""
         self.steps += 1
         await asyncio.sleep(TOOL_SECONDS if self.steps < TURNS else 0)
         return Step("<|tool|>408<|end|><|assistant|>", 1.0, self.steps == TURNS)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the environment holds no resources."""
 
 
 class NoSandbox:
-    """The program runs among the clients and writes nothing: a sandbox of its own would be what is measured."""
+    """A stand-in for a sandbox: the program runs among the clients, so no sandbox is measured."""
 
     async def __aenter__(self) -> NoSandbox:
         return self
@@ -91,16 +91,16 @@ class NoSandbox:
         pass
 
     async def write_file(self, path: str, data: Any) -> None:
-        """Nowhere."""
+        """Write nothing."""
 
     async def exec(self, command: str, *, env: dict[str, str], timeout: float) -> ExecResult:
-        """As one of the clients."""
+        """Run one of the clients in place of the command."""
         await CLIENTS.run(env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"])
         return ExecResult(0, "", "")
 
 
 def no_sandbox(args: Any, sample: Sample, url: str) -> tuple[Any, str]:
-    """`sandbox_path` of the generator `agent`."""
+    """Return the sandbox for `sandbox_path` of the generator `agent`."""
     return NoSandbox(), url
 
 
@@ -114,7 +114,7 @@ class Prompts:
         self.ids, self.next = CharTokenizer().encode(f"<|user|>{PROMPT}<|end|><|assistant|>"), 0
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """The next groups."""
+        """Return the next groups."""
         first, self.next = self.next, self.next + num_samples
         return [
             [
@@ -125,24 +125,24 @@ class Prompts:
         ]
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
-        """Nothing is given back in this benchmark."""
+        """Do nothing: this benchmark gives no groups back."""
         raise AssertionError
 
 
 def reply(request: Request) -> Reply:
-    """A call in the first turns, an answer in the last; how many there were is told by the tools' answers."""
+    """Return a call in the first turns and an answer in the last; count turns by the tool results in the input."""
     told = CharTokenizer().decode(request.input_ids[len(Prompts().ids) :]).count("408")
     return Reply(ANSWER if told >= TURNS - 1 else CALL, delay=ENGINE_SECONDS)
 
 
 def engine(kind: str) -> ScriptedEngine:
-    """One that takes time and no work."""
+    """Return an engine that takes time but does no work."""
     return ScriptedEngine(reply if KINDS[kind] > 1 else lambda _: Reply(ANSWER, delay=ENGINE_SECONDS))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One side, once."""
+    """A single measurement of one side."""
 
     seconds: float
     cpu: float
@@ -152,7 +152,7 @@ class Measured:
 
 
 def bare(kind: str, num_samples: int) -> Measured:
-    """The other side."""
+    """Measure the other side, without slime."""
     asked, lag = engine(kind), LoopLag()
     prompt, observation = Prompts().ids, CharTokenizer().encode("<|tool|>408<|end|><|assistant|>")
 
@@ -174,7 +174,7 @@ def bare(kind: str, num_samples: int) -> Measured:
 
 
 def plain_http(num_samples: int) -> Measured:
-    """The agents' requests, answered with no more than that."""
+    """Measure the agents' requests with a minimal HTTP handler."""
     asked, lag, clients = engine("agent"), LoopLag(), CLIENTS.cpu
     turn = CharTokenizer().encode(f"{CALL}<|tool|>408<|end|><|assistant|>")
 
@@ -203,7 +203,7 @@ def plain_http(num_samples: int) -> Measured:
 
 
 def settings(kind: str, num_samples: int, reward: Path) -> Any:
-    """As `slime rollout` would load them."""
+    """Return the settings as `slime rollout` would load them."""
     flags = ["--rollout-batch-size", str(num_samples // GROUP_SIZE), "--n-samples-per-prompt", str(GROUP_SIZE)]
     flags += ["--num-rollout", "1", "--rollout-max-response-len", "400", "--hf-checkpoint", "unused"]
     flags += ["--run-dir", "unused", "--custom-rm-path", f"{reward}:reward", "--tool-call-parser", "plain"]
@@ -219,7 +219,7 @@ def settings(kind: str, num_samples: int, reward: Path) -> Any:
 
 
 def staged(kind: str, num_samples: int, reward: Path) -> Measured:
-    """slime's side: draw, generate, score, filter, order, metrics. Bringing it up is not counted."""
+    """Measure slime's side: draw, generate, score, filter, order, metrics. The start is not counted."""
     loaded = settings(kind, num_samples, reward)
     args, resolver = loaded.args, Resolver(loaded)
     args.run_dir, args.over_sampling_batch_size = None, args.over_sampling_batch_size or args.rollout_batch_size
@@ -283,7 +283,7 @@ def main() -> None:
 
 
 def _http_line(num_samples: int, found: dict[str, list[Measured]]) -> str:
-    """What the agents' HTTP takes by itself, and what their own programs take."""
+    """Return a line with the processor time of the agents' HTTP alone and of their own programs."""
     least = statistics.median(m.cpu for m in found["http"]) - statistics.median(m.cpu for m in found["bare"])
     clients = statistics.median(m.clients for m in found["slime"])
     speed = num_samples / statistics.median(m.seconds for m in found["http"])

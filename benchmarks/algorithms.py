@@ -1,9 +1,9 @@
-"""Every advantage estimator on the demo task: held-out accuracy before and after, wall time, and both against grpo.
+"""Compare all advantage estimators on the demo task: held-out accuracy before and after, wall time, ratios to grpo.
 
     python benchmarks/algorithms.py [--estimators grpo rloo ...] [--seeds 0 1 2] [--jobs 1] [--flags "--num-rollout 20"]
 
-Same model, problems, rollouts and optimizer for all (`slime init demo`); what an estimator brings itself and what its
-paper asks for (`PAPER` below) is the only difference. Prints a Markdown table. Exits with 1 when an estimator's mean
+All estimators use the same model, problems, rollouts and optimizer (`slime init demo`); they differ only in their own
+defaults and the settings of their papers (`PAPER` below). Prints a Markdown table. Exits with 1 if an estimator's mean
 accuracy did not rise by at least 0.2.
 """
 
@@ -33,12 +33,12 @@ PAPER = {
     "dr_grpo": ["--no-calculate-per-token-loss", "--no-use-kl-loss", "--kl-loss-coef", "0"],
     "gspo": ["--eps-clip", "3e-4", "--eps-clip-high", "4e-4"],
 }
-"""Settings of the method where the template `demo` says otherwise."""
+"""Estimator -> settings of its paper that differ from the template `demo`."""
 
 
 @dataclass
 class Run:
-    """One training run's numbers."""
+    """The results of a training run."""
 
     estimator: str
     seed: int
@@ -48,14 +48,14 @@ class Run:
 
 
 def inputs_flags(inputs: Path, seed: int) -> list[str]:
-    """Where the seed's model and problems are."""
+    """Return the flags with the seed's model and problems."""
     flags = ["--seed", str(seed), "--rollout-seed", str(seed), "--hf-checkpoint", str(inputs / "model")]
     flags += ["--prompt-data", str(inputs / "train.jsonl")]
     return [*flags, "--eval-prompt-data", "addition", str(inputs / "heldout.jsonl")]
 
 
 def make_inputs(inputs: Path, seed: int) -> None:
-    """Warm the seed's model up, once, so that no run's time has it."""
+    """Warm up the seed's model once, so that the time is not part of a run."""
     code = (
         "import sys; from slime_core.config import load_settings; from slime_command_init.prepare import prepare;"
         "prepare(load_settings(sys.argv[1:]).args)"
@@ -71,7 +71,7 @@ def make_inputs(inputs: Path, seed: int) -> None:
 
 
 def train(root: Path, estimator: str, seed: int, further: list[str]) -> Run | None:
-    """One run on the seed's inputs; None, and slime's message on standard error, when it fails."""
+    """Run a training on the seed's inputs; on failure return None and print slime's message on standard error."""
     save = root / f"{estimator}-{seed}"
     argv = [
         SLIME,
@@ -91,7 +91,7 @@ def train(root: Path, estimator: str, seed: int, further: list[str]) -> Run | No
 
 
 def markdown(runs: Iterable[Run]) -> str:
-    """One row per estimator; ratios are means over means, against the reference's runs of the same call."""
+    """Format one row per estimator; ratios are means divided by means of the reference's runs in this call."""
     by_name: dict[str, list[Run]] = {}
     for run in runs:
         by_name.setdefault(run.estimator, []).append(run)
@@ -115,7 +115,7 @@ def markdown(runs: Iterable[Run]) -> str:
 
 
 def unlearned(runs: Iterable[Run]) -> list[str]:
-    """Estimators whose accuracy did not rise by `LEAST_GAIN` in the mean."""
+    """Return the estimators whose mean accuracy did not rise by `LEAST_GAIN`."""
     gains: dict[str, list[float]] = {}
     for run in runs:
         gains.setdefault(run.estimator, []).append(run.after - run.before)
@@ -127,7 +127,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def installed_estimators() -> list[str]:
-    """All that `slime plugins list` knows, the reference first."""
+    """Return all estimators of `slime plugins list`, the reference first."""
     from slime_core.plugins.manager import current_registry
 
     names = current_registry().names("estimators")
@@ -148,7 +148,7 @@ def main() -> int:
         for seed in options.seeds:
             (root / f"seed-{seed}").mkdir()
         list(pool.map(lambda seed: make_inputs(root / f"seed-{seed}", seed), options.seeds))
-        # Seeds outside, so that the reference runs under the same conditions as the others.
+        # Seeds in the outer loop, so that the reference runs under the same conditions as the others.
         tasks = [(name, seed) for seed in options.seeds for name in names]
         for run in pool.map(lambda task: train(root, *task, further), tasks):
             if run is None:

@@ -1,13 +1,13 @@
-"""The demo task in every asynchronous mode: held-out score by staleness limit, with and without TIS, beside `sync`.
+"""Run the demo task in every asynchronous mode and in `sync`: held-out score by staleness limit, with and without TIS.
 
     python benchmarks/async_learning.py [--seeds 0 1 2] [--modes sync one-step "full 4"] [--flags "--lr 3e-5"]
 
-Same model, problems, rollouts and optimizer for all (`slime init demo`, fewer rollouts). "full K" is --async-mode full
-with --max-staleness K and room for K rollouts in --async-buffer-groups, so that samples do become that old: the column
-of the measured staleness says whether they did. Prints a Markdown table after every seed, of all seeds so far. Exits
-with 1 when a run failed, was older than its limit, or a mode's mean accuracy did not rise by at least 0.2. This is
-about learning; trainer and engine share the same processor cores here, so the seconds say nothing about what asynchrony
-gains. `async_overlap.py` is about that.
+All modes use the same model, problems, rollouts and optimizer (`slime init demo`, fewer rollouts). "full K" is
+--async-mode full with --max-staleness K and room for K rollouts in --async-buffer-groups, so that samples can become
+that old; a column shows the measured staleness. Prints a Markdown table of all seeds so far after every seed. Exits
+with 1 if a run failed, exceeded its staleness limit, or a mode's mean accuracy did not rise by at least 0.2. This
+benchmark is about learning: trainer and engine share the same processor cores, so the seconds do not show the speed-up
+of asynchrony. `async_overlap.py` measures the speed-up.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from algorithms import DEMO, LEAST_GAIN, ROOT, SLIME, inputs_flags, make_inputs
 BATCH = 32
 """`rollout_batch_size` of the template `demo`."""
 QUARTERS = 4
-"""Evaluations after the first."""
+"""Number of evaluations after the first."""
 MODES = ("sync", "one-step", "full 1", "full 2", "full 4")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run's numbers."""
+    """The numbers of one training run."""
 
     mode: str
     tis: bool
     seed: int
     scores: tuple[float, ...]
-    """Held-out accuracy before training, and after each quarter of it."""
+    """Held-out accuracy before training, and after each quarter of the training."""
     mean_age: float
     """Weight versions between a sample's oldest token and its training, mean over all samples of the run."""
     max_age: float
@@ -49,12 +49,12 @@ class Run:
 
     @property
     def gain(self) -> float:
-        """From before to after."""
+        """Return the gain in accuracy from before to after the training."""
         return self.scores[-1] - self.scores[0]
 
 
 def mode_flags(mode: str) -> list[str]:
-    """Flags of a mode."""
+    """Return the flags of a mode."""
     name, _, limit = mode.partition(" ")
     if name == "sync":
         return []
@@ -65,13 +65,13 @@ def mode_flags(mode: str) -> list[str]:
 
 
 def limit_of(mode: str) -> int:
-    """Weight versions that samples may be old."""
+    """Return the maximum age of samples in weight versions."""
     name, _, limit = mode.partition(" ")
     return {"sync": 0, "one-step": 1}.get(name) if not limit else int(limit)  # type: ignore[return-value]
 
 
 def train(root: Path, mode: str, tis: bool, seed: int, num_rollout: int, further: Sequence[str]) -> Run | None:
-    """One run on the seed's inputs; None, and slime's message on standard error, when it fails."""
+    """Train once on the seed's inputs; if the run fails, print slime's message to standard error and return None."""
     save = root / f"{mode.replace(' ', '-')}-{'tis' if tis else 'plain'}-{seed}"
     argv = [SLIME, "train", "--config", DEMO, "--save", str(save)]
     argv += [*inputs_flags(root / f"seed-{seed}", seed), "--num-rollout", str(num_rollout)]
@@ -91,7 +91,7 @@ def train(root: Path, mode: str, tis: bool, seed: int, num_rollout: int, further
 
 
 def markdown(runs: Iterable[Run], num_rollout: int) -> str:
-    """One row per mode and correction: means over seeds, but for the lowest final accuracy."""
+    """Return a table with a row per mode and correction: means over seeds, and the lowest final accuracy."""
     by_row: dict[tuple[str, bool], list[Run]] = {}
     for run in runs:
         by_row.setdefault((run.mode, run.tis), []).append(run)
@@ -113,7 +113,7 @@ def markdown(runs: Iterable[Run], num_rollout: int) -> str:
 
 
 def wrong(runs: Sequence[Run]) -> list[str]:
-    """What must not be: runs that trained on older samples than allowed, modes that did not learn."""
+    """Return the failures: runs that trained on samples older than allowed, and modes that did not learn."""
     found = [
         f"{run.mode} seed {run.seed}: samples of age {run.max_age:.0f}" for run in runs
         if run.max_age > limit_of(run.mode)
@@ -143,7 +143,7 @@ def main() -> int:
     if options.num_rollout % QUARTERS:
         parser.error(f"--num-rollout: a multiple of {QUARTERS}, since there are so many evaluations")
     further = shlex.split(options.flags)
-    # Without --async a sample is trained on by the weights that sampled it: there is nothing for TIS to correct.
+    # Without --async the same weights sample and train, so TIS has nothing to correct.
     rows = [(mode, tis) for mode in options.modes for tis in (False, True) if not (tis and mode == "sync")]
     runs: list[Run] = []
     print(f"{options.num_rollout} rollouts a run, {os.cpu_count()} processors, one run at a time")

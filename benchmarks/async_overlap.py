@@ -1,22 +1,21 @@
-"""What asynchrony gains at an equal budget of workers, next to the closed form `(1/eta + rho) / (1 + rho)`.
+"""Measure the gain of asynchrony at an equal budget of workers, next to the closed form `(1/eta + rho) / (1 + rho)`.
 
     python benchmarks/async_overlap.py [--virtual] [--rho 0.25 0.5 1] [--workers 30] [--rollouts 12]
 
-Responses have a long tail (log-normal, capped), so a synchronous rollout waits for its longest ones while most workers
-idle: eta is its mean work over its makespan, measured here in the synchronous run. rho is training work over generation
-work. The same W workers serve every mode::
+Responses have a long tail (log-normal, capped), so a synchronous rollout waits for its longest responses while most
+workers idle. eta is the mean work of a synchronous rollout over its makespan, measured here in the synchronous run. rho
+is training work over generation work. The same W workers serve every mode::
 
     sync            W generate until the last response is there, then W train       step = work (1/eta + rho) / W
     async           W / (1 + rho) generate, the others train, both all the time     step = work (1 + rho) / W
 
-so their ratio is what asynchrony gains when nobody idles. One step ahead still waits for the longest response of each
+so their ratio is the gain of asynchrony if no worker idles. One step ahead still waits for the longest response of each
 rollout. Loops, stages and flags are slime's; engine and trainer only take time (`_long_tail.py`), in real time or, with
---virtual, under the simulation's clock. `planner` is what the model behind `slime plan --trace` predicts for the same
-settings. Step times are of the rollouts in the middle: the first overlap with nothing, and during the last nothing is
-generated any more. Exits with 1 when --async-mode full is not within 10% of the closed form; a busy machine adds its
-delays to every real step, so raise --token-ms there. `sync` has all workers in both
-phases. Give each phase workers of its own (a disaggregated run without --async) and asynchrony gains more, which is
-then the merit of those that were idle.
+--virtual, under the simulation's clock. `planner` is the prediction of the model behind `slime plan --trace` for the
+same settings. Step times are those of the middle rollouts, because the first rollouts overlap with no training and the
+last ones with no generation. Exits with 1 if --async-mode full is not within 10% of the closed form. A busy machine
+adds delays to every real step, so raise --token-ms there. `sync` has all workers in both phases. If each phase has its
+own workers (a disaggregated run without --async), the gain is larger, because more workers idle in the synchronous run.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from slime_command_plan.workload import GroupWork, Speed, Workload
 
 TOLERANCE = 0.10
 EDGE = 2
-"""Rollouts at either end that no step time counts."""
+"""Number of rollouts at either end that are left out of step times."""
 PLANNED = 100
-"""Rollouts of the planner's run, so that its edges do not count either."""
+"""Number of rollouts of the planner's run, large enough to make its edges negligible."""
 GROUP_SIZE = 4
 MODES: dict[str, tuple[str, ...]] = {
     "sync": (),
@@ -52,7 +51,7 @@ USUAL = ("sync", "one-step", "full")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What all runs have in common."""
+    """The sizes that all runs share."""
 
     workers: int
     batch: int
@@ -63,23 +62,23 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run's middle."""
+    """The measurements of the middle of a run."""
 
     step: float
     """Seconds from the end of one rollout's training to the end of the next one's."""
     tokens_per_second: float
-    """Trained."""
+    """Trained tokens per second."""
     generators_idle: float
     trainer_idle: float
     idle: float
     """Share of all worker-seconds in which a worker neither generates nor trains."""
     ages: Counter[int]
     wasted: float
-    """Of all tokens."""
+    """Wasted share of all tokens."""
 
 
 def split(workers: int, rho: float, *, asynchronous: bool) -> tuple[int, int]:
-    """Workers that generate, and that train. Raises SystemExit where async workers do not come out whole."""
+    """Return the numbers of generating and of training workers. Raises SystemExit if they are not integers."""
     if not asynchronous:
         return workers, workers
     generating = workers / (1 + rho)
@@ -89,12 +88,12 @@ def split(workers: int, rho: float, *, asynchronous: bool) -> tuple[int, int]:
 
 
 def flags_of(mode: str, batch: int) -> list[str]:
-    """Of `slime train`."""
+    """Return the flags of `slime train` for a mode."""
     return [flag.format(more=batch + batch // 2) for flag in MODES[mode]]
 
 
 def case_of(mode: str, rho: float, sizes: Sizes) -> Case:
-    """The run of a mode."""
+    """Return the run of a mode."""
     generating, training = split(sizes.workers, rho, asynchronous="--async" in MODES[mode])
     return Case(
         flags=flags_of(mode, sizes.batch), lengths=sizes.lengths, num_rollout=sizes.rollouts,
@@ -104,7 +103,7 @@ def case_of(mode: str, rho: float, sizes: Sizes) -> Case:
 
 
 def predicted(mode: str, rho: float, sizes: Sizes) -> Prediction:
-    """What the planner says of that run."""
+    """Return the planner's prediction for the run of a mode."""
     case, flags = case_of(mode, rho, sizes), MODES[mode]
     lengths = list(sizes.lengths)
     groups = [GroupWork(tuple(lengths[i : i + GROUP_SIZE])) for i in range(0, len(lengths), GROUP_SIZE)]
@@ -122,7 +121,7 @@ def predicted(mode: str, rho: float, sizes: Sizes) -> Prediction:
 
 
 def middle(trace: Trace, case: Case, workers: int) -> Measured:
-    """What the run did between its edges."""
+    """Return the measurements of a run without its edges."""
     first, last = EDGE - 1, len(trace.trained) - EDGE - 1
     within = trace.trained[first + 1 : last + 1]
     seconds = trace.trained[last][1] - trace.trained[first][1]
@@ -143,7 +142,7 @@ def middle(trace: Trace, case: Case, workers: int) -> Measured:
 
 
 def tail_efficiency(trace: Trace, case: Case) -> float:
-    """eta of a synchronous run: mean work of a slot over the makespan."""
+    """Return eta of a synchronous run: mean work of a slot over the makespan."""
     within = slice(EDGE, len(trace.trained) - EDGE)
     work = sum(count for _, _, count in trace.trained[within]) * case.token_seconds / case.slots
     return work / sum(trace.generated[within])

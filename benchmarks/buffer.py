@@ -1,13 +1,13 @@
-"""What waiting groups cost: adding, taking, storing and restoring them, and memory, against plain containers.
+"""Measure the cost of waiting groups: adding, taking, storing and restoring them, and memory, against plain containers.
 
     .venv/bin/python benchmarks/buffer.py                     # a tenth of the full size
     .venv/bin/python benchmarks/buffer.py --groups 125000     # a million samples: 3.5 GB of memory
 
-Every side runs in a process of its own, so that memory is its own; time is CPU time. The plain sides are a
-`collections.deque` and a list (cut at the front) of groups of dicts with the same content, without checks. The others
-are `SampleBuffer` with each buffer by name, and with a function as THUDM/slime has it. Storing is measured on fewer
-groups (`--state-groups`), since the state of a million samples is several gigabytes of Python objects beside the
-samples themselves.
+Every side runs in a process of its own, so that its memory can be measured; time is CPU time. The plain sides are a
+`collections.deque` and a list (cut at the front) of groups of dicts with the same content, without checks. The other
+sides are `SampleBuffer` with each named buffer, and with a function in THUDM/slime's form. Storing is measured on fewer
+groups (`--state-groups`), since the state of a million samples takes several gigabytes of Python objects in addition to
+the samples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BUFFERS = ("fifo", FUNCTION, "priority", "stratified", "replay", "curriculum")
 
 
 def settings(group_size: int) -> Any:
-    """What the buffers read."""
+    """Return the settings that the buffers read."""
     return Args(
         reward_key=None, rollout_batch_size=BATCH, n_samples_per_prompt=group_size, rollout_seed=1, use_tis=True,
         use_rollout_logprobs=False, mask_offpolicy_in_partial_rollout=False, plugins={}, buffer_filter_path="benchmark",
@@ -47,7 +47,7 @@ def settings(group_size: int) -> Any:
 
 
 def make_group(index: int, size: int, tokens: int) -> list[Any]:
-    """A finished group of short samples, each with lists of its own."""
+    """Make a finished group of short samples, each with lists of its own."""
     from slime_core import Sample, SampleStatus
 
     return [
@@ -62,7 +62,7 @@ def make_group(index: int, size: int, tokens: int) -> list[Any]:
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
-    """THUDM/slime's default."""
+    """Take the first groups of the buffer, as THUDM/slime's default does."""
     taken = buffer[:num_samples]
     del buffer[: len(taken)]
     return taken
@@ -72,7 +72,7 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples:
 
 
 class PlainSide:
-    """Groups of dicts in a container, with as little around it as there can be."""
+    """Groups of dicts in a container, with the least possible overhead."""
 
     def __init__(self, name: str, size: int) -> None:
         self.groups: Any = deque() if name.startswith("deque") else []
@@ -112,13 +112,13 @@ class BufferSide:
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident memory of this process in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU seconds and result."""
+    """Return the CPU seconds and the result of a call."""
     gc.collect()
     started = time.process_time()
     result = call()
@@ -126,7 +126,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def fill(side: Any, num_groups: int, size: int, tokens: int, plain: bool) -> float:
-    """CPU seconds of adding that many groups; making them does not count."""
+    """Return the CPU seconds of adding `num_groups` groups, without the time to make them."""
     seconds = 0.0
     for first in range(0, num_groups, BATCH):
         batch = [make_group(index, size, tokens) for index in range(first, min(first + BATCH, num_groups))]
@@ -139,10 +139,10 @@ def fill(side: Any, num_groups: int, size: int, tokens: int, plain: bool) -> flo
 
 
 def measure(name: str, num_groups: int, state_groups: int, size: int, tokens: int) -> dict[str, float]:
-    """One side, in this process."""
+    """Measure one side, in this process."""
     plain = name in PLAIN
     make: Callable[[], Any] = lambda: (PlainSide if plain else BufferSide)(name, size)  # noqa: E731
-    fill(make(), 1, size, tokens, plain)  # imports are done before memory is looked at
+    fill(make(), 1, size, tokens, plain)  # imports are done before memory is measured
     found: dict[str, float] = {}
     side = make()
     gc.collect()
@@ -167,7 +167,7 @@ def measure(name: str, num_groups: int, state_groups: int, size: int, tokens: in
 
 
 def decisions(size: int, tokens: int, count: int) -> list[list[str]]:
-    """What buffers do beside holding groups: per second, on `count` prompts or groups."""
+    """Measure `observe` and `wants` of buffers: calls per second, on `count` prompts or groups."""
     rows = []
     for name in ("stratified", "curriculum", "replay"):
         side = BufferSide(name, size)

@@ -1,10 +1,10 @@
-"""What --streaming-data and --num-data-workers change: time to the first prompt, and time a draw takes from the loop.
+"""Measure --streaming-data and --num-data-workers: time to the first prompt, and time of a draw in the loop.
 
     .venv/bin/python benchmarks/data_reading.py [--rows 2000000] [--draws 20]
 
-The file holds chat prompts of some 300 words. "first prompt" is from opening the data source to the first drawn group;
-"a draw" is `get_samples(32)` after a pause of 0.1 s, in which a rollout would generate, median over the draws. The
-threads do their work in the pause, so the draw gets short and the sum of work does not.
+The file contains chat prompts of about 300 words. "first prompt" is the time from opening the data source to the first
+drawn group. "a draw" is the median time of `get_samples(32)` after a pause of 0.1 s, in which a rollout would generate.
+The threads work in the pause, so they shorten the draw but not the total work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(path: Path, flags: list[str], draws: int) -> tuple[float, float]:
-    """Seconds to the first prompt, and of a draw."""
+    """Return the seconds to the first prompt and the seconds of a draw."""
     argv = ["--hf-checkpoint", "none", "--prompt-data", str(path), "--rollout-batch-size", "32", "--rm-type", "math"]
     args: Any = load_settings([*argv, "--num-rollout", "1", "--rollout-max-response-len", "8", *flags]).args
     started = time.perf_counter()

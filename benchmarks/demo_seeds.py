@@ -1,4 +1,4 @@
-"""The demo over several seeds, and the control: the same run with random rewards, which must not learn.
+"""Run the demo over several seeds, and the control: the same run with random rewards, which must not learn.
 
     python benchmarks/demo_seeds.py [--seeds 0 1 2 3 4] [--flags "--num-threads 2"]
 
@@ -31,7 +31,7 @@ def reward(args, sample, **kwargs):
 
 
 def run(root: Path, seed: int, control: bool, flags: list[str]) -> dict:
-    """One run in its own directory; its summary."""
+    """Train in a separate directory and return the run's summary."""
     inputs = root / f"seed-{seed}"
     save = inputs / ("control" if control else "run")
     evals = inputs / "eval.yaml"
@@ -48,7 +48,7 @@ def run(root: Path, seed: int, control: bool, flags: list[str]) -> dict:
         "--save",
         str(save),
     ]
-    argv += ["--prepare-path", "addition"]  # as a flag it makes what other flags name
+    argv += ["--prepare-path", "addition"]  # as a flag, it makes the files that other flags name
     argv += ["--hf-checkpoint", str(inputs / "model"), "--prompt-data", str(inputs / "train.jsonl")]
     argv += ["--rollout-seed", str(seed), "--eval-prompt-data", "addition", str(held_out), *flags]
     if control:

@@ -75,16 +75,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     "30M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 9, "num_attention_heads": 16,
             "num_key_value_heads": 8},
 }  # fmt: skip
-"""What differs from the quick start's model, whose heads have 32 numbers."""
+"""Differences from the quick start's model, whose heads have 32 dimensions."""
 AIMS = {"0.3M, 20 tokens": 1.9, "0.3M, 120 tokens": 1.4, "0.3M, lengths of the mix": 5.0}
 AIMS |= {"5M, 120 tokens": 1.5, "30M, 120 tokens": 1.5}
 DECLARED_AIMS = {"0.3M, 20 tokens": 3.0, "0.3M, 120 tokens": 2.0}
-"""Of processor time against the tuned side."""
+"""Target ratios of processor time, compared with the tuned side."""
 MIX_MEDIAN, MIX_SIGMA, MIX_LONGEST = 64, 1.0, 512
 
 
 def drawn_lengths(count: int) -> list[int]:
-    """Log-normal lengths of answers, in tokens; one of them is the longest allowed."""
+    """Return log-normal lengths of answers, in tokens; the first is the longest allowed."""
     rng = random.Random(0)
     lengths = [max(1, min(MIX_LONGEST, round(MIX_MEDIAN * rng.lognormvariate(0, MIX_SIGMA)))) for _ in range(count)]
     return [MIX_LONGEST, *lengths[1:]]
@@ -92,25 +92,25 @@ def drawn_lengths(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Job:
-    """What both sides are to do; lengths in tokens."""
+    """The task of both sides; lengths in tokens."""
 
     model: str
     prompts: str
-    """JSONL with the column `prompt`: text with the chat template applied."""
+    """JSONL file with the column `prompt`: text with the chat template applied."""
     reward: str
     """Python file with `share_of_digits(text)`."""
     num_prompts: int
     group_size: int
     lengths: list[int]
-    """Of the answers of a rollout, in tokens."""
+    """Lengths of the answers of a rollout, in tokens."""
     rollouts: int
-    """Timed ones; one more is done before them."""
+    """Number of timed rollouts; an untimed rollout runs first."""
     threads: int
-    """0 leaves threads and OpenMP as each side comes."""
+    """Number of threads; 0 keeps each side's defaults for threads and OpenMP."""
     micro_batch: int
-    """Samples per forward and backward pass of TRL; slime packs up to as many tokens as they have on average."""
+    """Samples per forward and backward pass of TRL; slime packs as many tokens as these samples have on average."""
     trl_defaults: bool = False
-    """Leave TRL's batch per device and gradient checkpointing as they come."""
+    """Whether to keep TRL's defaults for batch per device and gradient checkpointing."""
 
     @property
     def samples(self) -> int:
@@ -123,24 +123,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """One process's run."""
+    """The measurements of a process's run."""
 
     seconds: list[float]
     """Wall time of each timed rollout."""
     cpu_seconds: list[float]
-    """CPU time of all its threads and of all processes it started."""
+    """CPU time of each timed rollout, of all threads and all started processes."""
     samples_per_rollout: int
     response_lengths: list[int]
-    """Of the last rollout, in ascending order."""
+    """Response lengths of the last rollout, in ascending order."""
     prompt_tokens: int
-    """Of one rollout."""
+    """Number of prompt tokens of a rollout."""
 
 
 # -- inputs ----------------------------------------------------------------------------------------------
 
 
 def write_inputs(work: Path, num_prompts: int, shape: str) -> tuple[Path, Path, Path]:
-    """A model of the quick start's kind with random weights, its prompts as text, and the reward function."""
+    """Write a model like the quick start's with random weights, its prompts as text, and the reward function."""
     from slime_command_init import task
     from slime_command_init.tiny_model import hf_config, write_tokenizer
     from slime_embedded.models.decoder import init_weights
@@ -164,7 +164,7 @@ def write_inputs(work: Path, num_prompts: int, shape: str) -> tuple[Path, Path, 
 
 
 def slime_command(job: Job, work: Path) -> list[str]:
-    """`slime train` on the embedded default."""
+    """Return the command of `slime train` with the default embedded engine and trainer."""
     generate = work / "bench_generate.py"
     generate.write_text(GENERATE % job.lengths, encoding="utf-8")
     prompt_tokens, longest = 16, max(job.lengths)
@@ -231,7 +231,7 @@ def run_trl(job: Job, python: str, work: Path) -> Measured:
 
 
 def trl_main(job: Job, result: Path) -> None:
-    """The TRL process."""
+    """Run the TRL process."""
     import runpy
 
     import torch
@@ -284,7 +284,7 @@ def trl_main(job: Job, result: Path) -> None:
 
 
 def generate_drawn_lengths(model: Any, lengths: list[int], end: int) -> Any:
-    """`model.generate` in which row `i` has its end token at `lengths[i]`, and none before."""
+    """Return `model.generate` in which row `i` has its end token at `lengths[i]`, and none before."""
     import torch
     from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -311,7 +311,7 @@ def generate_drawn_lengths(model: Any, lengths: list[int], end: int) -> Any:
 
 
 def trl_config(job: Job, directory: str) -> Any:
-    """One generation of the whole batch, nothing logged."""
+    """Return TRL's settings: one generation of the whole batch, without logging."""
     from trl import GRPOConfig
 
     steps = STEPS_PER_ROLLOUT
@@ -351,7 +351,7 @@ def differences(moments: list[float]) -> list[float]:
 
 
 def run_process(command: list[str], environment: dict[str, str], threads: int) -> None:
-    """Run to the end; on failure show what it printed and stop."""
+    """Run to the end; on failure print the output and stop."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if threads:
         env |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -361,7 +361,7 @@ def run_process(command: list[str], environment: dict[str, str], threads: int) -
 
 
 def versions(python: str, names: list[str]) -> str:
-    """`name version, ...` as that interpreter sees them; SystemExit with the set-up commands when one is missing."""
+    """Return `name version, ...` from the interpreter. Raises SystemExit with the set-up commands if one is missing."""
     code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
     if done.returncode:
@@ -429,11 +429,12 @@ def compare(options: argparse.Namespace, work: Path) -> None:
 
 
 def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
-    """CPU time of the matrix products that the work cannot do without, at this machine's best speed for their shapes.
+    """Return the CPU time of the work's matrix products, at this machine's best speed for their shapes.
 
-    A multiply-add of every weight of the layers per token that another one follows, of the output layer per response
-    token: once to generate, three times to train, and once for the old log-probs of all steps but the first, whose own
-    they are. A group's prompt counts once everywhere. Attention and everything else count nothing.
+    A multiply-add of every weight counts: for the layers per token that has a successor, for the output layer per
+    response token. It counts once to generate, three times to train, and once for the old log-probs of all steps but
+    the first, whose log-probs are the old ones. A group's prompt counts once everywhere. Attention and everything else
+    are not counted.
     """
     import torch
 
@@ -457,14 +458,14 @@ def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
 
 
 def check(side: str, measured: Measured, job: Job) -> None:
-    """Both sides did the work asked for."""
+    """Check that a side did the requested work."""
     assert measured.samples_per_rollout == job.samples, f"{side}: {measured.samples_per_rollout} samples per rollout"
     assert measured.response_lengths == sorted(job.lengths), f"{side}: answers of {measured.response_lengths} tokens"
     assert len(measured.seconds) == job.rollouts, f"{side}: {len(measured.seconds)} timed rollouts"
 
 
 def report(name: str, job: Job, found: dict[str, list[Measured]], bound: float) -> None:
-    """Wall time is what a user waits for; CPU time says how much of a difference is other load on the machine."""
+    """Print the table: wall time, which the user waits for, and CPU time, which shows how far other load matters."""
     wall = {side: [s for run in runs for s in run.seconds] for side, runs in found.items()}
     cpu = {side: [s for run in runs for s in run.cpu_seconds] for side, runs in found.items()}
     of = str(job.lengths[0]) if job.equal else f"{min(job.lengths)} to {max(job.lengths)}"

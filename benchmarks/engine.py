@@ -4,11 +4,11 @@
 
 Two workloads. "equal": every sequence has the same prompt length and produces the same number of tokens. "mix":
 groups of 8 samples of one prompt with log-normal output lengths; transformers generates the whole batch until the
-longest is done, as its users do, and only wanted tokens count. Each figure is the best of `--repeat` runs, taken in
-turns so that a busy machine hurts both; `--clock cpu` counts processor seconds instead of wall time. Ratios are
-printed; absolute numbers belong to the machine they were made on. "mfu" is model FLOP utilisation: the FLOPs of these
-tokens through the model, over the time and the speed of one large matrix product (or `--peak-tflops`). Peak memory is
-that of the GPU, or of this process, in which both sides are. For a GPU:
+longest is done, as its users do, and only wanted tokens count. Each figure is the best of `--repeat` runs. The sides
+alternate, so that a busy machine affects both; `--clock cpu` counts processor seconds instead of wall time. The script
+prints ratios; absolute numbers depend on the machine. "mfu" is model FLOP utilisation: the model's FLOPs for these
+tokens, divided by the time and by the speed of one large matrix product (or `--peak-tflops`). Peak memory is the GPU's,
+or that of this process, which runs both sides. For a GPU:
 
     python benchmarks/engine.py --device cuda --dtypes bfloat16 --sizes 0.6B --concurrency 1 64 256 --tokens 256
 """
@@ -45,7 +45,7 @@ SIZES = {
 }
 VOCAB = 512
 VOCABS = {"0.6B": 151_936}
-"""Of published shapes; prompts use the first `VOCAB` ids."""
+"""Vocabulary sizes of published shapes; prompts use the first `VOCAB` ids."""
 
 
 @dataclass
@@ -57,9 +57,9 @@ class Row:
     ours: float
     hf: float
     mfu: float
-    """Of `ours`."""
+    """Model FLOPs utilization of `ours`."""
     mib: float
-    """Peak memory while `ours` ran."""
+    """Peak memory in MiB during `ours`."""
 
 
 def build(size: str, directory: Path, context: int) -> int:
@@ -113,7 +113,7 @@ def timed(run: Callable[[], None], options: argparse.Namespace) -> float:
 def compare(
     pair: tuple[Callable[[], None], Callable[[], None]], options: argparse.Namespace
 ) -> tuple[float, float, float]:
-    """Best seconds of each, in turns, after one warm-up; and peak MiB of the first side."""
+    """Return the best seconds of each side, alternating, after one warm-up, and the peak MiB of the first side."""
     best = [math.inf, math.inf]
     with PeakMemory(options.device) as memory:
         pair[0]()
@@ -125,7 +125,7 @@ def compare(
 
 
 def log_normal_lengths(n: int, mean: float, sigma: float, longest: int, seed: int = 0) -> list[int]:
-    """Heavy-tailed, with the given mean before clipping."""
+    """Draw heavy-tailed lengths with the given mean before clipping."""
     rng = random.Random(seed)
     mu = math.log(mean) - sigma**2 / 2
     return [max(1, min(longest, round(rng.lognormvariate(mu, sigma)))) for _ in range(n)]
@@ -186,7 +186,7 @@ PEAKS: dict[str, float] = {}
 
 
 def peak_flops(dtype: str, options: argparse.Namespace) -> float:
-    """Per second, of all threads."""
+    """Return the peak FLOP/s of all threads."""
     if options.peak_tflops:
         return float(options.peak_tflops) * 1e12
     if dtype not in PEAKS:
@@ -196,7 +196,7 @@ def peak_flops(dtype: str, options: argparse.Namespace) -> float:
 
 
 def summary(rows: list[Row]) -> None:
-    """Ratios to transformers in the same dtype, and bfloat16 against transformers in float32."""
+    """Print ratios to transformers in the same dtype, and of bfloat16 to transformers in float32."""
     base = {(r.workload, r.size, r.concurrency): r.hf for r in rows if r.dtype == "float32"}
     print(
         "\n| workload | model | dtype | concurrent | slime tok/s | transformers tok/s"

@@ -47,7 +47,7 @@ HEADER = (
 
 @dataclass
 class Round:
-    """One measurement."""
+    """A measurement: number of tokens, and in seconds wall time, CPU time and time to the first complete answer."""
 
     tokens: int
     wall: float
@@ -62,10 +62,10 @@ class Side:
     name: str
     engine: Any
     keepers: list[int] = field(default_factory=list)
-    """Process ids above everything that works for it outside this process."""
+    """Process ids of the ancestors of all processes that work for the side."""
 
     def cpu(self) -> float:
-        """CPU seconds used so far, for it and by us."""
+        """Return the CPU seconds used so far, by the side and by this process."""
         used = time.process_time()
         for process in _below(self.keepers):
             try:
@@ -85,7 +85,7 @@ def _below(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 async def measure(side: Side, prompts: list[list[int]], at_once: int, tokens: int) -> Round:
-    """Answers to all prompts, so many at once."""
+    """Request answers to all prompts, `at_once` at a time, and measure."""
     places = asyncio.Semaphore(at_once)
     first: list[float] = []
 
@@ -112,7 +112,7 @@ def settings(model: Path, folder: Path, *flags: str) -> Any:
 
 
 async def open_sides(model: Path, folder: Path, python: str | None) -> list[Side]:
-    """Started engines; the last is the one that has processes to end."""
+    """Start the engines; the last side has the processes to end."""
     embedded = EmbeddedEngine(settings(model, folder))
     await embedded.start()
     sides = [Side("embedded", embedded)]
@@ -161,7 +161,7 @@ async def compare(options: SimpleNamespace, python: str | None) -> list[tuple[st
 
 
 def rows(rounds: dict[str, list[Round]], at_once: int) -> list[tuple[str, ...]]:
-    """The table's rows; ratios are against the first side."""
+    """Return the table's rows; ratios are against the first side."""
     speeds = {name: [r.tokens / r.wall for r in of_side] for name, of_side in rounds.items()}
     costs = {name: statistics.median(1000 * r.cpu / r.tokens for r in of_side) for name, of_side in rounds.items()}
     base = next(iter(rounds))

@@ -1,10 +1,10 @@
-"""What the framework adds: one hook call against a plain call, and how a sample's dispatch grows with their number.
+"""Measure the framework's overhead: a hook call against a plain call, and dispatch per sample by number of samples.
 
     .venv/bin/python benchmarks/overhead.py
 
-Both sides of a pair are measured in turns in this process, in CPU time (of all threads), which other load on the
-machine disturbs little; times are medians over the turns. What a sample costs against a bare loop, with rewards of
-every kind, is in `rollout_overhead.py`.
+Both sides of a pair are measured alternately in this process, in CPU time of all threads, which other load on the
+machine affects little; times are medians over the turns. `rollout_overhead.py` measures the cost of a sample against a
+bare loop, with rewards of every kind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REPLY = Reply("7")
 
 
 class Listener:
-    """Takes one hook and does next to nothing."""
+    """A listener of one hook that does almost nothing."""
 
     @hookimpl
     def slime_step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
@@ -69,7 +69,7 @@ class Prompts:
 
 
 def nanoseconds(function: Callable[[], Any], calls: int) -> float:
-    """Of one call."""
+    """Return the CPU time of a call in nanoseconds."""
     started = time.process_time_ns()
     for _ in range(calls):
         function()
@@ -77,7 +77,7 @@ def nanoseconds(function: Callable[[], Any], calls: int) -> float:
 
 
 def hook_calls(calls: int, repeats: int) -> None:
-    """Direct call against the hook relay with 0, 1 and 4 listeners."""
+    """Compare a direct call with the hook relay with 0, 1 and 4 listeners."""
     os.environ["SLIME_PLUGINS"] = ""  # only the listeners below
     metrics = {"train/loss": 0.5}
     direct = Listener()
@@ -100,7 +100,7 @@ def hook_calls(calls: int, repeats: int) -> None:
 
 
 def settings(num_samples: int) -> Any:
-    """As `slime rollout` would load them."""
+    """Load the settings as `slime rollout` does."""
     groups = str(num_samples // GROUP_SIZE)
     flags = ["--rollout-batch-size", groups, "--n-samples-per-prompt", str(GROUP_SIZE), "--num-rollout", "1"]
     flags += ["--rollout-max-response-len", "4", "--hf-checkpoint", "unused", "--run-dir", "unused"]
@@ -109,14 +109,14 @@ def settings(num_samples: int) -> Any:
 
 
 def instant_engine() -> ScriptedEngine:
-    """Which keeps no requests: they are no part of what the stage costs."""
+    """Return an engine that keeps no requests, since they are not part of the stage's cost."""
     engine = ScriptedEngine(lambda _: REPLY)
     engine.requests = deque(maxlen=1)  # type: ignore[assignment]
     return engine
 
 
 def make_stage(loaded: Any, reward_file: Path, engine: Any = None, runner: Any = None) -> RolloutStage:
-    """The stage, not started."""
+    """Return the stage, not yet started."""
     args, resolver = loaded.args, Resolver(loaded)
     args.over_sampling_batch_size = args.over_sampling_batch_size or args.rollout_batch_size
     scorer = resolver.reward(f"{reward_file}:reward", "benchmark")
@@ -152,7 +152,7 @@ def run_stage(
 
 
 def baseline_seconds(num_samples: int, clock: Callable[[], float]) -> float:
-    """The same answers and appends from one `asyncio.gather`."""
+    """Measure the same answers and appends in one `asyncio.gather`."""
     engine = instant_engine()
     params = {"temperature": 1.0, "max_new_tokens": 4}
 
@@ -181,7 +181,7 @@ def check(samples: list[Sample], num_samples: int) -> None:
 
 
 def growth(sizes: Sequence[int], repeats: int) -> None:
-    """CPU time of a sample in rollouts of several sizes, 512 samples at once, with and without `--async-mode full`."""
+    """Measure CPU time per sample in rollouts of several sizes, 512 samples at once, also with `--async-mode full`."""
     with TemporaryDirectory(prefix="slime-bench-") as directory:
         reward = Path(directory) / "reward.py"
         reward.write_text("async def reward(args, sample):\n    return 1.0\n", encoding="utf-8")
@@ -198,7 +198,7 @@ def growth(sizes: Sequence[int], repeats: int) -> None:
 
 
 def one_rollout(mode: str, size: int, reward_file: Path) -> float:
-    """CPU time of one rollout."""
+    """Return the CPU time of a rollout."""
     loaded = settings(size)
     loaded.args.sglang_server_concurrency = 512
     runner = LoopThread() if mode == "full" else None
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[8_000, 32_000], help="samples of whole rollouts")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    set_up_process(settings(GROUP_SIZE).args)  # as a run: the collector's thresholds
+    set_up_process(settings(GROUP_SIZE).args)  # set the garbage collector's thresholds as in a run
     hook_calls(options.calls, options.repeats)
     print()
     growth(options.sizes, options.repeats)

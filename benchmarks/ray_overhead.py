@@ -1,12 +1,12 @@
-"""What Ray costs: the same training run inline and under Ray on this machine, start-up and per rollout.
+"""Measure the cost of Ray: the same training run inline and under Ray on this machine, start-up and per rollout.
 
     .venv/bin/python benchmarks/ray_overhead.py [--config run.yaml] [--rollouts 4] [--repeats 2]
 
-Both sides are the real command on inputs that exist (a model with random weights of the quick start's size, its
-problems), in turns. Start-up is from the command to its first line, when engine and trainer are up and a few problems
-have been evaluated; a rollout is from the end of one to the end of the next, the first left out. CPU seconds are those
-of the command and every process below it. A cluster is started for each run of the second side, which is most of its
-start-up; `--ray-address` joins one instead, whose daemons are then not counted.
+Both sides run the real command, alternating, on prepared inputs (the quick start's problems, and a random model of its
+size). Start-up is the time from the command to its first line, when engine and trainer are up and a few problems have
+been evaluated. A rollout is the time from the end of a rollout to the end of the next; the first is left out. CPU
+seconds include the command and all its child processes. Each run under Ray starts a cluster, which is most of its
+start-up; `--ray-address` joins a running cluster instead, whose daemons are not counted.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from startup import write_inputs
 
 HERE = Path(__file__).resolve().parent
 _EVALUATED = 8
-"""Problems held out: an evaluation is part of neither measure."""
+"""Number of held-out problems; few, since evaluation is in neither measurement."""
 AIM = 10.0
 """Seconds from the command under Ray to its first line, on two free cores."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run, in seconds."""
+    """Measurements of one run, in seconds."""
 
     up: float
     up_cpu: float
@@ -43,7 +43,7 @@ class Measured:
 
 
 def measure(flags: list[str], directory: Path) -> Measured:
-    """Run the command to its end; SystemExit with what it said when it fails."""
+    """Run the command to its end. Raises SystemExit with its output if it fails."""
     slime = str(Path(sys.executable).with_name("slime"))
     command = [slime, "train", *flags, "--save", str(directory / "run"), "--overwrite"]
     started, marks, said = time.perf_counter(), [], []
@@ -64,7 +64,7 @@ def measure(flags: list[str], directory: Path) -> Measured:
 
 
 def cpu_below(pid: int) -> float:
-    """CPU seconds of a process and all those below it that live."""
+    """Return the CPU seconds of a process and all its living child processes."""
     top, total = psutil.Process(pid), 0.0
     for process in [top, *top.children(recursive=True)]:
         try:

@@ -53,7 +53,7 @@ def share(sample):
 
 
 def write_reward(directory: Path, kind: str, misbehaves: bool) -> Path:
-    """A file with one reward of that kind."""
+    """Write a file with a reward of the kind, and return its path."""
     is_async = kind == "async"
     path = directory / f"{kind}_{int(misbehaves)}.py"
     text = REWARD.format(
@@ -68,7 +68,7 @@ def write_reward(directory: Path, kind: str, misbehaves: bool) -> Path:
 
 
 def fates(num_samples: int) -> tuple[int, int]:
-    """How many samples of the second rollout, which is measured, hang and how many are slow."""
+    """Return how many samples of the second rollout, which is measured, hang and how many are slow."""
     namespace: dict[str, Any] = {}
     exec(REWARD.format(keyword="def", sleep="time.sleep", misbehaves=True, slow=SLOW, declaration=""), namespace)
     shares = [namespace["share"](Sample(index=i)) for i in range(num_samples, 2 * num_samples)]
@@ -76,7 +76,7 @@ def fates(num_samples: int) -> tuple[int, int]:
 
 
 def settings(num_samples: int, *flags: str) -> Any:
-    """As `slime rollout` would load them."""
+    """Load the settings as `slime rollout` would."""
     groups = str(num_samples // GROUP_SIZE)
     common = ["--rollout-batch-size", groups, "--n-samples-per-prompt", str(GROUP_SIZE), "--num-rollout", "1"]
     common += ["--rollout-max-response-len", "4", "--hf-checkpoint", "unused", "--run-dir", "unused"]
@@ -92,7 +92,7 @@ def stage_seconds(
     num_hanging: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Of one rollout. On a busy machine slow rewards may overrun too; those that hang always do."""
+    """Return the seconds of a rollout. On a busy machine slow rewards may overrun, too; hanging rewards always do."""
     loaded = settings(num_samples, *flags)
     made = None if engine is None else engine(loaded.args)
     loaded.args.run_dir = None
@@ -143,7 +143,7 @@ def serve(port: Any) -> None:
 
 
 def bare_requests_seconds(num_samples: int, url: str, concurrency: int) -> float:
-    """The same number of requests from the engine's client library alone."""
+    """Return the seconds for the same number of requests from the engine's client library only."""
     payload = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 4}, "return_logprob": True}
 
     async def everything() -> None:
@@ -165,7 +165,7 @@ def bare_requests_seconds(num_samples: int, url: str, concurrency: int) -> float
 
 
 def show(title: str, num_samples: int, found: Mapping[str, list[float]], base: str, extra: str = "") -> None:
-    """The table of one part."""
+    """Print the table of a part."""
     medians = {name: statistics.median(times) for name, times in found.items()}
     rows = [
         [name, f"{num_samples / s:.0f}", f"{s:.2f}", spread(found[name]), f"{s / medians[base]:.1f}x"]
@@ -177,7 +177,7 @@ def show(title: str, num_samples: int, found: Mapping[str, list[float]], base: s
 
 
 def in_memory(num_samples: int, repeats: int, directory: Path) -> None:
-    """Part 1, in processor time with that of the workers."""
+    """Run part 1, in processor time that includes the workers."""
     sides: dict[str, Any] = {"asyncio.gather": lambda: baseline_seconds(num_samples, cpu_seconds)}
     for kind in KINDS:
         path = write_reward(directory, kind, False)
@@ -195,7 +195,7 @@ def in_memory(num_samples: int, repeats: int, directory: Path) -> None:
 
 
 def over_http(num_samples: int, repeats: int, directory: Path, concurrency: int) -> None:
-    """Part 2."""
+    """Run part 2."""
     context = multiprocessing.get_context("spawn")
     port = context.SimpleQueue()
     worker = context.Process(target=serve, args=(port,), daemon=True)
@@ -216,7 +216,7 @@ def over_http(num_samples: int, repeats: int, directory: Path, concurrency: int)
 
 
 def misbehaving(num_samples: int, repeats: int, directory: Path, timeout: float, workers: int) -> None:
-    """Part 3."""
+    """Run part 3."""
     hang, slow = fates(num_samples)
     flags = [
         "--sglang-server-concurrency",

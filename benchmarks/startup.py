@@ -1,12 +1,12 @@
-"""How long until a command answers, until a run is checked, and until the first rollout of training is finished.
+"""Measure the time until a command answers, a run is checked, and the first rollout of training is finished.
 
     .venv/bin/python benchmarks/startup.py [--config run.yaml]
 
 Light commands and `slime check` are compared with `python -c pass` of the same interpreter, in turns. The training run
-is the real `slime train --num-rollout 1` on inputs that exist (a model with random weights of the quick start's size,
-its problems); a hook plugin (`benchmarks/clock`) says when each stage was reached, and a second process imports the
-heavy packages one after the other. CPU seconds are those of all threads of the process, start of the interpreter
-included; on a free machine and one thread they are about the wall time.
+is the real `slime train --num-rollout 1` on existing inputs (a model with random weights of the quick start's size, and
+its problems). A hook plugin (`benchmarks/clock`) records the time of each stage, and a second process imports the heavy
+packages one after the other. CPU seconds are those of all threads of the process, including the start of the
+interpreter; on a free machine with one thread they are about the wall time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from _harness import Parser, in_turns, ratio, spread, table
 
 HERE = Path(__file__).resolve().parent
 AIM = 0.5
-"""Seconds in which the light commands are to answer."""
+"""Target in seconds for the light commands."""
 CHECK_AIM = 5.0
-"""Seconds in which `slime check` is to answer."""
+"""Target in seconds for `slime check`."""
 FIRST_AIM = 3.0
-"""CPU seconds in which the first rollout is to be there."""
+"""Target in CPU seconds for the first rollout."""
 LIGHT = (["--help"], ["plugins", "list"], ["config", "show"])
 STAGES = {
     "loaded": "interpreter, settings, torch, plugins",
@@ -60,14 +60,14 @@ print(json.dumps(times))
 
 @dataclass(frozen=True)
 class Spent:
-    """Of one process, in seconds."""
+    """Wall and CPU time of one process, in seconds."""
 
     wall: float
     cpu: float
 
 
 def spend(command: Sequence[str], environment: dict[str, str] | None = None) -> Spent:
-    """Run a command to its end; SystemExit with what it said when it fails."""
+    """Run a command to its end. Raises SystemExit with the command's output if it fails."""
     with tempfile.TemporaryFile() as output:
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **(environment or {})})
@@ -81,14 +81,14 @@ def spend(command: Sequence[str], environment: dict[str, str] | None = None) -> 
 
 
 def light_commands(repeats: int) -> None:
-    """`slime --help` and the like against an interpreter that does nothing."""
+    """Compare `slime --help` and similar commands with an interpreter that does nothing."""
     slime = str(Path(sys.executable).with_name("slime"))
     compare({f"slime {' '.join(words)}": [slime, *words] for words in LIGHT}, repeats)
     print(f"(aim: each slime command under {AIM} s)")
 
 
 def checks(config: str, repeats: int) -> None:
-    """`slime check` of a run whose inputs exist, which imports torch twice: here and in the fresh process."""
+    """Compare `slime check` on existing inputs, which imports torch twice: here and in the fresh process."""
     slime = str(Path(sys.executable).with_name("slime"))
     with tempfile.TemporaryDirectory(prefix="slime-bench-") as name:
         flags = [*write_inputs(Path(name)), "--save", str(Path(name) / "run")]
@@ -97,7 +97,7 @@ def checks(config: str, repeats: int) -> None:
 
 
 def compare(others: dict[str, list[str]], repeats: int) -> None:
-    """Commands against an interpreter that does nothing."""
+    """Compare commands with an interpreter that does nothing."""
     commands = {"python -c pass": [sys.executable, "-c", "pass"], **others}
     found = in_turns({name: lambda c=command: spend(c) for name, command in commands.items()}, repeats + 1)  # type: ignore[misc]
     found = {name: runs[1:] for name, runs in found.items()}  # the first fills the file caches
@@ -111,7 +111,7 @@ def compare(others: dict[str, list[str]], repeats: int) -> None:
 
 
 def write_inputs(directory: Path) -> list[str]:
-    """Model and problems of the quick start, without its warm-up; the flags that name them."""
+    """Write the quick start's model and problems, without its warm-up; return the flags that name them."""
     from slime_command_init import task
     from slime_command_init.tiny_model import write_random_model
 
@@ -126,7 +126,7 @@ def write_inputs(directory: Path) -> list[str]:
 
 
 def timeline(config: str, flags: list[str], directory: Path) -> dict[str, Spent]:
-    """One training run of one rollout: stage -> wall and CPU time since the command was typed."""
+    """Train for one rollout; return stage -> wall and CPU time since the start of the command."""
     clock = directory / "clock.jsonl"
     clock.unlink(missing_ok=True)
     slime = str(Path(sys.executable).with_name("slime"))
@@ -142,7 +142,7 @@ def timeline(config: str, flags: list[str], directory: Path) -> dict[str, Spent]
 
 
 def first_rollout(config: str, repeats: int, floor: float) -> None:
-    """Time to the first rollout and where it goes; `floor` is torch's import."""
+    """Measure the time to the first rollout, by stage; `floor` is the time of torch's import."""
     with tempfile.TemporaryDirectory(prefix="slime-bench-") as name:
         directory = Path(name)
         flags = write_inputs(directory)
@@ -165,7 +165,7 @@ def first_rollout(config: str, repeats: int, floor: float) -> None:
 
 
 def imports(repeats: int) -> float:
-    """What importing costs, in the order of a run: each line is on top of the lines before it. CPU seconds of torch."""
+    """Print the cost of imports in the order of a run, each on top of the previous ones; return torch's CPU seconds."""
     runs = []
     for _ in range(repeats + 1):
         done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)

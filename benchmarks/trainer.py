@@ -1,14 +1,14 @@
-"""The embedded trainer against a plain transformers training loop: tokens/s, peak memory, and the log-prob step.
+"""Compare the embedded trainer with a plain transformers training loop: tokens/s, peak memory, and the log-prob step.
 
-Speed: one optimizer step over responses of log-normal length. The other side is what one would write first: the HF
-model, each micro-batch padded to its longest sample, log-softmax over the full logits, torch's fused AdamW. Same
-weights, samples, micro-batches, loss and optimizer settings; the losses are compared. Memory of the log-prob step:
-forward and backward through an output layer of 151,936 tokens, chunked against full logits.
+Speed: one optimizer step over responses of log-normal length. The plain loop is the obvious implementation: the HF
+model, each micro-batch padded to its longest sample, log-softmax over the full logits, torch's fused AdamW. Weights,
+samples, micro-batches, loss and optimizer settings are the same, and the losses are compared. Memory of the log-prob
+step: forward and backward through an output layer of 151,936 tokens, with chunks or with full logits.
 
     python benchmarks/trainer.py [--rounds 3] [--threads 1] [--tiny]
     python benchmarks/trainer.py --device cuda --dtype bfloat16 --large
 
-Every measurement is a process of its own, sides taking turns, so that peaks are separate and noise shows.
+Every measurement runs in its own process and the sides alternate, so that peaks are separate and noise is visible.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def micro_batches(count: int, size: int = MICRO_BATCH) -> list[list[int]]:
 
 
 def train_batch(samples: list[tuple[list[int], int]]) -> Any:
-    """The samples as a trainer of slime's gets them, every response token trained."""
+    """Return the samples as a batch for slime's trainers, with every response token trained."""
     from slime_core.types import TrainBatch
 
     count, responses = len(samples), [response for _, response in samples]
@@ -175,7 +175,7 @@ def plain_step(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> Cal
 
 
 def head_memory(side: str, device: str) -> dict[str, Any]:
-    """Forward and backward of the log-prob step alone: hidden states to log-probs and back."""
+    """Measure forward and backward of the log-prob step alone: hidden states to log-probs and back."""
     import torch
 
     from slime_core.ops.logprobs import token_log_probs
@@ -197,7 +197,7 @@ def head_memory(side: str, device: str) -> dict[str, Any]:
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """What the child process does."""
+    """Run a job and return its measurements; called in the child process."""
     import torch
 
     torch.set_num_threads(job["threads"])
@@ -216,7 +216,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(job: dict[str, Any], rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Both sides in turn; refuses to compare sides that computed different losses."""
+    """Measure both sides in turn; exit if they computed different losses."""
     results: dict[str, list[dict[str, Any]]] = {"slime": [], "plain": []}
     for _ in range(rounds):
         for side, found in results.items():
@@ -230,7 +230,7 @@ def compare(job: dict[str, Any], rounds: int) -> dict[str, list[dict[str, Any]]]
 
 
 def report(name: str, results: dict[str, list[dict[str, Any]]], tokens: int) -> dict[str, dict[str, float]]:
-    """Prints the table; the medians of each side."""
+    """Print the table and return the medians of each side."""
     rows, medians = [], {}
     for side, found in results.items():
         medians[side] = {key: statistics.median(r[key] for r in found) for key in ("seconds", "cpu", "mib")}
@@ -245,7 +245,7 @@ def report(name: str, results: dict[str, list[dict[str, Any]]], tokens: int) -> 
 
 
 def utilisation(medians: dict[str, dict[str, float]], flops: int, job: dict[str, Any], peak: float | None) -> None:
-    """Of each side's step; on CPU of processor seconds, so that other load does not count."""
+    """Print the FLOP utilisation of each side's step; on CPU by processor seconds, so other load does not count."""
     import torch
 
     peak = peak or matmul_flops_per_second(job["device"], getattr(torch, job["dtype"])) / 1e12

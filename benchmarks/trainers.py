@@ -1,16 +1,16 @@
-"""The Megatron trainer, the embedded trainer and plain transformers: one optimizer step, and weights on their way out.
+"""The Megatron trainer, the embedded trainer and plain transformers: one optimizer step, and the export of weights.
 
-First part: tokens per second, tokens per second of processor time and peak memory of one GRPO step (forward,
-backward, clipping, AdamW) on the same weights and the same micro-batches of 8 samples, all in one run. "hf" is
-transformers alone: each micro-batch padded to its longest sample, or one sequence at a time. Second part: what leaves a
-trainer for the engines (`named_weights`: Megatron's names and shards -> HF's tensors, copied into buckets of shared
-memory as `--update-weight-transport tensor` does), in seconds per GB, against a copy of the same bytes.
+First part: tokens per second, tokens per second of processor time and peak memory of one GRPO step (forward, backward,
+clipping, AdamW) on the same weights and the same micro-batches of 8 samples, all in one run. "hf" is transformers
+alone: each micro-batch padded to its longest sample, or one sequence at a time. Second part: the export of weights to
+engines (`named_weights`: Megatron's names and shards -> HF's tensors, copied into buckets of shared memory as with
+`--update-weight-transport tensor`), in seconds per GB, compared with a copy of the same bytes.
 
     python benchmarks/trainers.py [--sizes 1M 10M] [--rounds 5] [--threads 1] [--quick]
     python benchmarks/trainers.py --device cuda --dtype bfloat16 --sizes 0.6B --samples 64 --export-size 0.6B
 
-Every side is a process, or one process per rank, and they take turns step by step, so that a busy machine hurts all of
-them; processor time is that of all ranks together. The sides' losses are compared after every step.
+Every side is a process, or one process per rank. The sides alternate step by step, so that a busy machine affects all
+of them. Processor time is the sum over ranks. The sides' losses are compared after every step.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ EXPORT_HEADER = (
     "side", "copy s/GB", "export s/GB", "spread", "ratio", "copy cpu-s/GB", "export cpu-s/GB", "ratio", "GB/s",
 )  # fmt: skip
 DEADLINE_SECONDS = 900
-"""For a start, a step or an export."""
+"""Deadline of a start, a step or an export."""
 
 
 def hf_config(size: str) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def hf_config(size: str) -> dict[str, Any]:
 
 
 def make_model(directory: Path, size: str) -> int:
-    """A random checkpoint of that size; the number of its parameters."""
+    """Make a random checkpoint of the size. Return the number of its parameters."""
     from slime_embedded.models.decoder import init_weights
 
     from slime_core.models.config import ModelConfig
@@ -87,7 +87,7 @@ def make_model(directory: Path, size: str) -> int:
 
 
 class Side:
-    """The processes of one side, one per rank; they answer together."""
+    """The processes of one side, one per rank."""
 
     def __init__(self, name: str, job: dict[str, Any]) -> None:
         from torch.distributed import TCPStore
@@ -122,7 +122,7 @@ class Side:
                 pipe.close()
 
     def ask(self, what: str, *, everywhere: bool = True) -> list[dict[str, Any]]:
-        """The answers of all ranks, or of the first one alone."""
+        """Send a command and return the replies of all ranks, or only of the first rank."""
         asked = self._ranks if everywhere else self._ranks[:1]
         for rank in asked:
             assert rank.stdin is not None
@@ -134,7 +134,7 @@ class Side:
         found = []
         for rank in asked or self._ranks:
             assert rank.stdout is not None
-            # A rank answers with one whole line, and only when asked.
+            # A rank replies with one complete line, and only to a command.
             ready, _, _ = select.select([rank.stdout], [], [], DEADLINE_SECONDS)
             line = rank.stdout.readline() if ready else ""
             if not line:
@@ -145,7 +145,7 @@ class Side:
 
 
 def check_same(found: dict[str, list[dict[str, Any]]], dtype: str) -> None:
-    """Every side computed the same step."""
+    """Check that every side computed the same step."""
     (first, expected), *others = ((name, steps[-1]["metrics"]) for name, steps in found.items())
     close = 2e-3 if dtype == "float32" else 5e-2
     for name, metrics in others:
@@ -155,13 +155,13 @@ def check_same(found: dict[str, list[dict[str, Any]]], dtype: str) -> None:
 
 
 def together(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all ranks: they work at the same time, and use processors and memory each of its own."""
+    """Return the measurement of all ranks: the longest wall time, and the sums of CPU time and memory."""
     sums = {key: sum(a[key] for a in answers) for key in ("cpu", "peak", "before") if key in answers[0]}
     return {**answers[0], "wall": max(a["wall"] for a in answers), **sums}
 
 
 def steps(options: argparse.Namespace, size: str, names: list[str], directory: Path) -> None:
-    """The first part's table of one size."""
+    """Measure and print the first part's table of one size."""
     import torch
     from _measure import matmul_flops_per_second, step_flops
     from trainer import make_samples
@@ -210,7 +210,7 @@ def steps(options: argparse.Namespace, size: str, names: list[str], directory: P
 
 
 def exports(options: argparse.Namespace, names: list[str], directory: Path) -> None:
-    """The second part's table."""
+    """Measure and print the second part's table."""
     parameters = make_model(directory, options.export_size)
     job = {**shared(options), "what": "export", "model": str(directory), "bucket_mib": options.bucket_mib}
     found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {"copy": [], "export": []} for name in names}
@@ -250,7 +250,7 @@ def about(options: argparse.Namespace) -> str:
 
 
 def fitting(names: list[str], device: str) -> list[str]:
-    """Without those that need more GPUs than there are, which it says."""
+    """Return the sides that fit the number of GPUs; print the others."""
     import torch
 
     if not device.startswith("cuda"):

@@ -1,15 +1,15 @@
-"""What watching a run costs: the demo with the checks of its numbers, and with kept samples, in every other rollout.
+"""Cost of watching a run: the demo with number checks, and with kept samples, in every other rollout.
 
     .venv/bin/python benchmarks/watching.py [--rounds 5] [--rollouts 12]
 
 Runs come in pairs that do the same work bit for bit: one is watched in its even rollouts, the other in its odd ones. So
-each rollout has a twin, and what makes one run slower than the other is in as many ratios upwards as downwards. A cost
-is the median over twins of processor time (of all threads and processes; the first rollout is left out) with over
-without, of even and odd rollouts alike. 95% of 2,000 draws among the twins are in its interval. Exits with 1 where all
-of an interval is above `--most` (2%).
+each rollout has a twin, and a difference in speed between the two runs raises as many ratios as it lowers. A cost is
+the median over twins of the ratio of processor time with watching to without (all threads and processes, without the
+first rollout), with even and odd rollouts weighted equally. The interval holds 95% of 2,000 bootstrap draws among the
+twins. Exits with 1 if a whole interval is above `--most` (2%).
 
-Beside it, what is less disturbed: the hooks' own processor time as a share of a rollout's, on the run's thread, which
-the rollout waits for, and on the thread that writes samples meanwhile.
+A second, less noisy measure: the hooks' own processor time as a share of a rollout's, on the run's thread, for which
+the rollout waits, and on the thread that writes samples concurrently.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from _harness import Parser, table
 
 CLOCK = Path(__file__).resolve().parent / "clock"
 SIDES = {"invariants": "Invariants", "kept samples": "SampleStore", "both": "Invariants SampleStore"}
-"""Plugins that rest in every other rollout; the others rest in all."""
+"""Side -> plugins that are off in every other rollout; all other plugins are always off."""
 _DRAWS = 2_000
 
 EVERY_OTHER = """
@@ -70,15 +70,15 @@ status = main(sys.argv[3:])
 json.dump(own, open("own.json", "w"))
 sys.exit(status)
 """
-"""slime's own plugins are always on, so the command line has no word for this. A hook is told by position."""
+"""slime's own plugins are always on, so no option does this. A hook is called with positional arguments."""
 
 
 _HOOKS = ("slime_log_rollout", "slime_rollout_trained")
-"""Each is called once a rollout, and has one file written beside it."""
+"""Hooks that are called once a rollout; for each, one file is written in another thread."""
 
 
 def run(folder: Path, watch: str, parity: int, rollouts: int) -> list[float]:
-    """Processor seconds of each rollout but the first; in `own.json` those of each hook."""
+    """Return the processor seconds of each rollout but the first; `own.json` gets the seconds of each hook."""
     clock = folder / "clock.jsonl"
     clock.unlink(missing_ok=True)
     own = ["--num-rollout", str(rollouts), "--save", str(folder / "run"), "--overwrite", "--plugin-dir", str(CLOCK)]
@@ -91,14 +91,14 @@ def run(folder: Path, watch: str, parity: int, rollouts: int) -> list[float]:
 
 
 def own_seconds(folder: Path) -> tuple[float, float]:
-    """Of the hooks of the last run in a rollout, on its thread and beside it."""
+    """Return the seconds of the last run's hooks per rollout: on the run's thread, and on other threads."""
     found = json.loads((folder / "own.json").read_text(encoding="utf-8"))
     beside = statistics.median(found.pop("beside")) * len(_HOOKS) if "beside" in found else 0.0
     return sum(map(statistics.median, found.values())), beside
 
 
 def twins(even: Sequence[float], odd: Sequence[float]) -> list[list[float]]:
-    """Logarithms of with over without, of even rollouts and of odd ones, from the runs watched in them."""
+    """Return log(watched / unwatched) for even and for odd rollouts."""
     found: list[list[float]] = [[], []]
     for rollout, seconds in enumerate(zip(even, odd), start=1):
         found[rollout % 2].append(math.log(seconds[rollout % 2] / seconds[1 - rollout % 2]))
@@ -106,12 +106,12 @@ def twins(even: Sequence[float], odd: Sequence[float]) -> list[list[float]]:
 
 
 def cost(ratios: Sequence[Sequence[float]]) -> float:
-    """The share of a rollout, of the twins of even and of odd rollouts."""
+    """Return the cost as a share of a rollout, from the ratios of even and of odd rollouts."""
     return math.expm1(statistics.fmean(statistics.median(part) for part in ratios))
 
 
 def interval(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Of 95% of the draws."""
+    """Return the interval that holds 95% of the draws."""
     draw = random.Random(0)
     costs = sorted(cost([draw.choices(part, k=len(part)) for part in ratios]) for _ in range(_DRAWS))
     return costs[_DRAWS // 40], costs[-_DRAWS // 40 - 1]

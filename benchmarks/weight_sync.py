@@ -36,7 +36,7 @@ HEADER = ("engine", "transport", "parameters", "MiB", "copy s", "update s", "noi
 
 
 def build(folder: Path, millions: float, dtype: torch.dtype, device: str) -> Weights:
-    """A model directory of about so many parameters, and its weights on the device."""
+    """Build a model directory of about `millions` million parameters, and return it with its weights on the device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     write_random_model(folder, seed=0)
@@ -57,7 +57,7 @@ def build(folder: Path, millions: float, dtype: torch.dtype, device: str) -> Wei
 
 
 async def measure(weights: Weights, update: Update, repeat: int, first_version: int) -> tuple[list[float], list[float]]:
-    """Seconds of copies and of updates, taking turns; one of each is not counted."""
+    """Measure the seconds of copies and updates in turns; the first of each is not counted."""
     room = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
     copies, updates = [], []
     for turn in range(repeat + 1):
@@ -76,7 +76,7 @@ async def measure(weights: Weights, update: Update, repeat: int, first_version: 
 
 
 def transposition(weights: Weights, repeat: int) -> float | None:
-    """Median seconds of the matrices alone going into the order that C multiplies with; None: C takes none of these."""
+    """Return the median seconds to reorder only the matrices for multiplication in C; None if C takes no matrix."""
     kernels = load("decode")
     if kernels is None or any(x.dtype != torch.float32 or x.device.type != "cpu" for x in weights.values()):
         return None
@@ -91,7 +91,7 @@ def transposition(weights: Weights, repeat: int) -> float | None:
 
 
 def by_files(engine: Any, model: Path, folder: Path) -> Update:
-    """Write the directory and have it loaded, as `--update-weight-transport disk`."""
+    """Write the directory and let the engine load it, as `--update-weight-transport disk` does."""
 
     async def update(weights: Weights, version: int) -> None:
         directory = folder / f"v{version}"
@@ -106,7 +106,7 @@ def by_files(engine: Any, model: Path, folder: Path) -> Update:
 
 
 def transports(engine: Any, model: Path, folder: Path) -> dict[str, Update]:
-    """What this engine takes of full weights."""
+    """Return the update functions for full weights that this engine supports, by transport."""
     ways: dict[str, Update] = {}
     if "tensor" in engine.weight_transports:
         ways["tensor"] = lambda weights, version: engine.update_weights_from_tensor(weights.items(), version)
@@ -117,7 +117,7 @@ def transports(engine: Any, model: Path, folder: Path) -> dict[str, Update]:
 
 
 def make_engine(name: str, model: Path, folder: Path, options: Any) -> Any:
-    """An engine that is not yet started."""
+    """Return an engine that is not started yet."""
     argv = ["--hf-checkpoint", str(model), "--rollout-engine", name, "--save", str(folder / "run")]
     argv += ["--update-weight-buffer-size", str(64 * 1024**2), "--dtype", options.dtype, "--device", options.device]
     if name == "sglang":
@@ -134,7 +134,7 @@ def make_engine(name: str, model: Path, folder: Path, options: Any) -> Any:
 
 
 async def rows(name: str, millions: float, options: Any) -> list[tuple[str, ...]]:
-    """The table's rows of one engine and size."""
+    """Return the table's rows for one engine and size."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         weights = build(folder / "model", millions, getattr(torch, options.dtype), options.device)

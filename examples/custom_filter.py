@@ -1,12 +1,12 @@
-"""Choosing what to train on: a dynamic sampling filter, and a buffer filter beside it.
+"""Choose the groups to train on, with a dynamic sampling filter and a buffer filter.
 
     slime train --config demo.yaml --over-sampling-batch-size 48 \
         --dynamic-sampling-filter-path examples/custom_filter.py \
         --buffer-filter-path examples/custom_filter.py
 
-The first sees every scored group; a group it drops is replaced by a new one, and counted as
-`rollout/dynamic_filter/drop_<reason>`. The second decides which of the groups that were given back (surplus of
-over-sampling, unfinished ones) are drawn again. The buffer filter must *remove* from the list what it returns.
+The dynamic sampling filter sees every scored group. A dropped group is replaced by a new one, and counted as
+`rollout/dynamic_filter/drop_<reason>`. The buffer filter decides which of the returned groups (surplus of
+over-sampling, and unfinished groups) are drawn again. It must *remove* the groups that it returns from the list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""A generate function of your own: a wrong answer is told to be wrong, and the model tries once more.
+r"""A custom generate function: after a wrong answer, the model gets feedback and tries once more.
 
     slime train --config demo.yaml --custom-generate-function-path examples/custom_generate.py \
         --rollout-max-response-len 64
@@ -8,9 +8,9 @@ r"""A generate function of your own: a wrong answer is told to be wrong, and the
     prompt | \boxed{75}<|end|> | <|user|>wrong<|end|><|assistant|> | 7+8=15 3+4+1=8 \boxed{85}<|end|>
     mask   | 1 ...           1 | 0 ...                           0 | 1 ...                          1
 
-All tokens enter the sample through `append_response_tokens`, which keeps ids, log-probs, loss mask and weight versions
-aligned: what the model sampled is trained on, what the environment said is not. The function may be given a sample that
-has a response already (an unfinished one of an earlier rollout); everything it needs to go on is in the sample.
+All tokens are added by `append_response_tokens`, which keeps ids, log-probs, loss mask and weight versions aligned:
+tokens sampled by the model are trained on, tokens of the environment are not. The function may get a sample that
+already has a response (an unfinished sample of an earlier rollout); the sample has everything needed to continue.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from slime_core import GenerateContext, Sample
 
 FEEDBACK = "<|user|>wrong<|end|><|assistant|>"
-"""In the demo tokenizer's spelling of a chat; another model needs its own."""
+"""Feedback in the chat format of the demo tokenizer; another model needs another format."""
 
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
-    """One attempt, and a second one after feedback; `max_new_tokens` bounds both and the feedback together."""
+    """Generate an attempt, and a second one after feedback; `max_new_tokens` limits all of it together."""
     limit = int(sampling_params["max_new_tokens"])
     await _attempt(args, sample, sampling_params, limit, context)
     if sample.status != Sample.Status.COMPLETED or FEEDBACK in sample.response or _is_right(sample):
@@ -46,7 +46,7 @@ async def _attempt(args: Any, sample: Sample, params: dict[str, Any], limit: int
     output = await context.engine.generate(
         sample.tokens, {**params, "max_new_tokens": room}, session_id=sample.session_id
     )
-    # Sets the status too: COMPLETED, TRUNCATED, or ABORTED, after which the engine must not be asked again.
+    # Also sets the status: COMPLETED, TRUNCATED, or ABORTED. After ABORTED, do not call the engine again.
     sample.append_response_tokens(
         args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
     )

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> float:
     parser.add_argument("--seed", type=int, default=0)
     own = parser.parse_args(argv)
     args = make_args(own)
-    prepare(args)  # the recipe `addition`: writes what is missing of data set, tokenizer and warmed-up model
+    prepare(args)  # the recipe `addition`: writes data set, tokenizer and warmed-up model if missing
     random.seed(args.seed)
     return asyncio.run(train(args))
 
@@ -119,7 +119,7 @@ async def train(args: Any) -> float:
 
 
 def read_rows(path: str | Path) -> list[dict[str, str]]:
-    """JSON lines with `input` and `label`."""
+    """Read JSON lines with `input` and `label`."""
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
@@ -129,7 +129,7 @@ def read_rows(path: str | Path) -> list[dict[str, str]]:
 async def rollout(
     args: Any, engine: EmbeddedEngine, tokenizer: Any, rows: list[dict[str, str]], rollout_id: int
 ) -> list[Group]:
-    """One group of `n_samples_per_prompt` scored samples per row; all of them run in the engine together."""
+    """Return a group of `n_samples_per_prompt` scored samples per row; all samples run in the engine together."""
     groups: list[Group] = []
     for position, row in enumerate(rows):
         tokens = encode_prompt(tokenizer, row["input"], args)
@@ -153,7 +153,7 @@ async def rollout(
 
 
 async def generate(args: Any, engine: EmbeddedEngine, sample: Sample, temperature: float) -> None:
-    """Have the engine continue `sample.tokens`; tokens, log-probs, mask and weight version are appended together."""
+    """Let the engine continue `sample.tokens`; tokens, log-probs, mask and weight version are appended together."""
     params = {
         "temperature": temperature,
         "max_new_tokens": args.rollout_max_response_len,
@@ -166,13 +166,13 @@ async def generate(args: Any, engine: EmbeddedEngine, sample: Sample, temperatur
 
 
 def reward(sample: Sample) -> float:
-    r"""1 if the model ended its answer and the last `\boxed{...}` holds the label, else 0."""
+    r"""Return 1 if the model ended its answer and the last `\boxed{...}` holds the label, else 0."""
     boxed = sample.response.rpartition(r"\boxed{")[2].partition("}")[0]
     return float(sample.status == SampleStatus.COMPLETED and boxed == sample.label)
 
 
 async def evaluate(args: Any, engine: EmbeddedEngine, tokenizer: Any, rows: list[dict[str, str]]) -> float:
-    """Mean reward of one greedy answer per row."""
+    """Return the mean reward of one greedy answer per row."""
     samples = [
         Sample(index=i, prompt=row["input"], label=row["label"], tokens=encode_prompt(tokenizer, row["input"], args))
         for i, row in enumerate(rows)
@@ -185,7 +185,7 @@ async def evaluate(args: Any, engine: EmbeddedEngine, tokenizer: Any, rows: list
 
 
 def make_batch(args: Any, rollout_id: int, groups: list[Group], estimator: EstimatorBase) -> TrainBatch:
-    """Samples -> columns. GRPO's group statistics are `shape_rewards`: r -> (r - mean) / std within each group."""
+    """Turn samples into columns. `shape_rewards` applies GRPO's r -> (r - mean) / std within each group."""
     samples = [sample for group in groups for sample in group]
     raw = [float(sample.get_reward_value(args)) for sample in samples]
     group_indices = [sample.group_index or 0 for sample in samples]
@@ -210,7 +210,7 @@ def make_batch(args: Any, rollout_id: int, groups: list[Group], estimator: Estim
 
 
 def optimize(args: Any, trainer: EmbeddedTrainer, estimator: EstimatorBase, batch: TrainBatch) -> dict[str, float]:
-    """One optimizer step over the whole batch, in micro-batches."""
+    """Run one optimizer step over the whole batch, in micro-batches."""
     device = trainer.device
     masks = [torch.tensor(mask, dtype=torch.float32, device=device) for mask in batch.loss_masks]
     result = estimator.advantages(
@@ -227,7 +227,7 @@ def optimize(args: Any, trainer: EmbeddedTrainer, estimator: EstimatorBase, batc
     num_tokens = float(sum(batch.rollout_mask_sums))
 
     def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """This micro-batch's share of the mean loss over all trained tokens of the step."""
+        """Return this micro-batch's share of the mean loss over all trained tokens of the step."""
         positions = output.positions
         inputs = LossInputs(
             log_probs=output.log_probs,

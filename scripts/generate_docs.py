@@ -32,7 +32,7 @@ from slime_core.plugins.kind import Kind
 from slime_core.plugins.kinds import KINDS, function_flags
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # the verdicts stand beside the tests that hold them to account
+sys.path.insert(0, str(ROOT))  # the verdicts are next to the tests that check them
 
 from tests.as_written import flags as thudm_flags  # noqa: E402
 from tests.as_written import launch_scripts  # noqa: E402
@@ -47,7 +47,7 @@ MEGATRON_PAGE = REFERENCE / "megatron-flags.md"
 MODULES_PAGE = REFERENCE / "modules.md"
 PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
 BENCHMARKS = ROOT / "benchmarks" / "table.md"
-"""Written by `make benchmarks`."""
+"""Table written by `make benchmarks`."""
 HOOKS_PAGE = REFERENCE / "hooks.md"
 BUGS_PAGE = ROOT / "docs" / "silent-bugs.md"
 
@@ -55,7 +55,7 @@ NOT_CALLED = (
     "--prepare-path", "--tools-path", "--custom-config-path", "--megatron-config-path", "--environment-path",
     "--eval-answer-path", "--shadow-rm-path", "--shadow-filter-path",
 )  # fmt: skip
-"""Flags that end like one of a function: a recipe and tools (docs/plugins/index.md), files of settings, and shadows."""
+"""Flags that end like a function's: a recipe and tools (docs/plugins/index.md), files of settings, and shadows."""
 
 BUGS_HEAD = """# Silent bugs
 
@@ -107,7 +107,7 @@ warn.
 
 
 def spelling(spec: FlagSpec) -> str:
-    """The flag as one types it."""
+    """Return the flag as typed on the command line."""
     names = [spec.flag, *([spec.off_flag] if spec.off_flag else [])]
     if spec.kind != "bool":
         kind = {"mapping": "JSON"}.get(spec.kind, spec.kind)
@@ -118,7 +118,7 @@ def spelling(spec: FlagSpec) -> str:
 
 
 def effect(spec: FlagSpec) -> str:
-    """What this version does about it, when it is not simply obeyed."""
+    """Return the treatment of a flag that this version does not fully support; empty for other flags."""
     lack = UNSUPPORTED.get(spec.name)
     if lack is not None:
         return "refused" if lack is Lack.REFUSED else "no effect"
@@ -129,7 +129,7 @@ def effect(spec: FlagSpec) -> str:
 
 
 def section(title: str, specs: list[FlagSpec]) -> str:
-    """One table."""
+    """Return a section with the table of its flags."""
     rows = [f"## {title}", "", "| Flag | Default | Meaning | |", "|---|---|---|---|"]
     for spec in specs:
         default = "" if spec.default in (None, [], {}) else f"`{dump_value(spec.default)}`"
@@ -153,7 +153,7 @@ with a warning, or refuses it.
 
 
 def megatron_effect(flag: Action) -> str:
-    """What slime does about one of Megatron's flags, when it is not simply obeyed."""
+    """Return slime's treatment of a Megatron flag that it does not simply pass on; empty for other flags."""
     from slime_trainer_megatron.arguments.architecture import COMPARED
 
     name = flag.option_strings[0][2:]
@@ -169,7 +169,7 @@ def megatron_effect(flag: Action) -> str:
 
 
 def megatron_row(flag: Action) -> str:
-    """One line of the table."""
+    """Return the table row of a Megatron flag."""
     value = value_shape(flag).replace("|", "\\|")
     first, *others = [name for name in flag.option_strings if name not in off_names(flag)]
     names = ", ".join([f"`{f'{first} {value}'.strip()}`", *(f"`{name}`" for name in others)])
@@ -179,7 +179,7 @@ def megatron_row(flag: Action) -> str:
 
 
 def megatron_page() -> str:
-    """The whole page."""
+    """Return the page of Megatron's flags."""
     fields = known_fields()
     flags = flags_of(fields).flags
     parts = [MEGATRON_HEAD]
@@ -200,7 +200,7 @@ def megatron_page() -> str:
 
 
 def foreign_section(owner: ForeignFlags) -> str:
-    """The pass-through flags of one owner."""
+    """Return the section with the pass-through flags of an owner."""
     if not owner.prefixes:
         page = f"{owner.owner.lower()}-flags.md"
         return (
@@ -214,7 +214,7 @@ def foreign_section(owner: ForeignFlags) -> str:
 
 
 def flags_page() -> str:
-    """The whole page."""
+    """Return the page of flags."""
     titles = dict.fromkeys(spec.section for spec in flag_specs().values())
     parts = [HEAD]
     parts += [section(t, [s for s in flag_specs().values() if s.section == t]) for t in titles]
@@ -223,13 +223,13 @@ def flags_page() -> str:
         " them, unless `--train-backend` or `--rollout-engine` names another: then they end in one warning, and"
         " parallel sizes above 1 are refused.\n"
     )
-    # Those of slime's own distribution; what else is installed here is no part of the page.
+    # Only flags of slime's own distribution: other installed distributions do not belong on the page.
     parts += [foreign_section(owner) for owner in find_owners(["--no-plugins"], {})[0]]
     return "\n".join(parts)
 
 
 def verdict_table(head: str, verdicts: Mapping[str, Verdict]) -> str:
-    """Those that do not simply work, a line for each reason, and behind them the names of those that do."""
+    """Return a table of the names with limits, a row per reason, followed by the names that simply work."""
     groups: dict[Verdict, list[str]] = {}
     for name, verdict in verdicts.items():
         groups.setdefault(verdict, []).append(f"`{name}`")
@@ -240,7 +240,7 @@ def verdict_table(head: str, verdicts: Mapping[str, Verdict]) -> str:
 
 
 def example_of(names: tuple[str, ...]) -> str:
-    """A link to the example that defines one of these names."""
+    """Return a link to the example that defines one of these names."""
     for file in [*sorted((ROOT / "examples" / "hooks").glob("*.py")), *sorted((ROOT / "examples").glob("custom_*.py"))]:
         if re.search(
             rf"^(?:async )?(?:def|class) (?:{'|'.join(names)})\b", file.read_text(encoding="utf-8"), re.MULTILINE
@@ -250,7 +250,7 @@ def example_of(names: tuple[str, ...]) -> str:
 
 
 def hook_section(name: str, spec: Callable[..., object]) -> str:
-    """One hook: what it is called with, when, and the flag whose function implements it."""
+    """Return the section of a hook: its arguments, the time of its call, and the flag whose function implements it."""
     lines = [f"### `{name}({', '.join(inspect.signature(spec).parameters)})`", "", inspect.getdoc(spec) or ""]
     if row := hook_flags().get(name):
         called = f"`{row.flags[0]}`, called as `{row.calls[0].shown}`"
@@ -259,7 +259,7 @@ def hook_section(name: str, spec: Callable[..., object]) -> str:
 
 
 def component_rows() -> list[str]:
-    """Flags of functions that take the place of a stage; every flag of a function is here or belongs to a hook."""
+    """Return the rows of flags whose function replaces a stage; all other function flags belong to hooks."""
     rows = (*KINDS.values(), *function_flags().values())
     kinds = {flag: kind for kind in rows for flag in kind.flags if flag.startswith("--") and flag.endswith("-path")}
     called = [s.flag for s in flag_specs().values() if s.flag.endswith("-path") and s.name not in UNSUPPORTED]
@@ -268,7 +268,7 @@ def component_rows() -> list[str]:
 
 
 def component_row(flag: str, kind: Kind) -> str:
-    """One line of the table."""
+    """Return the table row of a function flag."""
     forms = [call.shown for call in kind.calls] + [f"class {call.shown}" for call in [kind.construct] if call]
     forms = [form + f" with {', '.join(kind.methods)}" * form.startswith("class") for form in forms]
     shown = " or ".join(f"`{form}`".replace("|", chr(92) + "|") for form in forms)
@@ -276,14 +276,14 @@ def component_row(flag: str, kind: Kind) -> str:
 
 
 def hooks_page() -> str:
-    """The page as it is, with its generated parts made anew."""
+    """Return the hooks page with its generated parts updated."""
     table = ["| flag | kind | call | example |", "|---|---|---|---|", *component_rows()]
     sections = "\n\n".join(hook_section(name, spec) for name, spec in hook_specs().items())
     return filled(HOOKS_PAGE, {"hooks": sections, "components": "\n".join(table)})
 
 
 def migrating_page() -> str:
-    """The page as it is, with its generated parts made anew."""
+    """Return the migration page with its generated parts updated."""
     newer = {flag: Verdict("refused", why) for flag, why in thudm_flags.NEWER.items()}
     parts = {
         "scripts": verdict_table("script", launch_scripts.verdicts()),
@@ -295,7 +295,7 @@ def migrating_page() -> str:
 
 
 def filled(page: Path, parts: Mapping[str, str]) -> str:
-    """The text of a page with other text in its generated parts."""
+    """Return the text of a page with its generated parts replaced."""
     text = page.read_text(encoding="utf-8")
     for part, made in parts.items():
         begin, end = f"<!-- generated: {part} -->\n", "<!-- end -->"
@@ -307,7 +307,7 @@ def filled(page: Path, parts: Mapping[str, str]) -> str:
 
 
 def modules_page() -> str:
-    """Every module of the core and of the first-party packages, with the first sentence of its docstring."""
+    """Return the page of modules of the core and first-party packages, with the first sentence of each docstring."""
     lines = [
         "# Modules",
         "",
@@ -332,7 +332,7 @@ def _thread(source: str) -> str:
 
 
 def bugs_page() -> str:
-    """The zoo, as its tests hold it."""
+    """Return the page of silent bugs, from the tests of the bug zoo."""
     caught = sum(bug.check is not None for bug in BUGS)
     rows = [
         f"| {bug.what} | {_thread(bug.source)} | {f'`{bug.check}`' if bug.check else f'not caught: {bug.why}'} |"
@@ -350,7 +350,7 @@ def bugs_page() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Write or check; 1 when a page is out of date."""
+    """Write or check the pages; return 1 if a page is out of date."""
     stale = False
     for page, text in (
         (FLAGS_PAGE, flags_page()),

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""What a change of structure has changed: the code of a commit (base) and of this checkout (head), run side by side.
+"""Compare the results of a refactoring: run the code of a commit (base) and of this checkout (head) side by side.
 
     python scripts/oracle.py BASE                      # the quick cases; `make oracle BASE=...`
     python scripts/oracle.py BASE --case demo --case ppo; --case all
 
-Each side has an environment of its own, made of its own `requirements.txt` and of links to the third-party packages of
-this one, so neither finds anything of the other's. A case gives facts, a name and a text each; what is said of them is
-which differ, and where first. Facts are compared with those of the same job and never with recorded ones, since other
-processors round otherwise.
+Each side has an environment of its own, with the packages of its `requirements.txt` and links to the third-party
+packages of this environment, so neither side imports code of the other. A case returns facts, each a name and a text;
+the report lists the differing facts, with the first difference. Facts are compared within one job and never with
+recorded facts, since other processors round differently.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "outputs" / "oracle"
-"""Sources and environments of bases, and what the last comparison ran; ignored by git."""
+"""Sources and environments of bases, and the files of the last comparison; ignored by git."""
 SEEDS = 200
 MODES = ("sync", "one-step", "full")
 DEADLINE_S = 900.0
-"""Of one command; a run that hangs is a difference, too."""
+"""Deadline of one command; a command that hangs counts as a difference."""
 MOST = 12
-"""Differences of a case that are printed."""
+"""Largest number of differences printed for a case."""
 
 Facts = dict[str, str]
 FAILED = "failed"
-"""The only fact of a case that could not be run: exit status and what was said last."""
+"""The only fact of a case that failed: exit status and end of the output."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: where its code is, which Python has it installed, and where its commands run."""
+    """A side of the comparison: root of its code, Python that has it installed, and working directory."""
 
     name: str
     root: Path
@@ -61,7 +61,7 @@ class Side:
     work: Path
 
     def plain(self, text: str) -> str:
-        """A text without what only this side's paths are."""
+        """Replace the paths of this side in a text."""
         for path, word in ((self.work, "<work>"), (self.python.parents[1], "<environment>"), (self.root, "<checkout>")):
             text = text.replace(str(path), word)
         return text
@@ -69,14 +69,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Case:
-    """Something that both sides do, and what is to be compared of it."""
+    """A task that both sides run, and the facts to compare."""
 
     name: str
     facts: Callable[[Side], tuple[Facts, float]]
     """Facts and seconds of processor time."""
     quick: bool = True
     alone: bool = False
-    """The sides take turns, because the backend's processes would meet."""
+    """Whether the sides run one after the other, because the backend's processes would interfere."""
 
 
 # -- cases ---------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def _training(name: str, flags: str, template: str = "demo", **how: bool) -> Cas
 
 
 def of_run(directory: Path) -> Facts:
-    """Weights, metrics without times, and the ledger's events of a finished run."""
+    """Return weights, metrics without times, and the ledger's events of a finished run."""
     facts: Facts = {}
     commit = max((directory / "checkpoints").glob("rollout_*"))
     for path in sorted(commit.rglob("*.safetensors")):
@@ -115,7 +115,7 @@ def of_run(directory: Path) -> Facts:
 
 
 def ledger_events(directory: Path) -> list[str]:
-    """Every event in the segments below a directory, without the segments' headers."""
+    """Return every event in the segments below a directory, without the segments' headers."""
     segments = sorted(directory.rglob("ledger/*.jsonl"))
     return [event for path in segments for event in path.read_text(encoding="utf-8").splitlines()[1:]]
 
@@ -128,9 +128,9 @@ def _simulation(side: Side) -> tuple[Facts, float]:
 
 
 def simulated(simulation: Any, seed: int, mode: str) -> str:
-    """What a seed of the virtual-clock simulation writes into its ledger, life by life, and what it trains on.
+    """Simulate a seed with the virtual clock; return its ledger events, life by life, and digests of its batches.
 
-    Tasks run in the order in which they got ready, as in a real loop: a drawn order depends on how many there are.
+    Tasks run in the order in which they became ready, as in a real loop; a random order would depend on their number.
     """
     events: list[str] = []
     loop = importlib.import_module(f"{simulation.__name__}.loop").SimulatedLoop
@@ -156,13 +156,13 @@ def simulated(simulation: Any, seed: int, mode: str) -> str:
 
 
 def find_simulation(root: Path) -> Any:
-    """The package `simulation` of a checkout; older ones have it below `slime_core.testing`."""
+    """Import the package `simulation` of a checkout; older checkouts have it below `slime_core.testing`."""
     old = (root / "slime_core" / "testing" / "simulation" / "__init__.py").is_file()
     sys.path.insert(0, str(root))
     return importlib.import_module("slime_core.testing.simulation" if old else "tests.simulation")
 
 
-# A bad command line each, of every kind of mistake; those that are told before code is loaded cost the least.
+# One bad command line for each kind of mistake; mistakes found before code is loaded cost the least time.
 REFUSALS = """
 train
 trian --config demo.yaml
@@ -247,7 +247,7 @@ def _refusals(side: Side) -> tuple[Facts, float]:
 
 
 def cited(message: str) -> set[str]:
-    """The names in a message: flags, what is quoted, paths and numbers. The wording around them is free."""
+    """Return the names in a message: flags, quoted text, paths and numbers; the other words are not compared."""
     text = "\n".join(line for line in message.splitlines() if not line.startswith("slime: starting for"))
     quoted = {name for pattern in _QUOTED for name in re.findall(pattern, text)}
     return quoted | {name.rstrip(".,:;)") for pattern in _BARE for name in re.findall(pattern, text)}
@@ -289,21 +289,21 @@ CASES = (
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    """The result of a command."""
 
     status: int
     said: str
     cpu: float
-    """Seconds of processor time, of the command and of what it started and waited for."""
+    """Seconds of processor time of the command and its child processes."""
 
 
 def slime(side: Side, *argv: str) -> Done:
-    """`slime ARGV` of one side, in its directory."""
+    """Run `slime ARGV` of one side, in its directory."""
     return command(side, "-m", "slime_core", *argv)
 
 
 def command(side: Side, *argv: str) -> Done:
-    """Python of one side, in its directory; killed with what it started when it takes too long."""
+    """Run Python of one side, in its directory; kill it and its child processes at the deadline."""
     log = side.work / "last.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -320,7 +320,7 @@ def command(side: Side, *argv: str) -> Done:
 
 
 def environment(side: Side) -> dict[str, str]:
-    """Without what would lead Python or slime elsewhere, and with arithmetic that one core does in one order."""
+    """Return an environment without variables that redirect Python or slime, and with single-threaded arithmetic."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SLIME_", "VIRTUAL_ENV", "MAKE"))}
     path = f"{side.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return kept | {"PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_COMPILE_DISABLE": "1"}
@@ -330,12 +330,12 @@ def environment(side: Side) -> dict[str, str]:
 
 
 def different(base: Facts, head: Facts) -> list[str]:
-    """Names of the facts that are not the same."""
+    """Return the names of the differing facts."""
     return [name for name in {**base, **head} if base.get(name) != head.get(name)]
 
 
 def differences(base: Facts, head: Facts) -> list[str]:
-    """A line for each of them, with the first line in which it differs."""
+    """Return a line for each differing fact, with its first differing line."""
     lines = []
     for name in different(base, head):
         if name in base and name in head:
@@ -353,10 +353,10 @@ def _first(base: Sequence[str], head: Sequence[str]) -> str:
 
 
 def compare(case: Case, sides: Sequence[Side]) -> list[str]:
-    """Run a case on both sides; print what became of it, and return what differs.
+    """Run a case on both sides, print the result, and return the differences.
 
-    Where something does, both run again: a fact that a side does not repeat says nothing about the other side. It is
-    printed, and not counted.
+    If there are differences, both sides run again. A fact that changes between two runs of one side is printed, but not
+    counted.
     """
     with ThreadPoolExecutor(1 if case.alone else 2) as pool:
         (base, base_cpu), (head, head_cpu) = pool.map(case.facts, sides)
@@ -387,7 +387,7 @@ def compare(case: Case, sides: Sequence[Side]) -> list[str]:
 
 
 def base_side(revision: str) -> Side:
-    """The code of a commit, without its history."""
+    """Extract and install the code of a commit, without its history."""
     commit = _git("rev-parse", "--verify", f"{revision}^{{commit}}").decode().strip()
     root = KEPT / commit[:12]
     if not root.is_dir():
@@ -400,7 +400,7 @@ def base_side(revision: str) -> Side:
 
 
 def head_side() -> Side:
-    """This checkout, with what is not committed."""
+    """Install this checkout, including uncommitted changes."""
     return Side("head", ROOT, install(ROOT), KEPT / "work" / "head")
 
 
@@ -409,9 +409,9 @@ def _git(*argv: str) -> bytes:
 
 
 def install(root: Path) -> Path:
-    """The Python of an environment with a checkout's distributions, as its `requirements.txt` says, and ours of others.
+    """Create an environment with a checkout's distributions and our third-party packages; return its Python.
 
-    Kept until a `pyproject.toml` of the checkout, or the list of third-party packages, changes.
+    It is reused until a `pyproject.toml` of the checkout, or the list of third-party packages, changes.
     """
     packages = Path(sysconfig.get_path("purelib"))
     others = third_party(packages)
@@ -436,7 +436,7 @@ def install(root: Path) -> Path:
 
 
 def third_party(packages: Path) -> list[str]:
-    """What lies in `site-packages` and is not of the checkout that is installed here, whatever its name."""
+    """List the entries of `site-packages` that do not belong to the checkout installed here."""
     found = importlib.util.find_spec("slime_core")
     checkout = Path(found.origin).parents[1].as_uri() if found and found.origin else ROOT.as_uri()
     ours = {"__pycache__"}
@@ -459,7 +459,7 @@ for dist in metadata.distributions():
 
 
 def check_side(side: Side) -> None:
-    """Nothing that a side finds is the other's. Raises SystemExit."""
+    """Check that a side imports no code of the other side. Raises SystemExit."""
     found = command(side, "-c", FOUND)
     paths = found.said.split("\n")[:-1]
     core = side.root / "slime_core" / "__init__.py"
@@ -473,7 +473,7 @@ def _in(path: str, side: Side) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 1 when something differs."""
+    """Run the comparison; return 1 if anything differs."""
     names = [case.name for case in CASES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?", default="HEAD", help="a commit")

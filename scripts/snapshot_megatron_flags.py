@@ -28,7 +28,7 @@ _Typed = tuple[Scalar, Shape, tuple[Any, ...]]
 
 
 def snapshot() -> str:
-    """The text of `SNAPSHOT`, one field a line."""
+    """Return the text of `SNAPSHOT`, one field per line."""
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.model_parallel_config import ModelParallelConfig
     from megatron.core.optimizer import OptimizerConfig
@@ -57,7 +57,7 @@ def snapshot() -> str:
 
 
 def _fields(kind: type, owner: str) -> Iterator[ConfigField]:
-    """Those that the class itself has."""
+    """Yield the fields that the class itself defines."""
     known = {field.name: field for field in dataclasses.fields(kind)}
     hints, docs = typing.get_type_hints(kind), _docstrings(kind)
     for name in kind.__annotations__:
@@ -76,7 +76,7 @@ def _fields(kind: type, owner: str) -> Iterator[ConfigField]:
 
 
 def _docstrings(kind: type) -> dict[str, str]:
-    """Attribute -> the text under it, in one line."""
+    """Return attribute -> its docstring, in one line."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)
     return {
@@ -88,7 +88,7 @@ def _docstrings(kind: type) -> dict[str, str]:
 
 
 def _type(hint: Any) -> _Typed | None:
-    """What an annotation allows of what can be typed on a command line; None for nothing."""
+    """Return the command-line type of an annotation, or None if no value can be typed."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint in _SCALARS:
         return _SCALARS[hint], "one", ()

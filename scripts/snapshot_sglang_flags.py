@@ -16,7 +16,7 @@ from slime_engine_sglang.flag_list import SNAPSHOT, introspected
 
 
 def snapshot_text(found: dict[str, Any]) -> str:
-    """What `introspect` printed, one flag a line, so that a new version is a readable difference."""
+    """Return the output of `introspect` with one flag a line, so that a new version gives a readable diff."""
     rows = {
         part: "[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in found[part]) + "\n]"
         for part in ("server", "router")
@@ -26,7 +26,7 @@ def snapshot_text(found: dict[str, Any]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Write or check; 1 when the list is out of date."""
+    """Write or check the list; return 1 if it is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine-python", type=Path, help="interpreter of the environment that SGLang is installed in")
     parser.add_argument("--check", action="store_true")

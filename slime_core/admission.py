@@ -1,20 +1,20 @@
-"""Admission to training: what must hold of every sample that is trained on, whoever made it.
+"""Admission to training: the invariants of every sample that is trained on, whatever code made the sample.
 
 `rollout/batch.py` calls `admit` once for the samples that become a batch: generated, loaded or supervised. The sample
-runner asks `problem` as soon as a sample has been generated, so that a bad one counts as a failure like others. A
-sample that does not pass is data. It becomes FAILED with the reason and trains nothing; the run goes on.
+runner calls `problem` as soon as a sample has been generated, so that a bad sample counts as a failure like others. A
+sample that breaks an invariant becomes FAILED with the reason and trains nothing; the run continues.
 
 The invariants, of tokens [prompt + response]:
 
 1. Spans add up to the tokens.
 2. A sampled token of the response has a finite log-prob <= 0, if log-probs are known, and every other token has 0.0.
-   Those of a response that came as text (`take_text`) are not known, and the trainer's own stand in for them.
-3. It has a weight version, if versions are known, and every other token has `NOT_SAMPLED`; versions never decrease.
-4. A loss mask holds 0 and 1, and 1 only where a token was sampled or given as a demonstration. What it withholds
-   beyond the spans is kept in them; what the spans withhold, it cannot give back.
-5. Where a sample has images, no token that was sampled is the one that images stand as: the model would look for an
-   image there.
-6. The status is one that there is.
+   The log-probs of a response given as text (`take_text`) are unknown; the trainer's own log-probs replace them.
+3. A sampled token has a weight version, if versions are known, and every other token has `NOT_SAMPLED`. Versions never
+   decrease.
+4. A loss mask holds 0 and 1, and 1 only for tokens that were sampled or given as a demonstration. The spans record the
+   tokens that only the mask withholds. The mask cannot enable tokens that the spans withhold.
+5. If a sample has images, no sampled token is the image token: the model would look for an image there.
+6. The status is a `SampleStatus`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from slime_core.types import Sample, SampleStatus
 WHERE = "admission"
 """`metadata["failure"]["where"]` of samples that are refused."""
 BY_MASK = "loss_mask"
-"""Why tokens are withheld that a supplied mask leaves out."""
+"""Reason recorded for tokens that a supplied loss mask withholds."""
 _STATUSES = tuple(SampleStatus)
 _IDENTITY = ("index", "group_index", "rollout_id", "row")
 _TRAINED_ON = (
@@ -48,12 +48,12 @@ DECLARE = "; where that is meant, say so: @declares(EditTraits(edits_samples=Tru
 
 
 class Drawn(NamedTuple):
-    """What a generate function was given, to compare with what it returns."""
+    """The input of a generate function, to compare with the sample that it returns."""
 
     prompt: list[int]
     """Ids of the prompt."""
     num_tokens: int
-    """Of prompt and the response so far."""
+    """Number of tokens in the prompt and the response so far."""
     spans: Spans | None
     messages: Any
     """The prompt itself."""
@@ -61,30 +61,30 @@ class Drawn(NamedTuple):
 
     @classmethod
     def of(cls, sample: Sample) -> Drawn:
-        """Before the call."""
+        """Record the sample before the call."""
         spans = list(sample.spans) if sample.spans is not None else None
         return cls(sample.prompt_tokens, len(sample.tokens), spans, sample.prompt, len(sample.prompt))
 
     def has_prompt_of(self, sample: Sample) -> bool:
-        """Whether the sample's text or messages are still those that were given."""
+        """Return whether the sample still has the text or messages that were given."""
         return sample.prompt is self.messages and len(sample.prompt) == self.num_messages
 
     def problem(self, sample: Sample, *, same: bool) -> str | None:
-        """What is wrong with what came back; None where it is settled what its spans say, and its prompt.
+        """Return the problem of a returned sample, or None if its spans and its prompt are consistent.
 
-        Code that knows no spans leaves them as they were while it sets the tokens: they are forgotten then, as far as
-        they cannot be true any more. Where it knows them, what was sampled must stand after the prompt that it was
-        appended to, which may be one of the code's own; `Trajectory.replace_lossy` says so where another one is meant.
+        Code that does not know about spans sets the tokens and leaves the spans unchanged: the spans that can no longer
+        be true are dropped. If the code set spans, the sampled tokens must follow the prompt that they were appended
+        to, which may be a prompt of the code's own. `Trajectory.replace_lossy` marks a deliberate change of the prompt.
 
         Args:
-            sample: What came back.
-            same: It is the sample that was given; another one may have a prompt of its own.
+            sample: The returned sample.
+            same: Whether `sample` is the sample that was given; another sample may have its own prompt.
         """
         try:
             prompt_length = len(sample.tokens) - sample.response_length
             kept_prompt = list(sample.tokens[: len(self.prompt)]) == self.prompt
         except TypeError:
-            return None  # `settled` says what it is
+            return None  # `settled` reports the error
         if sample.spans == self.spans:
             if not kept_prompt or prompt_length != len(self.prompt):
                 sample.spans = None
@@ -103,36 +103,36 @@ class Drawn(NamedTuple):
 
 
 class Sealed:
-    """Samples before somebody's code sees them, to tell afterwards whether what they are trained on is the same.
+    """Snapshots of samples before user code sees them, to detect changes of the fields that are trained on.
 
-    That are ids, tokens and what belongs to each token. Reward, metadata, status, text, `remove_sample` and
-    `teacher_log_probs` are for code to write; where it declares `EditTraits(edits_samples=True)`, all of them are.
+    These fields are ids, tokens and the values of each token. User code may write reward, metadata, status, text,
+    `remove_sample` and `teacher_log_probs`. If it declares `EditTraits(edits_samples=True)`, it may write every field.
     """
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         self._before = [(sample, snapshot(sample)) for sample in samples]
 
     def edits(self) -> list[tuple[Sample, str]]:
-        """The samples that are not what they were, each with what is wrong; without those that have failed."""
+        """Return the changed samples, each with a description of the change; failed samples are left out."""
         return [(sample, problem) for sample, before in self._before if (problem := changed(sample, before))]
 
     def check(self, label: str, advice: str = DECLARE) -> None:
-        """Raise PluginError where one was changed; `label` is whose code saw them."""
+        """Raise PluginError if a sample was changed; `label` names the code that saw the samples."""
         for sample, problem in self.edits():
             raise PluginError(f"{label}, sample {sample.index}: {problem}{advice}")
 
 
 class Held:
-    """Samples that somebody's code keeps for a while: sealed when it gets them, checked when they come back."""
+    """Samples that user code keeps for a while: recorded when it gets them, checked when it returns them."""
 
     def __init__(self, label: str, *, edits: bool) -> None:
-        """`label` is how errors call the code; `edits`: it may change them, so nothing is checked."""
+        """`label` names the code in errors; with `edits` the code may change samples, so nothing is checked."""
         self._label, self._edits = label, edits
         self._before: dict[int, tuple[object, list[Any]]] = {}
-        """id -> a weak reference that takes its entry along, and what the sample was."""
+        """Sample id -> a weak reference, which removes this entry when the sample is freed, and fingerprints."""
 
     def give(self, samples: Iterable[Sample]) -> None:
-        """Call it before the code gets them."""
+        """Record samples; call it before the code gets them."""
         for sample in () if self._edits else samples:
             gone = weakref.ref(sample, functools.partial(self._forget, id(sample)))
             self._before[id(sample)] = gone, _fingerprints(sample)
@@ -141,7 +141,7 @@ class Held:
         self._before.pop(key, None)
 
     def take(self, samples: Iterable[Sample]) -> None:
-        """Raise PluginError where one that comes back is not what it was."""
+        """Raise PluginError if a returned sample was changed."""
         for sample in samples:
             _, before = self._before.pop(id(sample), (None, None))
             if before and (problem := changed(sample, before, _fingerprints(sample))):
@@ -149,9 +149,9 @@ class Held:
 
 
 def changed(sample: Sample, before: Iterable[Any], now: Iterable[Any] | None = None) -> str | None:
-    """What is not what it was when `snapshot` made `before`, in words; None: nothing is, or the sample has failed.
+    """Describe a change since `snapshot` made `before`; return None if nothing changed or the sample has failed.
 
-    Whose sample it is (index, group, ...) is set back: it is counted under that, failed or not.
+    The identity (index, group, ...) is set back to its old value: the sample is counted under it, failed or not.
     """
     if sample.status == SampleStatus.FAILED and sample.reward is None:
         return None
@@ -165,7 +165,7 @@ def changed(sample: Sample, before: Iterable[Any], now: Iterable[Any] | None = N
 
 
 def snapshot(sample: Sample) -> list[Any]:
-    """The fields that are trained on, in copies that no later change reaches."""
+    """Return independent copies of the fields that are trained on."""
     return [v if v is None or type(v) is int else _copied(v) for v in _trained_on(sample)]
 
 
@@ -176,24 +176,25 @@ def _plain(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    value = value if type(value) is list else _plain(value)  # user code may put there what it likes
+    value = value if type(value) is list else _plain(value)  # user code may set any value
     return value[:] if type(value) is list and not (value and type(value[0]) is list) else copy.deepcopy(value)
 
 
 def _fingerprints(sample: Sample) -> list[Any]:
-    """A snapshot that takes less memory and more time: of lists of numbers only their hashes."""
+    """Return a snapshot that takes less memory and more time: lists of numbers are replaced by their hashes."""
     return [hash(tuple(v)) if type(v) is list and v and isinstance(v[0], int | float) else v for v in snapshot(sample)]
 
 
 def is_text(sample: Sample) -> bool:
-    """Whether the response is there as text only."""
+    """Return whether the response exists as text only."""
     return bool(sample.response) and sample.response_length == 0 and sample.status != SampleStatus.FAILED
 
 
 def take_text(sample: Sample, response: list[int]) -> str | None:
-    """Give a sample whose response is text its ids, which count as `Source.TEXT`; what is wrong with it, else None.
+    """Set the token ids of a sample whose response is text, as `Source.TEXT`; return a problem, or None.
 
-    Its log-probs are not known; a mask of its own has an entry for each id. One that is still PENDING is COMPLETED.
+    The log-probs are unknown. A loss mask of the sample must have an entry for each id. A PENDING sample becomes
+    COMPLETED.
     """
     mask = list(sample.loss_mask) if sample.loss_mask is not None else []
     if mask and len(mask) != len(response):
@@ -215,10 +216,10 @@ def take_text(sample: Sample, response: list[int]) -> str | None:
 
 
 def admit(samples: Iterable[Sample], image_token: int | None = None) -> list[Sample]:
-    """Settle the samples that train: `spans` complete, `loss_mask` what follows from them. Those refused, now FAILED.
+    """Complete `spans` and derive `loss_mask` of samples that train; return the refused samples, now FAILED.
 
-    Samples that train nothing (failed, or removed by a filter) stay as they are, where their fields fit together.
-    `image_token`: the model's (`multimodal.image_token_of`).
+    Samples that train nothing (failed, or removed by a filter) stay unchanged if their fields are consistent.
+    `image_token` is the model's (`multimodal.image_token_of`).
     """
     refused = []
     for sample in samples:
@@ -239,7 +240,7 @@ def admit(samples: Iterable[Sample], image_token: int | None = None) -> list[Sam
 
 
 def problem(sample: Sample, image_token: int | None = None) -> str | None:
-    """The first invariant that the sample breaks, in words; None when it can be trained on. Changes nothing."""
+    """Describe the first invariant that the sample breaks, or return None; the sample is not changed."""
     try:
         settled(sample, image_token)
     except (TypeError, ValueError) as error:  # a field of a user's code may hold anything
@@ -248,10 +249,10 @@ def problem(sample: Sample, image_token: int | None = None) -> str | None:
 
 
 def settled(sample: Sample, image_token: int | None = None) -> tuple[Spans, list[int]]:
-    """Spans of all tokens, with what the sample's loss mask withholds, and the mask that follows from them.
+    """Return spans of all tokens, which include the loss mask's withheld tokens, and the mask derived from them.
 
     Raises:
-        ValueError: An invariant does not hold, or the sample's status is none.
+        ValueError: An invariant does not hold, or the sample's status is no `SampleStatus`.
         TypeError: A field does not hold numbers.
     """
     sample.validate()
@@ -335,7 +336,7 @@ def _check_log_probs(log_probs: Sequence[float], sampled: bool, source: Source, 
 
 
 def _newest_version(versions: Sequence[int], newest: int, begin: int) -> int:
-    """The newest version so far, after these. Raises ValueError where one is missing or older than one before."""
+    """Return the newest version so far, including `versions`. Raises ValueError for a missing or decreasing version."""
     if versions[0] >= newest and versions.count(versions[0]) == len(versions):  # most responses
         return versions[0]
     for at, (before, version) in enumerate(pairwise([newest, *versions])):
@@ -350,7 +351,7 @@ def _newest_version(versions: Sequence[int], newest: int, begin: int) -> int:
 
 
 def _masked(spans: Spans, prompt_length: int, mask: Sequence[bool], derived: Sequence[int]) -> Spans:
-    """The spans with what the mask withholds. Raises ValueError where it trains what nobody may."""
+    """Return the spans with the mask's withheld tokens. Raises ValueError if it trains an untrainable token."""
     start = 0
     for span in spans:
         begin, start = max(0, start - prompt_length), start + span.length

@@ -1,7 +1,7 @@
-"""What an engine tells of its calls, summed over those of one sample: speculative decoding, prefix cache.
+"""Counters that an engine reports, summed over the calls of one sample: speculative decoding and prefix cache.
 
-`sample.py` keeps one of each, and names them as THUDM/slime does. Metrics average the sums of whole samples, not the
-calls.
+A sample (`sample.py`) holds one object of each class under the names of THUDM/slime. Metrics average the sums of whole
+samples, not single calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SpecInfo:
 
     @property
     def spec_accept_rate(self) -> float:
-        """Accepted over drafted tokens."""
+        """Accepted tokens divided by drafted tokens; 0 if no token was drafted."""
         return self.spec_accept_token_num / self.spec_draft_token_num if self.spec_draft_token_num else 0.0
 
     @property
@@ -31,7 +31,7 @@ class SpecInfo:
         return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
 
     def add(self, meta_info: Mapping[str, Any], response_length: int = 0) -> None:
-        """Add the counters of one engine answer, as older SGLang or 0.5.20 names them; absent ones add nothing."""
+        """Add the counters of one engine answer, by SGLang 0.5.20's names or older ones; missing counters add 0."""
         accepted, drafted = meta_info.get("spec_num_correct_drafts", 0), meta_info.get("spec_num_proposed_drafts", 0)
         self.spec_accept_token_num += int(meta_info.get("spec_accept_token_num", accepted))
         self.spec_draft_token_num += int(meta_info.get("spec_draft_token_num", drafted))
@@ -41,14 +41,14 @@ class SpecInfo:
 
 @dataclass
 class PrefixCacheInfo:
-    """How many prompt tokens the engine found in its cache, summed over the calls of one sample."""
+    """Prefix cache counters, summed over the engine calls of one sample."""
 
     cached_tokens: int = 0
     total_prompt_tokens: int = 0
 
     @property
     def prefix_cache_hit_rate(self) -> float:
-        """Cached over all prompt tokens."""
+        """Cached prompt tokens divided by all prompt tokens; 0 without prompt tokens."""
         return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
 
     def add(self, meta_info: Mapping[str, Any]) -> None:

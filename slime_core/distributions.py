@@ -1,4 +1,4 @@
-"""Which distributions are slime's own (core, bundle, what the bundle requires), and which others may be used."""
+"""Tell slime's own distributions (core, bundle, the bundle's requirements) from others, and apply the allow list."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from importlib import metadata
 from pathlib import Path
 
 CORE = "slime-rl-core"
-"""slime_core alone."""
+"""Distribution that contains only slime_core."""
 
 BUNDLE = "slime-rl"
-"""Every first-party plugin in one wheel; of the core's version."""
+"""Distribution with every first-party plugin in one wheel; it has the core's version."""
 
 ALLOW_VARIABLE = "SLIME_PLUGINS"
-"""Comma-separated names, distributions or `dist:name` of the plugins that may be used besides slime's own."""
+"""Environment variable: comma-separated names, distributions or `dist:name` of the allowed third-party plugins."""
 
 SAFE_VARIABLE = "SLIME_NO_PLUGINS"
-"""Set to 1, or `--no-plugins`: slime's own plugins only, and no plugin directory is searched."""
+"""Environment variable: 1 allows slime's own plugins only and searches no plugin directory, as `--no-plugins`."""
 
 
 def normalized(distribution: str) -> str:
-    """A distribution name in the form the packaging standard compares."""
+    """Return a distribution name in the normalized form of the packaging standard."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def installed(distribution: str) -> metadata.Distribution | None:
-    """Its metadata; None where it is not installed."""
+    """Return a distribution's metadata, or None if it is not installed."""
     try:
         return metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
@@ -38,7 +38,7 @@ def installed(distribution: str) -> metadata.Distribution | None:
 
 @cache
 def own_distributions() -> frozenset[str]:
-    """slime's own, by normalized name: core, bundle, the slime-* the bundle requires, and the checkout's folders."""
+    """Return the normalized names of slime's own: core, bundle, its slime-* requirements, the checkout's folders."""
     own = {CORE, BUNDLE}
     bundle = installed(BUNDLE)
     for text in (bundle and bundle.requires) or ():
@@ -49,27 +49,27 @@ def own_distributions() -> frozenset[str]:
 
 
 def is_own(distribution: str) -> bool:
-    """Whether a distribution is slime's own."""
+    """Return True if a distribution is slime's own."""
     return normalized(distribution) in own_distributions()
 
 
 @dataclass(frozen=True)
 class AllowList:
-    """Which plugins a process may use: all, those that SLIME_PLUGINS names, or none but slime's own.
+    """The plugins that a process may use: all, the ones named in SLIME_PLUGINS, or only slime's own.
 
-    Read from the environment, so that processes started by a run agree with it. slime's own are always allowed, since
-    no run can do without an estimator or a generate function. A component chosen by file or import path is never left
-    out, as the user typed it.
+    The list is read from the environment, so that processes started by a run use the same list. slime's own plugins are
+    always allowed, since every run needs an estimator and a generate function. A component chosen by file or import
+    path is always allowed, because the user named it.
     """
 
     words: frozenset[str] | None
-    """What may be used besides slime's own; None is everything."""
+    """Names allowed besides slime's own plugins; None allows everything."""
     set_by: str = ""
-    """For messages: what the user typed."""
+    """Setting that the user typed, for messages."""
 
     @classmethod
     def of(cls, argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> AllowList:
-        """What SLIME_NO_PLUGINS and SLIME_PLUGINS say, and `--no-plugins` on a line that has not been read yet."""
+        """Build the list from SLIME_NO_PLUGINS, SLIME_PLUGINS and `--no-plugins` in an unparsed command line."""
         env = os.environ if env is None else env
         if "--no-plugins" in argv or safe_mode(env):
             return cls(frozenset(), f"--no-plugins / {SAFE_VARIABLE}")
@@ -79,17 +79,17 @@ class AllowList:
         return cls(frozenset(word.strip() for word in text.split(",") if word.strip()), f"{ALLOW_VARIABLE}={text!r}")
 
     def allows(self, name: str, distribution: str) -> bool:
-        """Whether a distribution's component, hook module or other entry point may be used."""
+        """Return True if a distribution's component, hook module or other entry point may be used."""
         if self.words is None or not distribution or is_own(distribution):
             return True
         return not self.words.isdisjoint(_ways_to_name(name, distribution))
 
     def unknown(self, offered: Iterable[tuple[str, str]]) -> list[str]:
-        """The words that mean none of these names and distributions, sorted."""
+        """Return the listed words that match no name or distribution in `offered`, sorted."""
         return sorted((self.words or frozenset()) - {word for each in offered for word in _ways_to_name(*each)})
 
     def way_in(self, name: str) -> str:
-        """What to type to have a component that is left out."""
+        """Return the setting that would allow an excluded component."""
         if safe_mode():
             return f"leave out --no-plugins and unset {SAFE_VARIABLE}"
         return f"{ALLOW_VARIABLE}={','.join([*sorted(self.words or ()), name])}"
@@ -100,26 +100,26 @@ def _ways_to_name(name: str, distribution: str) -> tuple[str, ...]:
 
 
 def safe_mode(env: Mapping[str, str] | None = None) -> bool:
-    """Whether SLIME_NO_PLUGINS is in force, which `--no-plugins` sets."""
+    """Return True if SLIME_NO_PLUGINS is set; `--no-plugins` sets it."""
     env = os.environ if env is None else env
     return env.get(SAFE_VARIABLE, "").strip().lower() not in ("", "0", "false", "f", "no", "n", "off")
 
 
 def enter_safe_mode() -> None:
-    """`--no-plugins`: for this process and those it starts."""
+    """Apply `--no-plugins` to this process and the processes that it starts."""
     os.environ[SAFE_VARIABLE] = "1"
 
 
 def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:
-    """(name, entry point, distribution) of a group, slime's own first, then by distribution and name.
+    """Return (name, entry point, distribution) of a group, slime's own first, then by distribution and name.
 
-    A distribution whose metadata cannot be read has none here; discovery reports it.
+    A distribution with unreadable metadata is skipped; discovery reports it.
     """
     found: dict[tuple[str, str], metadata.EntryPoint] = {}
     for dist in metadata.distributions():
         try:
             if group not in (dist.read_text("entry_points.txt") or ""):
-                continue  # most: parsing them all would take longer than everything else at start-up
+                continue  # skips most distributions: parsing all would dominate the start-up time
             for entry in dist.entry_points:
                 if entry.group == group:
                     found.setdefault((str(dist.name), entry.name), entry)
@@ -130,7 +130,7 @@ def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:
 
 
 def _checkout_names(root: Path) -> list[str]:
-    """Return the distributions below `plugins/` of a source checkout; none for an installed wheel."""
+    """Return the distributions below `plugins/` of a source checkout, or an empty list for an installed wheel."""
     patterns = ("*/pyproject.toml", "*/*/pyproject.toml") if (root / "pyproject.toml").is_file() else ()
     files = [file for pattern in patterns for file in (root / "plugins").glob(pattern)]
     found = (re.search(r'^name\s*=\s*"([^"]+)"', file.read_text(encoding="utf-8"), re.MULTILINE) for file in files)

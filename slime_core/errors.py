@@ -1,10 +1,10 @@
-"""Every error slime raises on purpose, one class per boundary at which a caller may want to catch.
+"""Every error slime raises on purpose: one class per boundary at which a caller may want to catch errors.
 
-Each class also inherits the built-in exception it refines, so code that knows nothing of slime still
-catches it. A message names the value, where it came from, what is allowed and what to type.
+Each class also inherits the built-in exception it refines, so code that does not import slime can catch it. A message
+names the value, its origin, the allowed values and the text to type.
 
-Adding one: subclass `SlimeError` plus the closest built-in, and keep `__init__` to plain strings so the
-error survives a trip between processes.
+To add a class, subclass `SlimeError` plus the closest built-in, and pass only plain strings to `__init__` so that the
+error can be pickled between processes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _SYNONYMS = {
     "merge": ("export",), "metrics": ("show",), "new": ("init",), "nvidia": ("cuda",), "start": ("train",),
     "status": ("show",), "tracker": ("hook",), "trackers": ("hooks",),
 }  # fmt: skip
-"""What people write -> the names for it, where spelling would lead elsewhere."""
+"""Word that users type -> slime's names for it, where a match by spelling would suggest something else."""
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.7, form: str = "{}", most: int = 1) -> str:
-    """ " Did you mean x?" with a space before it, or an empty string when nothing is close.
+    """Return " Did you mean x?" with a leading space, or an empty string when nothing is close.
 
     Args:
-        word: What was written; capitals, and whether parts are joined by - or _, do not count.
-        known: What there is.
-        cutoff: How close, up to 1; few words to choose from bear a lower one.
-        form: How each is written, as for `str.format`.
-        most: How many are named.
+        word: The word that was written; case, and - versus _, are ignored.
+        known: The valid words.
+        cutoff: Similarity required, up to 1; use a lower one for few valid words.
+        form: Format of each suggestion, as for `str.format`.
+        most: Largest number of suggestions.
     """
     import difflib
 
@@ -40,7 +40,7 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.7, form: str
 
 
 def name_of(component: object) -> str:
-    """How messages call a class, a function or an object: by its name, or its class's."""
+    """Return the name of a class or function, or of an object's class, for messages."""
     return str(getattr(component, "__name__", type(component).__name__))
 
 
@@ -73,7 +73,7 @@ class PluginLoadError(PluginError, ImportError):
 
 
 class PluginSignatureError(PluginError, TypeError):
-    """The object cannot be called the way its kind is called."""
+    """The object does not accept the arguments that its kind is called with."""
 
 
 class PluginIncompatibleError(PluginError, RuntimeError):
@@ -81,35 +81,35 @@ class PluginIncompatibleError(PluginError, RuntimeError):
 
 
 class EnvironmentTimeoutError(PluginError, TimeoutError):
-    """An environment did not answer within its deadline; nothing more may be asked of it."""
+    """An environment did not respond within its deadline; it must not be used again."""
 
 
 class RolloutError(SlimeError, RuntimeError):
-    """The rollout as a whole cannot go on (a single bad sample is data, not an error)."""
+    """The rollout as a whole cannot continue (a single bad sample is data, not an error)."""
 
 
 class RolloutInterrupted(SlimeError, RuntimeError):
-    """The run is to end, so this rollout was not finished; what it had drawn is back in the data source."""
+    """The run is stopping, so this rollout was not finished; its groups were returned to the data source."""
 
     def __init__(self, drew: bool = True) -> None:
         super().__init__(drew)
         self.drew = drew
-        """False: it had not begun, so nothing has changed since the step before."""
+        """False if the rollout had not begun: nothing has changed since the previous step."""
 
 
 class EngineError(SlimeError, RuntimeError):
-    """A rollout engine refused a request or stopped answering."""
+    """A rollout engine refused a request or stopped responding."""
 
     status: int | None = None
-    """HTTP status of the refusal, where there was an answer."""
+    """HTTP status of the refusal; None without a response."""
     url: str | None = None
-    """What was asked, where it was asked over HTTP."""
+    """URL of the request; None if it was not sent over HTTP."""
     reached: bool = True
-    """False: no connection was made, so nothing was executed."""
+    """False if no connection was made, so nothing was executed."""
 
 
 class WeightSyncError(SlimeError, RuntimeError):
-    """The engine's weights are not the trainer's."""
+    """The engine's weights differ from the trainer's."""
 
 
 class CheckpointError(SlimeError, RuntimeError):
@@ -117,7 +117,7 @@ class CheckpointError(SlimeError, RuntimeError):
 
 
 class RecordError(SlimeError, OSError):
-    """What a run records beside its checkpoints cannot be written: no space, no permission, no directory."""
+    """A record of the run other than a checkpoint cannot be written: no space, no permission, no directory."""
 
 
 class TrainError(SlimeError, RuntimeError):

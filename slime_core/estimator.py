@@ -30,7 +30,7 @@ from slime_core.protocols import (
 __all__ = ["AdvantageFn", "CustomAdvantages", "EstimatorBase", "estimator_class"]
 
 AdvantageFn = Callable[[Args, dict[str, Any]], None]
-"""`--custom-advantage-function-path`: sets `rollout_data["advantages"]` and `rollout_data["returns"]`."""
+"""Function of `--custom-advantage-function-path`; it sets `rollout_data["advantages"]` and `["returns"]`."""
 
 
 class EstimatorBase:
@@ -50,16 +50,16 @@ class EstimatorBase:
         self.args = args
 
     def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
-        """Identity."""
+        """Return the rewards unchanged."""
         return [float(reward) for reward in inputs.rewards]
 
     def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
-        """A_t = R_t = shaped reward, for every token of the response."""
+        """Return A_t = R_t = shaped reward, for every token of the response."""
         parts = [mask.new_full(mask.shape, r) for r, mask in zip(inputs.rewards.tolist(), inputs.loss_masks)]
         return Advantages(advantages=parts, returns=list(parts))
 
     def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
-        """PPO's clipped surrogate, on the sequence ratio when `ratio_level` is "sequence".
+        """Return PPO's clipped surrogate, on the sequence ratio if `ratio_level` is "sequence".
 
         Metrics: `pg_clipfrac` (1 where clipped) and `ppo_kl` (old minus new log-probs).
         """
@@ -74,17 +74,17 @@ class EstimatorBase:
         return LossOutputs(loss=loss, metrics={"pg_clipfrac": clipfrac, "ppo_kl": ppo_kl.detach()})
 
     def policy_kl(self, inputs: LossInputs) -> torch.Tensor:
-        """[T] old minus new log-probs at this estimator's `ratio_level`; the ratio is exp(-value)."""
+        """Return old minus new log-probs [T] at this estimator's `ratio_level`; the ratio is exp(-value)."""
         if self.ratio_level == "sequence":
             return sequence_kl(inputs.log_probs, inputs.old_log_probs, inputs.loss_mask, inputs.sample_lengths)
         return token_kl(inputs.log_probs, inputs.old_log_probs)
 
 
 class CustomAdvantages(EstimatorBase):
-    """`--custom-advantage-function-path` on top of the chosen estimator, which keeps rewards and loss.
+    """The chosen estimator with advantages by `--custom-advantage-function-path`; rewards and loss are unchanged.
 
     The function gets THUDM/slime's `rollout_data`: per-sample lists under the field names of `AdvantageInputs`
-    (absent ones left out) and sets `advantages` and `returns`.
+    (missing fields are omitted) and sets `advantages` and `returns`.
     """
 
     needs_log_probs = True
@@ -93,7 +93,7 @@ class CustomAdvantages(EstimatorBase):
         self.inner = inner
         self.fn = fn
         self.origin = origin
-        # The class attributes of the contract, taken over from the estimator underneath.
+        # Class attributes of the contract, copied from the inner estimator.
         self.__dict__.update(
             needs_values=inner.needs_values,
             ratio_level=inner.ratio_level,
@@ -102,7 +102,7 @@ class CustomAdvantages(EstimatorBase):
         )
 
     def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
-        """The inner estimator's."""
+        """Call the inner estimator."""
         return self.inner.shape_rewards(args, inputs)
 
     def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
@@ -115,7 +115,7 @@ class CustomAdvantages(EstimatorBase):
         )
 
     def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
-        """The inner estimator's."""
+        """Call the inner estimator."""
         return self.inner.policy_loss(args, inputs)
 
     def _result(self, data: Mapping[str, Any], name: str, inputs: AdvantageInputs) -> list[torch.Tensor]:
@@ -136,9 +136,9 @@ class CustomAdvantages(EstimatorBase):
 
 
 def estimator_class(found: Any, origin: str) -> type[Any]:
-    """What `--advantage-estimator` names as a class with all of the contract: its own, else that of `EstimatorBase`.
+    """Return the component of `--advantage-estimator` as a class; `EstimatorBase` supplies its missing methods.
 
-    A function computes the advantages on top of `EstimatorBase`; `origin` is how messages call it.
+    A function computes the advantages on top of `EstimatorBase`; messages call the function `origin`.
     """
     if isinstance(found, type):
         return with_defaults(found, EstimatorBase)

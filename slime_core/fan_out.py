@@ -1,8 +1,8 @@
-"""Samples -> executions: what counts once where a generate function returned several samples (fan-out).
+"""Samples -> executions: the samples of one call of a generate function count once (fan-out).
 
 Filters, buffers, statistics and metrics call `executions` or `execution_rewards` before they count or average. Standard
-library only. Siblings are known by `rollout_id` and by nothing else. Samples without one are executions of their own;
-two samples of the run with the same one are siblings, wherever they stand.
+library only. Siblings are identified by `rollout_id` alone. Each sample without a `rollout_id` is an execution of its
+own; two samples of the run with the same `rollout_id` are siblings, at any position.
 
 Example, a group of two executions::
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def executions(samples: Iterable[Sample]) -> list[Group]:
-    """Fan-out siblings together, in the order in which a first sample of each execution comes."""
+    """Group fan-out siblings; executions are in the order of their first samples."""
     samples = list(samples)
     ids = _ids(samples)
     if ids is None:
@@ -38,7 +38,7 @@ def executions(samples: Iterable[Sample]) -> list[Group]:
 
 
 def _ids(samples: Sequence[Sample]) -> list[Hashable] | None:
-    """[n] equal for siblings; None where no sample has any, as in most rollouts."""
+    """Return [n] keys, equal for siblings; None if no sample has a `rollout_id`, as in most rollouts."""
     ids: list[Hashable] = [s.rollout_id for s in samples]
     if ids.count(None) == len(ids):
         return None
@@ -46,11 +46,11 @@ def _ids(samples: Sequence[Sample]) -> list[Hashable] | None:
 
 
 def execution_rewards(args: Args, samples: Iterable[Sample]) -> list[float]:
-    """One scalar reward per execution: the mean over its siblings that have one; executions without any are left out.
+    """Return a scalar reward per execution: the mean reward of its scored siblings; unscored executions are left out.
 
     Args:
         args: The run's settings; `reward_key` picks from mapping rewards.
-        samples: Of one group or several.
+        samples: Samples of one group or several.
 
     Raises:
         TypeError, KeyError: A reward is a mapping, and `reward_key` names no number in it.
@@ -60,28 +60,28 @@ def execution_rewards(args: Args, samples: Iterable[Sample]) -> list[float]:
 
 
 def shares(samples: Sequence[Sample]) -> list[float]:
-    """[n] what each sample counts: 1 / number of its siblings among `samples`, itself included."""
+    """Return [n] weights: 1 / number of each sample's siblings among `samples`, itself included."""
     ids = _ids(samples)
     return [1.0] * len(samples) if ids is None else [1.0 / count for count in sibling_counts(ids)]
 
 
 def sibling_counts(ids: Sequence[Hashable], counted: Sequence[bool] | None = None) -> list[int]:
-    """[n] how many entries have each entry's id, itself included.
+    """Return [n] counts of the entries with each entry's id, itself included.
 
     Args:
         ids: [n].
-        counted: [n] entries that count; where none of an id does, the result is 1. None: all count.
+        counted: [n] whether each entry counts. An id without counted entries gives 1. None: all count.
     """
     counts = Counter(ids if counted is None else [i for i, counts in zip(ids, counted, strict=True) if counts])
     return [max(counts[i], 1) for i in ids]
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean; exactly their value where all are equal, so that comparisons with it hold."""
+    """Return the arithmetic mean; if all values are equal, exactly that value, so comparisons with it hold."""
     first = values[0]
     return first if values.count(first) == len(values) else math.fsum(values) / len(values)
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Sum of values times weights over the sum of weights. Raises ZeroDivisionError where the weights add up to 0."""
+    """Return sum(values * weights) / sum(weights). Raises ZeroDivisionError if the weights add up to 0."""
     return math.fsum(map(mul, values, weights)) / math.fsum(weights)

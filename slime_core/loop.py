@@ -5,9 +5,9 @@
             -> weight sync                                      stages.weights  (slime_core/weights/sync.py)
             -> metrics, checkpoint                              stages.journal  (slime_core/launch/journal.py)
 
-A launcher (`slime_core/launch`) builds the stages and decides where each one lives; the loop cannot tell. A verb of a
-stage does its work while it is called, or answers an awaitable. Synchronous training is the first, with nothing ahead;
-with `--async` what is not awaited goes on::
+A launcher (`slime_core/launch`) builds the stages and decides where each one runs; the loop does not depend on it. A
+stage method either finishes before it returns, or returns an awaitable. In synchronous training every method finishes
+before it returns, and nothing is generated ahead. With `--async`, work that is not awaited continues::
 
     rollout   | r=0 |   r=1   |   r=2   |         generate(r) answers the batch of r; what comes next is generated
     train           |  r=0  |wait|  r=1  |        wait: `perf/trainer_wait_time`
@@ -16,10 +16,10 @@ with `--async` what is not awaited goes on::
                                                   waits for its end, so that it sees one weight version
     save                    ^            ^        after before_save(), so that the commit has what is generated ahead
 
-What `before_push` and `before_save` wait for is the rollout's business: one rollout ahead is waited for, so that no
-rollout is of two versions; where generation never stops nothing is. `step` counts finished rollouts: metrics of rollout
-r are logged at step r + 1, an evaluation before training at step 0. Metrics of an evaluation in the background are
-logged by themselves, later, under the step it belongs to.
+The rollout stage decides how long `before_push` and `before_save` wait. With one rollout ahead they wait for it, so
+that no rollout mixes two weight versions; if generation never stops, they do not wait. `step` counts finished rollouts:
+metrics of rollout r are logged at step r + 1, an evaluation before training at step 0. Metrics of an evaluation in the
+background are logged separately when it ends, under the step that was evaluated.
 """
 
 from __future__ import annotations
@@ -43,49 +43,49 @@ logger = logging.getLogger(__name__)
 
 
 class Rollout(Protocol):
-    """The generation side. Its verbs but `start` and `stop` raise RolloutInterrupted when the run is to end."""
+    """The generation side. All methods except `start` and `stop` raise RolloutInterrupted when the run is stopping."""
 
     def start(self) -> Done:
-        """Bring the engines up; nothing is generated yet."""
+        """Start the engines, without generating anything."""
 
     def generate(self, rollout_id: int) -> Any:
-        """-> object with `.batch: TrainBatch` and `.metrics`; generation of what comes after may go on."""
+        """Return an object with `.batch: TrainBatch` and `.metrics`; later rollouts may still be generated."""
 
     def before_push(self) -> Done:
         """Wait until the engines may take new weights."""
 
     def before_save(self) -> Done:
-        """Wait until what has been generated ahead can be part of a commit."""
+        """Wait until the samples generated ahead can be part of a commit."""
 
     def evaluate(self, rollout_id: int) -> Metrics:
-        """`eval/...` metrics."""
+        """Evaluate and return `eval/...` metrics."""
 
     def stop(self) -> Done:
-        """Interrupt what is generated, and free the engines; safe to call twice."""
+        """Interrupt generation and free the engines; safe to call twice."""
 
 
 class Learning(Protocol):
     """The training side."""
 
     def train(self, rollout_id: int, batch: TrainBatch) -> Metrics:
-        """All optimizer steps of one rollout."""
+        """Run all optimizer steps of one rollout."""
 
 
 class Weights(Protocol):
-    """Trained parameters -> engines."""
+    """The weight sync: it sends trained parameters to the engines."""
 
     def push(self) -> Metrics:
         """Make the engines serve the newest weights."""
 
 
 class Journal(Protocol):
-    """What is recorded: metrics, checkpoints, hooks."""
+    """The records of a run: metrics, checkpoints, hooks."""
 
     def log(self, step: int, metrics: dict[str, float]) -> Done:
         """Record metrics under `step` finished rollouts."""
 
     def step_end(self, rollout_id: int, metrics: dict[str, float]) -> Done:
-        """A rollout has been trained on."""
+        """Record that training on a rollout is done."""
 
     def save(self, rollout_id: int) -> Done:
         """Commit a checkpoint."""
@@ -100,14 +100,14 @@ class Stages:
     weights: Weights
     journal: Journal
     stop: Callable[[], bool] = lambda: False
-    """Whether the run is to end early, with a commit; looked at after each rollout."""
+    """Function that returns whether to end the run early, with a commit; called after each rollout."""
     unfinished: list[int] = field(default_factory=list)
-    """Step of the evaluation that a commit made at this moment would miss; none or one. The commit remembers it, and a
-    resumed run gives it in here to have it done first."""
+    """Step of an evaluation that has not finished yet, or empty. A commit stores it, and a resumed run passes it here
+    to repeat this evaluation first."""
 
 
 def now(work: Coroutine[Any, Any, T]) -> T:
-    """What `train` returns over stages that work while they are called: no event loop is needed for that."""
+    """Run the coroutine of `train` without an event loop, for stages whose methods return no awaitables."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -118,12 +118,12 @@ def now(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def answer(found: Any) -> Any:
-    """What a verb answers, once it is there."""
+    """Await the value if it is awaitable, and return the result."""
     return await found if inspect.isawaitable(found) else found
 
 
 async def train(args: Args, stages: Stages, start: int) -> int:
-    """Run rollouts `start` to `args.num_rollout`; returns how many are done, fewer when the run was to end early."""
+    """Run rollouts `start` to `args.num_rollout`. Returns the number of finished rollouts, fewer if stopped early."""
     evaluations = _Evaluations(args, stages)
     try:
         return await _train(args, stages, evaluations, start)
@@ -147,7 +147,7 @@ async def _train(args: Args, stages: Stages, evaluations: _Evaluations, start: i
         try:
             rollout = await clock.waits(stages.rollout.generate, rollout_id)
         except RolloutInterrupted as interrupted:
-            # What is given back changes the data cursor, so the commit of the last step is made again.
+            # Returning groups moved the data cursor: rewrite the last checkpoint.
             if rollout_id > 0 and (interrupted.drew or saved != rollout_id - 1):
                 await _save(stages, evaluations, rollout_id - 1)
             return rollout_id
@@ -173,17 +173,17 @@ async def _train(args: Args, stages: Stages, evaluations: _Evaluations, start: i
 
 
 def is_due(interval: int | None, rollout_id: int, num_rollout: int) -> bool:
-    """Every `interval` rollouts and after the last one; never without an interval."""
+    """Return true every `interval` rollouts and after the last rollout; always false without an interval."""
     return bool(interval) and ((rollout_id + 1) % interval == 0 or rollout_id + 1 == num_rollout)  # type: ignore[operator]
 
 
 def saves_after(args: Args, rollout_id: int) -> bool:
-    """Return whether to save every `--save-interval` rollouts, and always after the last, so that weights are kept."""
+    """Return true every `--save-interval` rollouts, and always after the last, so that final weights are kept."""
     return rollout_id + 1 == args.num_rollout or is_due(args.save_interval, rollout_id, args.num_rollout)
 
 
 async def _save(stages: Stages, evaluations: _Evaluations, rollout_id: int) -> None:
-    """Commit. An evaluation of these weights may go on; one of older weights could not be done again, so it ends."""
+    """Commit a checkpoint. Await an evaluation of older weights first: a resumed run could not repeat it."""
     if stages.unfinished != [rollout_id + 1]:
         await evaluations.ended()
         evaluations.give_up_older()
@@ -192,9 +192,9 @@ async def _save(stages: Stages, evaluations: _Evaluations, rollout_id: int) -> N
 
 
 class _SaveClock:
-    """Says after each rollout whether a commit is due by time, where no interval in rollouts is given.
+    """Decide after each rollout whether a commit is due by time, if no interval in rollouts is given.
 
-    Which rollouts are committed depends on the clock; what is trained does not.
+    The clock decides which rollouts are committed, but does not affect training.
     """
 
     def __init__(self, args: Args) -> None:
@@ -207,51 +207,52 @@ class _SaveClock:
         return self._seconds is not None and 2 * self._asked - before - self._saved > self._seconds
 
     def done(self) -> None:
-        """Begin to count again, after a commit."""
+        """Restart the clock after a commit."""
         self._saved = self._asked = time.perf_counter()
 
 
 class _Clock:
-    """What the trainer did with the time of one rollout."""
+    """Times that the trainer spent on work and on waiting during one rollout."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self._waited = self._worked = 0.0
 
     async def waits(self, verb: Callable[..., Any], *arguments: Any) -> Any:
-        """For a batch, or until the engines can take weights."""
+        """Call `verb`, await its result and count the time as waiting (for a batch, or for the engines)."""
         started = time.perf_counter()
         result = await answer(verb(*arguments))
         self._waited += time.perf_counter() - started
         return result
 
     async def works(self, verb: Callable[..., Any], *arguments: Any) -> Any:
-        """Trains, or hands over weights."""
+        """Call `verb`, await its result and count the time as work (training, or sending weights)."""
         started = time.perf_counter()
         result = await answer(verb(*arguments))
         self._worked += time.perf_counter() - started
         return result
 
     def metrics(self) -> dict[str, float]:
-        """Seconds waited, and the part of all time without work; an evaluation in the foreground is such a time."""
+        """Return the seconds waited and the fraction of time without work; foreground evaluation is not work."""
         idle = 1.0 - self._worked / (time.perf_counter() - self._started)
         return {"perf/trainer_wait_time": self._waited, "perf/trainer_idle_fraction": idle}
 
 
 class _Evaluations:
-    """One at a time, in the foreground or beside the training."""
+    """The evaluations of a run, one at a time, in the foreground or in the background."""
 
     def __init__(self, args: Args, stages: Stages) -> None:
         self._background = args.async_training and args.eval_in_background
         self._stages = stages
         self._task: asyncio.Task[None] | None = None
         self.interrupted = False
-        """One was ended before it was done, since the run is to end; it stays in `stages.unfinished`."""
+        """True if an evaluation was interrupted because the run is stopping; its step stays in `stages.unfinished`."""
 
     async def run(self, step: int) -> dict[str, float]:
-        """The metrics of the weights that are served; in the background none, since they are logged when known.
+        """Evaluate the weights being served and return the metrics.
 
-        None, too, where the evaluation is interrupted.
+        In the background return an empty mapping at once; the metrics are logged when the evaluation ends. Return an
+        empty mapping also if the evaluation is interrupted.
         """
         await self.ended()
         self.give_up_older()
@@ -279,20 +280,20 @@ class _Evaluations:
             self._stages.unfinished.clear()
 
     async def ended(self) -> None:
-        """Wait for the one in the background, and raise what it raised."""
+        """Wait for the evaluation in the background, and raise its exception if it failed."""
         if self._task is not None:
             await asyncio.wait({self._task})
             task, self._task = self._task, None
             task.result()
 
     def give_up_older(self) -> None:
-        """Warn of an interrupted evaluation: its weights are gone, so it cannot be repeated. Called when none runs."""
+        """Warn of an interrupted evaluation: its weights are gone, so it cannot be repeated. None may be running."""
         if self.interrupted and self._stages.unfinished:
             step = self._stages.unfinished.pop()
             logger.warning("the evaluation of step %d was interrupted: no metrics of it, nothing has its weights", step)
 
     async def cancel(self) -> None:
-        """Cancel the evaluation in the background, when the run ends."""
+        """Cancel the evaluation in the background when the run ends."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -1,10 +1,10 @@
-"""Images of a sample, and what a processor made of them for training, in forms that JSON, pickle and copies keep.
+"""Images of a sample, and a processor's output for training, in forms that JSON, pickle and copies keep.
 
 The data source (`data/images.py`) makes them, `Sample` stores them, generate functions hand `Sample.image_data` to the
-engine and the trainer gets `TrainInputs` with its batch. Standard library only until a value is looked at.
-`Sample.multimodal_inputs["images"]` holds texts, a path or a `data:` URL each, never pixels; an image named by path is
-read again whenever it is needed, so the file has to stay where it is. An address on the web, which a user's function
-may put there, is stored and sent as it is; nothing fetches it, and no server is asked to.
+engine and the trainer gets `TrainInputs` with its batch. Only the standard library is imported until a value is read.
+`Sample.multimodal_inputs["images"]` holds texts, a path or a `data:` URL each, never pixels. An image named by path is
+read again whenever it is needed, so the file must not move. A web address, which a user's function may put there, is
+stored and sent unchanged; neither slime nor a server that it starts fetches it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAGIC = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"), (b"B
 
 
 class Array:
-    """Numbers that `numpy.asarray` reads without a copy, and cannot write to."""
+    """A read-only array that `numpy.asarray` reads without a copy."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], data: bytes) -> None:
         self.dtype = dtype
@@ -40,10 +40,10 @@ class Array:
 
 
 class TrainInputs(Mapping[str, Array]):
-    """What a vision-language model takes besides token ids: names -> arrays, float32 or int64.
+    """Inputs of a vision-language model besides token ids: names -> arrays, float32 or int64.
 
-    Immutable, so that the samples of a group share one. Arrays like `pixel_values` have the shapes that the model's
-    own processor gives them for one sample.
+    Immutable, so that the samples of a group can share one object. Arrays like `pixel_values` have the shapes that the
+    model's own processor gives them for one sample.
     """
 
     def __init__(self, packed: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
@@ -52,10 +52,10 @@ class TrainInputs(Mapping[str, Array]):
 
     @classmethod
     def of(cls, value: Any) -> TrainInputs:
-        """From a mapping of arrays, tensors on the CPU or nested lists, or from the JSON form.
+        """Return inputs from a mapping of arrays, tensors on the CPU or nested lists, or from the JSON form.
 
         Raises:
-            ValueError: It is none of them.
+            ValueError: `value` has another form.
         """
         if isinstance(value, cls):
             return value
@@ -64,7 +64,7 @@ class TrainInputs(Mapping[str, Array]):
         return cls({str(name): _packed(str(name), array) for name, array in value.items()})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `of` is the inverse, bit for bit."""
+        """Return plain values; `of` is the inverse, bit for bit."""
         return {
             name: {"dtype": dtype, "shape": list(shape), "base64": base64.b64encode(data).decode()}
             for name, (dtype, shape, data) in self._packed.items()
@@ -134,16 +134,16 @@ def _of_lists(name: str, value: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def image_ref(value: Any, folder: Path | None = None, *, fetched: bool = True) -> str:
-    """An image as a text: the absolute path of a file, or a `data:` URL that holds it.
+    """Return an image as a text: the absolute path of a file, or a `data:` URL that holds the image.
 
     Args:
         value: A path, a `data:` URL, base64 text or bytes of an image file, a PIL image, or the Hugging Face data sets'
             `{"bytes": ..., "path": ...}`.
-        folder: What a relative path counts from.
-        fetched: Its pixels are needed here; otherwise a text that names no image here is kept as it is.
+        folder: Base directory of relative paths.
+        fetched: True if the pixels are needed on this machine; otherwise a text that names no local image is kept.
 
     Raises:
-        ValueError: It is no image, a file that is not there, or an address on the web whose pixels are needed.
+        ValueError: The value is not an image, the file is missing, or the pixels of a web address are needed.
     """
     if isinstance(value, Mapping):
         inner = value.get("bytes") or value.get("path") or value.get("url")
@@ -182,7 +182,7 @@ def _text_ref(text: str, folder: Path | None) -> str:
 
 
 def image_bytes(ref: str) -> bytes:
-    """The image file's content. Raises ValueError when it cannot be read."""
+    """Return the image file's content. Raises ValueError if it cannot be read."""
     if ref.startswith("data:"):
         try:
             return base64.b64decode(ref.partition("base64,")[2], validate=True)
@@ -195,12 +195,12 @@ def image_bytes(ref: str) -> bytes:
 
 
 def image_url(ref: str) -> str:
-    """The image as a `data:` URL, which a server on any host can read. Raises ValueError."""
+    """Return the image as a `data:` URL, which a server on any host can read. Raises ValueError."""
     return ref if ref.startswith("data:") else _data_url(image_bytes(ref))
 
 
 def open_image(ref: str) -> Any:
-    """The image as a PIL image in RGB. Raises ValueError when it is none."""
+    """Return the image as a PIL image in RGB. Raises ValueError if it cannot be read as an image."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -210,7 +210,7 @@ def open_image(ref: str) -> Any:
 
 
 def image_token_of(checkpoint: str | None) -> int | None:
-    """The token that an image is so many of, by a HF checkpoint's config.json; None where it says none."""
+    """Return the token id that is repeated for an image, from a HF checkpoint's config.json; None if not stated."""
     try:
         config = json.loads((Path(checkpoint or "") / "config.json").read_text(encoding="utf-8"))
         found = config.get("image_token_id", config.get("image_token_index"))
@@ -220,20 +220,20 @@ def image_token_of(checkpoint: str | None) -> int | None:
 
 
 def images_of(inputs: Mapping[str, Any] | None) -> list[Any]:
-    """The images of `Sample.multimodal_inputs` as they stand there; one that is in no list is one image."""
+    """Return the images in `Sample.multimodal_inputs` unchanged; a value that is not a list is one image."""
     found = (inputs or {}).get(IMAGES)
     return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
 
 
 def has_images(prompt: str | Sequence[Mapping[str, Any]]) -> bool:
-    """Whether chat messages hold image parts."""
+    """Return whether chat messages hold image parts."""
     contents = [] if isinstance(prompt, str) else [m.get("content") for m in prompt]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 
 def inputs_to_json(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """`Sample.multimodal_inputs` with every image as a text. Raises ValueError for what is no image."""
+    """Return `Sample.multimodal_inputs` with every image as a text. Raises ValueError for a value that is no image."""
     refs = [image_ref(image, fetched=False) for image in images_of(inputs)]
     return {k: refs if k == IMAGES and v is not None else v for k, v in inputs.items()}
 

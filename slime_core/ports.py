@@ -1,9 +1,9 @@
-"""TCP ports of this machine that are ours until we let go of them, also while nobody listens on them yet.
+"""Reserve TCP ports of this machine until `close`, also before a server listens on them.
 
-A free port that was only looked up may be gone when the server binds it. So each port is bound here and stays bound:
-first without SO_REUSEADDR, which the kernel grants to one socket only, whoever asks, so that two runs never get the
-same port; then the option is set, and the server, which sets it as every server does, may bind and listen beside us
-(socket(7); ours never listens). The kernel keeps a bound port out of what it hands out by itself.
+A port that was free when looked up may be taken when the server binds it. So `reserve` binds each port and keeps the
+socket. It binds without SO_REUSEADDR: the kernel allows only one such socket, so two runs never get the same port. Then
+it sets SO_REUSEADDR. The server sets the option too, as servers do, so it can bind the same port and listen (socket(7);
+the reserving socket never listens). The kernel never picks a bound port as a free one.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _TRIES = 200
 
 
 class PortBlock:
-    """Reserved ports; `close` (or the end of this process) gives them back."""
+    """Reserved ports; `close` (or the end of this process) releases them."""
 
     def __init__(self, kept: contextlib.ExitStack, numbers: Sequence[int]) -> None:
         self._kept = kept
         self._numbers = tuple(numbers)
 
     def __getitem__(self, index: int) -> int:
-        """The port at `index`, from 0."""
+        """Return the port at `index`, from 0."""
         return self._numbers[index]
 
     def __len__(self) -> int:
-        """How many they are."""
+        """Return the number of ports."""
         return len(self._numbers)
 
     def close(self) -> None:
-        """Give the ports back. Safe twice."""
+        """Release the ports. Safe to call twice."""
         self._kept.close()
 
     def __enter__(self) -> PortBlock:
@@ -44,14 +44,14 @@ class PortBlock:
 
 
 def reserve(count: int = 1, *, first: int | None = None) -> PortBlock:
-    """Reserve ports on every address of this machine, IPv4 and, where there is one, IPv6.
+    """Reserve ports on every address of this machine, IPv4 and, if available, IPv6.
 
     Args:
-        count: So many; consecutive, but for what `first` says.
-        first: The number of the first of them; the others are consecutive elsewhere.
+        count: Number of ports; they are consecutive unless `first` is given.
+        first: Number of the first port; the other ports are consecutive, but anywhere.
 
     Raises:
-        EngineError: `first` is taken, or no such block was found.
+        EngineError: `first` is taken, or no block of free ports was found.
     """
     assert count >= 1, count
     with contextlib.ExitStack() as kept:
@@ -67,7 +67,7 @@ def reserve(count: int = 1, *, first: int | None = None) -> PortBlock:
 
 
 def url_host(host: str) -> str:
-    """`host` as URLs and HOST:PORT have it: an IPv6 address in brackets."""
+    """Return `host` for a URL or HOST:PORT: an IPv6 address gets brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 

@@ -1,9 +1,9 @@
-"""Who wrote each token of a sample: spans, run-length encoded, and the loss mask that follows from them.
+"""The source of each token of a sample: run-length encoded spans, and the loss mask derived from them.
 
-`sample.py` keeps `Sample.spans` with the functions here; `trajectory.py` builds on them and `admission.py` checks them.
-Standard library only. Spans cover *all* of `Sample.tokens`, prompt and response, while a loss mask covers the response.
-And nobody sets a mask to 1: a token is trained when the policy sampled it, or the data gave it as a demonstration, and
-nobody withheld it.
+`sample.py` updates `Sample.spans` with these functions, `trajectory.py` builds on them, and `admission.py` checks the
+spans. Standard library only. Spans cover *all* of `Sample.tokens`, prompt and response; a loss mask covers the
+response. No code sets a mask to 1 directly: a token is trained if the policy sampled it, or if the data gave it as a
+demonstration, and if it is not withheld.
 
 ::
 
@@ -26,23 +26,23 @@ POSITIVE_LOG_PROB = 1e-4
 
 
 class Source(StrEnum):
-    """Who wrote a token."""
+    """The source of a token."""
 
     SYSTEM = "system"
     """Text of a system (or developer) message."""
     USER = "user"
     """Text of a user's message; a text prompt as a whole."""
     TEMPLATE = "template"
-    """What the chat template puts around messages, generation prompt included; and whatever is put in the place of
+    """Text that the chat template adds around messages, including the generation prompt; also tokens that replace
     sampled tokens."""
     TOOL = "tool"
-    """A tool's or an environment's answer."""
+    """Output of a tool or an environment."""
     SAMPLED = "sampled"
-    """By the policy: has a log-prob and a weight version."""
+    """Tokens sampled by the policy, with a log-prob and a weight version."""
     DEMONSTRATION = "demonstration"
-    """An assistant's text that the data gave: trained on in supervised fine-tuning, context elsewhere."""
+    """An assistant's text from the data: trained on in supervised fine-tuning, context elsewhere."""
     TEXT = "text"
-    """Of a response that a generate function returned as text: tokenised again, so its log-probs are not known."""
+    """A response that a generate function returned as text; it is tokenised again, so log-probs are unknown."""
 
 
 _ROLE_SOURCES = {
@@ -58,26 +58,26 @@ _ROLE_SOURCES = {
 
 
 def source_of(role: str) -> Source:
-    """Who wrote the text of a message; USER for roles unknown here."""
+    """Return the source of a message's text; USER for unknown roles."""
     return _ROLE_SOURCES.get(role, Source.USER)
 
 
 TRAINABLE = frozenset({Source.SAMPLED, Source.DEMONSTRATION, Source.TEXT})
-"""Sources a loss mask may be 1 on."""
+"""Sources whose tokens may have a loss mask of 1."""
 
 
 class Span(NamedTuple):
-    """Tokens in a row with one source and one fate."""
+    """Consecutive tokens with the same source and the same `withheld` reason."""
 
     source: Source
     length: int
-    """Tokens, > 0."""
+    """Number of tokens, > 0."""
     withheld: str = ""
-    """Why tokens that could be trained on are not ("mask_offpolicy_in_partial_rollout", "role reader", ...)."""
+    """Reason for which trainable tokens are masked ("mask_offpolicy_in_partial_rollout", "role reader", ...)."""
 
     @property
     def trained(self) -> bool:
-        """Whether the loss mask is 1 here, in a response."""
+        """Whether the loss mask of these tokens is 1 in a response."""
         return self.source in TRAINABLE and not self.withheld
 
 
@@ -85,17 +85,17 @@ Spans = list[Span]
 
 
 def digest(tokens: Iterable[int]) -> int:
-    """A number that tells token sequences apart, the same in every process."""
+    """Return a hash of the token sequence, the same in every process."""
     return hash(tuple(tokens))
 
 
 def num_tokens(spans: Iterable[Span]) -> int:
-    """Tokens that the spans cover."""
+    """Return the number of tokens that the spans cover."""
     return sum([span.length for span in spans])
 
 
 def add_span(spans: Spans, source: Source, length: int, withheld: str = "") -> None:
-    """Append in place; joins the last span where source and fate are the same. Nothing for length 0."""
+    """Append in place, extending the last span if source and reason match. Length 0 does nothing."""
     if length <= 0:
         return
     if spans and spans[-1].source == source and spans[-1].withheld == withheld:
@@ -105,7 +105,7 @@ def add_span(spans: Spans, source: Source, length: int, withheld: str = "") -> N
 
 
 def joined(spans: Iterable[Span]) -> Spans:
-    """The same tokens in as few spans as possible."""
+    """Return the same tokens in as few spans as possible."""
     result: Spans = []
     for span in spans:
         add_span(result, *span)
@@ -113,7 +113,7 @@ def joined(spans: Iterable[Span]) -> Spans:
 
 
 def part(spans: Iterable[Span], first: int, last: int) -> Spans:
-    """The spans of tokens [first, last)."""
+    """Return the spans of tokens [first, last)."""
     result: Spans = []
     start = 0
     for source, length, withheld in spans:
@@ -124,7 +124,7 @@ def part(spans: Iterable[Span], first: int, last: int) -> Spans:
 
 
 def withhold(spans: Spans, first: int, last: int, reason: str) -> Spans:
-    """`spans` with the trainable tokens of [first, last) withheld; those that already are keep their reason.
+    """Return `spans` with the trainable tokens of [first, last) withheld; tokens already withheld keep their reason.
 
     Raises:
         ValueError: `reason` is empty.
@@ -138,7 +138,7 @@ def withhold(spans: Spans, first: int, last: int, reason: str) -> Spans:
 
 
 def loss_mask(spans: Iterable[Span], prompt_length: int = 0) -> list[int]:
-    """[tokens - prompt_length] 1 on what is trained."""
+    """Return the mask, [tokens - prompt_length], 1 for trained tokens."""
     mask: list[int] = []
     start = 0
     for span in spans:
@@ -149,15 +149,15 @@ def loss_mask(spans: Iterable[Span], prompt_length: int = 0) -> list[int]:
 
 
 def to_json(spans: Iterable[Span]) -> list[list[Any]]:
-    """[[source, length], ...], with the reason as a third entry where tokens are withheld."""
+    """Return [[source, length], ...], with the reason as a third entry if tokens are withheld."""
     return [[str(s.source), s.length, s.withheld] if s.withheld else [str(s.source), s.length] for s in spans]
 
 
 def from_json(rows: Iterable[Sequence[Any]]) -> Spans:
-    """Inverse of `to_json`; takes spans as well.
+    """Return spans from the output of `to_json`; accepts spans as well.
 
     Raises:
-        ValueError: An entry is no [source, length] or [source, length, reason].
+        ValueError: An entry is not [source, length] or [source, length, reason].
     """
     spans: Spans = []
     for row in rows:
@@ -187,15 +187,15 @@ def response_spans(
     versions: Sequence[int],
     log_probs: Sequence[float] | None,
 ) -> Spans:
-    """Spans of a response that was put together without telling them, from what is known of each token.
+    """Derive the spans of a response that was built without spans, from the known columns.
 
-    A token was sampled when its weight version says so; without versions, when its mask is 1 or it has a log-prob. One
-    that was not is TOOL. A mask withholds (reason "loss_mask").
+    A token counts as sampled if its weight version is not `NOT_SAMPLED`; without versions, if its mask is 1 or its
+    log-prob is not 0. Other tokens are TOOL. A mask of 0 withholds a sampled token (reason "loss_mask").
 
     Args:
-        length: Tokens of the response.
+        length: Number of response tokens.
         mask: [length] or None, which withholds nothing.
-        versions: [length] `NOT_SAMPLED` where nobody sampled; empty when not known.
+        versions: [length] `NOT_SAMPLED` for tokens that were not sampled; empty if unknown.
         log_probs: [length] or None.
     """
     if not length:
@@ -218,7 +218,7 @@ def response_spans(
 
 
 def version_number(version: Any) -> int:
-    """An engine's weight version as a number; engines report strings, "default" before any update."""
+    """Return an engine's weight version as a number; engines report strings, "default" before any update."""
     try:
         return int(version)
     except (TypeError, ValueError):
@@ -226,7 +226,7 @@ def version_number(version: Any) -> int:
 
 
 def writer_of(source: str | None, trainable: bool) -> Source:
-    """The source of appended tokens. Raises ValueError where it contradicts `trainable`."""
+    """Return the source of appended tokens. Raises ValueError if it contradicts `trainable`."""
     if source is None:
         return Source.SAMPLED if trainable else Source.TOOL
     writer = Source(source)

@@ -1,9 +1,9 @@
-"""The experts an engine sent each token of a sample through: kept small, merged over calls, stored as JSON.
+"""The experts to which an engine routed each token of a sample: compact, merged over calls, stored as JSON.
 
-`Sample.append_response_tokens` merges what each engine call reports; the trainer replays it (`models/routing.py`).
-Standard library only; `numpy.asarray` reads it without a copy. Row p belongs to the forward pass whose *input* was
-token p, and which predicted token p + 1; so a sample of n tokens has n - 1 rows, and the first response token's
-log-prob comes from the row of the last prompt token.
+`Sample.append_response_tokens` merges the experts that each engine call reports; the trainer replays them
+(`models/routing.py`). Standard library only; `numpy.asarray` reads the numbers without a copy. Row p belongs to the
+forward pass whose *input* was token p and which predicted token p + 1. So a sample of n tokens has n - 1 rows, and the
+first response token's log-prob comes from the row of the last prompt token.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from slime_core.protocols import Args
 
 FREE = -1
-"""In place of every expert number of a token whose routing nobody knows: there the trainer's router decides."""
+"""Placeholder for every expert number of a token with unknown routing, which the trainer's router decides."""
 
 
 class RoutedExperts:
-    """Expert numbers [rows, layers, top_k], int32; a dense layer's numbers mean nothing."""
+    """Expert numbers [rows, layers, top_k], int32; the numbers of a dense layer have no meaning."""
 
     def __init__(self, shape: Sequence[int], data: array[int]) -> None:
         rows, layers, top_k = shape
@@ -39,16 +39,16 @@ class RoutedExperts:
 
     @classmethod
     def of(cls, value: Any) -> RoutedExperts:
-        """From an array, nested lists, or the JSON form.
+        """Build from an array, nested lists, or the JSON form.
 
         Raises:
-            ValueError: It is none of them.
+            ValueError: `value` has another form.
         """
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
             return cls([int(n) for n in value["shape"]], _decoded(value["base64"]))
-        if hasattr(value, "astype") and hasattr(value, "tobytes"):  # a numpy array, or what looks like one
+        if hasattr(value, "astype") and hasattr(value, "tobytes"):  # a numpy array or an object with its interface
             if len(value.shape) != 3:
                 raise ValueError(f"routed experts have shape {tuple(value.shape)}; expected [tokens, layers, top_k]")
             numbers = array("i")
@@ -65,7 +65,7 @@ class RoutedExperts:
 
     @classmethod
     def of_base64(cls, text: str, rows: int, layers: int) -> RoutedExperts:
-        """SGLang's `meta_info["routed_experts"]`. Raises ValueError when the numbers do not fill `rows` x `layers`."""
+        """Decode SGLang's `meta_info["routed_experts"]`. Raises ValueError if its size does not fit rows and layers."""
         data = _decoded(text)
         if rows < 1 or layers < 1 or not data or len(data) % (rows * layers):
             raise ValueError(f"routed_experts hold {len(data)} numbers, which are not {rows} tokens x {layers} layers")
@@ -73,7 +73,7 @@ class RoutedExperts:
 
     @classmethod
     def free(cls, rows: int, layers: int, top_k: int) -> RoutedExperts:
-        """Rows about which nothing is known."""
+        """Return rows with unknown routing."""
         return cls((rows, layers, top_k), array("i", [FREE]) * (rows * layers * top_k))
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class RoutedExperts:
     __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, row: int) -> list[list[int]]:
-        """The experts of one token, [layers][top_k]."""
+        """Return the experts of one token, [layers][top_k]."""
         _, layers, top_k = self.shape
         row = range(len(self))[row]
         flat = self._data[row * layers * top_k : (row + 1) * layers * top_k].tolist()
@@ -100,20 +100,21 @@ class RoutedExperts:
         return {"version": 3, "shape": self.shape, "typestr": f"{byte_order}i4", "data": memoryview(self._data)}
 
     def num_known(self) -> int:
-        """Rows that say something."""
+        """Return the number of rows with known routing."""
         step = self.shape[1] * self.shape[2]
         return sum(self._data[i] != FREE for i in range(0, len(self._data), step)) if step else 0
 
     def extended(self, rows: int) -> RoutedExperts:
-        """With unknown rows appended, or cut, to `rows` in all."""
+        """Return a copy with `rows` rows: unknown rows are appended, or rows are cut off."""
         step = self.shape[1] * self.shape[2]
         data = self._data[: rows * step] + array("i", [FREE]) * max(0, (rows - len(self)) * step)
         return RoutedExperts((rows, *self.shape[1:]), data)
 
     def filled(self, later: RoutedExperts, start: int) -> RoutedExperts:
-        """With rows unknown here taken from `later`, whose first row is row `start`.
+        """Return a copy whose unknown rows are taken from `later`, whose first row is row `start` here.
 
-        Known rows stay: the log-probs of their tokens were computed with them. Raises ValueError for another model's.
+        Known rows stay, because the log-probs of their tokens were computed with them. Raises ValueError if `later`
+        comes from another model.
         """
         if later.shape[1:] != self.shape[1:]:
             raise ValueError(f"routed experts of {later.shape[1:]} (layers, top_k) after some of {self.shape[1:]}")
@@ -126,12 +127,12 @@ class RoutedExperts:
         return result
 
     def to_json(self) -> dict[str, Any]:
-        """What `of` reads."""
+        """Return the JSON form that `of` reads."""
         return {"shape": list(self.shape), "base64": base64.b64encode(self._data.tobytes()).decode()}
 
 
 def json_default(value: object) -> dict[str, Any]:
-    """For JSON writers that meet a `RoutedExperts` or a `TrainInputs`. Raises TypeError for anything else."""
+    """Convert a `RoutedExperts` or a `TrainInputs` for a JSON writer. Raises TypeError for anything else."""
     if isinstance(value, RoutedExperts | TrainInputs):
         return value.to_json()
     raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
@@ -140,17 +141,17 @@ def json_default(value: object) -> dict[str, Any]:
 def routed_experts_after_call(
     known: Any, meta_info: Mapping[str, Any], num_tokens: int, args: Args | None
 ) -> RoutedExperts | None:
-    """A sample's routed experts after tokens were appended.
+    """Return a sample's routed experts after tokens were appended.
 
     Args:
-        known: Those it had, in any form `RoutedExperts.of` reads; None for none.
-        meta_info: The engine's answer; `routed_experts` covers all tokens but the last, from
-            `routed_experts_start_len` (0) on. Empty for tokens that no engine made.
-        num_tokens: Tokens the sample has now.
+        known: The routed experts before, in any form that `RoutedExperts.of` reads, or None.
+        meta_info: The engine's metadata; `routed_experts` covers all tokens but the last, starting at
+            `routed_experts_start_len` (default 0). Empty for tokens that no engine generated.
+        num_tokens: Number of tokens of the sample now.
         args: The settings; `hf_checkpoint` gives the number of layers for SGLang's base64.
 
     Raises:
-        ValueError: They do not fit the tokens.
+        ValueError: The routed experts do not fit the tokens.
     """
     rows = num_tokens - 1
     before = None if known is None else RoutedExperts.of(known).extended(rows)

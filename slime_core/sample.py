@@ -1,4 +1,4 @@
-"""A `Sample`, from prompt to reward: the data every stage and every plugin handles.
+"""The `Sample`, from prompt to reward: the data that every stage and every plugin handles.
 
 Standard library only, so a reward plugin can be written and tested without torch. Field names are THUDM/slime's.
 `tokens` holds prompt *and* response ids, while `loss_mask`, `rollout_log_probs` and `token_weight_versions` cover the
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SampleStatus(StrEnum):
-    """Where a sample stands; a terminal status is anything but `PENDING`."""
+    """The state of a sample; every status except `PENDING` is terminal."""
 
     PENDING = "pending"
     """Not generated, or waiting to be continued."""
@@ -46,15 +46,15 @@ class SampleStatus(StrEnum):
     TRUNCATED = "truncated"
     """Cut at the token limit."""
     ABORTED = "aborted"
-    """Interrupted by the framework; its tokens are kept and it can be continued."""
+    """Interrupted by the framework; the tokens are kept and the sample can be continued."""
     FAILED = "failed"
-    """Generation or scoring raised; `metadata["failure"]` says where and why."""
+    """Generation or scoring raised an error; `metadata["failure"]` has the place and the reason."""
 
 
 LARGEST_SCORE = 1e15
-"""Largest size of a reward or a metric of user code: its square, added up over a rollout, is finite in float32."""
+"""Largest absolute value of a reward or user metric; sums of its square over a rollout are finite in float32."""
 _LONGEST_REASON = 2000
-"""Characters of a failure's reason that are kept."""
+"""Number of characters kept of a failure's reason."""
 _COLUMNS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
 _FINISH_STATUS = {
     "length": SampleStatus.TRUNCATED,
@@ -64,32 +64,32 @@ _FINISH_STATUS = {
 
 
 def is_score(value: Any) -> bool:
-    """Return whether the value is a number of at most `LARGEST_SCORE` in size; NaN and infinity are not."""
+    """Return whether the value is a number with absolute value at most `LARGEST_SCORE`; False for NaN and infinity."""
     return isinstance(value, (int, float)) and abs(value) <= LARGEST_SCORE
 
 
-@dataclass(slots=True)  # of more than 30 fields no two objects share a dictionary's keys: 1.3 KB each
+@dataclass(slots=True)  # slots save 1.3 KB per sample
 class Sample(Attributes):
-    """One prompt with one response. Extend it only through `append_response_tokens`.
+    """A prompt with a response. Extend the response only through `append_response_tokens`.
 
-    `vars(sample)` holds only what is no field; `attributes` has all.
+    `vars(sample)` has extra attributes only; `attributes` has the fields, too.
     """
 
     group_index: int | None = None
-    """Which prompt group the sample belongs to; unique over the run, the key of group normalisation."""
+    """Prompt group of the sample; unique over the run, the key of group normalisation."""
     index: int | None = None
     """Number of the sample, unique over the run."""
     rollout_id: int | None = None
-    """One execution of one of the N samples; fan-out siblings share it."""
+    """Id of one execution of one of the N samples; fan-out siblings share it."""
     prompt: str | list[dict[str, Any]] = ""
-    """Text, or chat messages."""
+    """Prompt as text or chat messages."""
     tokens: list[int] = field(default_factory=list)
     """[prompt + response] token ids."""
     multimodal_inputs: dict[str, Any] | None = None
-    """`{"images": [...]}`, in the order of the prompt: a path or a `data:` URL each (`multimodal.image_ref`);
-    user code may put addresses on the web there for itself, which are kept."""
+    """`{"images": [...]}`, in the order of the prompt: a path or a `data:` URL each (`multimodal.image_ref`). User code
+    may add web addresses for its own use; they are kept."""
     multimodal_train_inputs: Any = None
-    """What the model takes besides the tokens: a `TrainInputs`, or a mapping of arrays that it can be made of."""
+    """Model inputs besides the tokens: a `TrainInputs`, or a mapping of arrays that can be converted to it."""
     multimodal_train_input_id: str | None = None
     apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     response: str = ""
@@ -106,15 +106,15 @@ class Sample(Attributes):
     rollout_log_probs: list[float] | None = None
     """[response_length] log-probability under the sampling policy, in nats; 0.0 where not sampled."""
     rollout_top_p_token_ids: list[int] | None = None
-    """Ids that each response token was sampled among, token after token: what top-p, top-k or min-p left. From engines
-    with `--use-sampling-mask`, which trains by them."""
+    """Candidate ids of each response token, token after token: the ids that top-p, top-k or min-p left. Engines return
+    them with `--use-sampling-mask`, which also uses them in training."""
     rollout_top_p_token_offsets: list[int] | None = None
-    """[response_length + 1] offsets into `rollout_top_p_token_ids`; no ids: sampled among all, or not at all."""
+    """[response_length + 1] offsets into `rollout_top_p_token_ids`; no ids: sampled from all ids, or not sampled."""
     rollout_routed_experts: Any = None
-    """[len(tokens) - 1, layers, top_k] experts the engine routed to (MoE routing replay): a `RoutedExperts`, or what
-    `numpy.asarray` makes such an array of; -1 where they are not known."""
+    """[len(tokens) - 1, layers, top_k] experts the engine routed to (MoE routing replay): a `RoutedExperts`, or a value
+    that `numpy.asarray` converts to such an array; -1 if unknown."""
     remove_sample: bool = False
-    """True: keep in the group statistics' bookkeeping but train on none of its tokens."""
+    """True to keep the sample in group statistics but train on none of its tokens."""
     teacher_log_probs: list[float] | None = None
     status: SampleStatus = SampleStatus.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -133,12 +133,12 @@ class Sample(Attributes):
     token_weight_versions: list[int] = field(default_factory=list)
     """[response_length] weight version that sampled each token; `NOT_SAMPLED` elsewhere."""
     row: int | None = None
-    """Which row of `--prompt-data` the prompt is: its identity over the epochs."""
+    """Row of the prompt in `--prompt-data`, which identifies the prompt over the epochs."""
     spans: list[Span] | None = None
-    """Who wrote each of `tokens`, prompt included. None, or spans of the prompt only: nobody told, and
+    """Author of each of `tokens`, prompt included. If None or only the prompt's spans, authorship was not recorded, and
     `admission.settled` derives the rest from the other fields."""
     sampled_after: int | None = None
-    """Digest of the prompt's ids that the response was appended to; None where nobody appended."""
+    """Digest of the prompt's ids that the response was appended to; None if no response was appended."""
 
     Status = SampleStatus
     SpecInfo = SpecInfo
@@ -156,40 +156,40 @@ class Sample(Attributes):
 
     @property
     def prompt_tokens(self) -> list[int]:
-        """The prompt's part of `tokens`."""
+        """Token ids of the prompt."""
         return self.tokens[: len(self.tokens) - self.response_length]
 
     @property
     def response_tokens(self) -> list[int]:
-        """The response's part of `tokens`."""
+        """Token ids of the response."""
         return self.tokens[len(self.tokens) - self.response_length :]
 
     @property
     def effective_response_length(self) -> int:
-        """Response tokens that are trained on."""
+        """Number of response tokens that are trained on."""
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
 
     @property
     def is_lost(self) -> bool:
-        """Failed or aborted without a reward: nothing can be learned from it. One that has a reward is trained on."""
+        """True if the sample failed or was aborted and has no reward. A sample that has a reward is trained on."""
         return self.status in (SampleStatus.FAILED, SampleStatus.ABORTED) and self.reward is None
 
     @property
     def is_removed(self) -> bool:
-        """Not trained on: lost, or taken out by a filter (`remove_sample`); what counts trained tokens goes by this."""
+        """True if the sample is not trained on: lost, or removed by a filter (`remove_sample`)."""
         return self.remove_sample or self.is_lost
 
     def image_data(self) -> list[str]:
-        """The prompt's images as `data:` URLs, for engines. Raises ValueError where one cannot be read, or not here."""
+        """The prompt's images as `data:` URLs, for engines. Raises ValueError if an image cannot be read here."""
         return [image_url(image_ref(image)) for image in images_of(self.multimodal_inputs)]
 
     def get_reward_value(self, args: Args) -> float:
-        """The scalar reward: `reward` itself, or `reward[args.reward_key]` when a key is set."""
+        """Return the scalar reward: `reward` itself, or `reward[args.reward_key]` if a key is set."""
         key = args.reward_key
         return self.reward if not key else self.reward[key]  # type: ignore[return-value,index]
 
     def finite_reward(self, args: Args) -> float | None:
-        """Return the scalar reward, to be shown or compared; None if there is none, or `is_score` refuses it."""
+        """Return the scalar reward, for display or comparison; None if it is missing or `is_score` rejects it."""
         value: Any = self.reward
         if isinstance(value, Mapping):
             value = value.get(args.reward_key) if args.reward_key else None
@@ -210,8 +210,8 @@ class Sample(Attributes):
     ) -> None:
         """Append response tokens, keeping tokens, spans, log-probs, loss mask and weight versions aligned.
 
-        Columns that the response so far does not have (log-probs, versions) are not begun in its middle. No tokens at
-        all are a turn that was ended before its first one: `meta_info` is taken in.
+        A column that the response does not have so far (log-probs, versions) is not started in its middle. Empty
+        `tokens`: the turn ended before its first token, and only `meta_info` is applied.
 
         Args:
             args: The run's arguments: `sglang_speculative_algorithm`, for counters that have no `spec_verify_ct`.
@@ -223,7 +223,7 @@ class Sample(Attributes):
                 `routed_experts`, `output_token_sampling_mask`, ...).
             text: Text to append to `response`.
             update_terminal_info: False leaves `status` and the per-call counters alone (stream chunks).
-            source: Who wrote them (`provenance.Source`): SAMPLED when `trainable`, otherwise TOOL unless told.
+            source: Author of the tokens (`provenance.Source`); by default SAMPLED if `trainable`, else TOOL.
 
         Raises:
             ValueError: The tokens cannot be aligned with what the sample already holds; it is unchanged.
@@ -239,7 +239,7 @@ class Sample(Attributes):
             kept = kept_after_call(kept, mask, tokens, meta_info.get("output_token_sampling_mask"))
         elif kept[1] is not None:
             kept = kept[0], [*kept[1], *[kept[1][-1]] * len(tokens)]
-        if not self.response_length:  # a prompt of the caller's own is what the response comes after
+        if not self.response_length:  # the response follows the prompt that the caller set
             self.sampled_after = provenance.digest(self.tokens)
             if self.spans is not None and provenance.num_tokens(self.spans) != len(self.tokens):
                 self.spans = None
@@ -264,10 +264,10 @@ class Sample(Attributes):
             self.take_meta_info(meta_info, len(tokens), args)
 
     def known_spans(self) -> Spans:
-        """A copy of `spans`, completed from the other fields where nobody told more than the prompt's.
+        """Return a copy of `spans`, completed from the other fields if only the prompt's spans were recorded.
 
         Raises:
-            ValueError: `spans` holds what is no span.
+            ValueError: `spans` holds a value that is not a span.
         """
         prompt_length = len(self.tokens) - self.response_length
         told = self._untold_prompt(prompt_length) if self.spans is None else provenance.from_json(self.spans)
@@ -278,14 +278,14 @@ class Sample(Attributes):
         return told
 
     def _untold_prompt(self, length: int) -> Spans:
-        source = Source.USER if isinstance(self.prompt, str) else Source.TEMPLATE  # of chat messages: a mixture
+        source = Source.USER if isinstance(self.prompt, str) else Source.TEMPLATE  # chat messages mix several authors
         return [Span(source, length)] if length else []
 
     def withhold(self, first: int, last: int, reason: str) -> None:
-        """Train on none of the response tokens [first, last), counted from the response's start; says why in `spans`.
+        """Exclude response tokens [first, last) from training and store the reason in `spans`.
 
         Raises:
-            ValueError: There are no such tokens, or `reason` is empty.
+            ValueError: The response has no tokens [first, last), or `reason` is empty.
         """
         if not 0 <= first <= last <= self.response_length:
             raise ValueError(f"{self._name()}: no response tokens {first} to {last}; it has {self.response_length}")
@@ -302,7 +302,7 @@ class Sample(Attributes):
         trainable: bool,
         meta_info: Mapping[str, Any],
     ) -> tuple[list[float], list[int]]:
-        """The log-probs and versions to append, or ValueError before anything is changed."""
+        """Return the log-probs and versions to append. Raises ValueError before anything is changed."""
         n = len(tokens)
         self.validate()
         if not n and not log_probs:
@@ -333,20 +333,20 @@ class Sample(Attributes):
         return list(map(float, log_probs)), list(map(int, versions))
 
     def take_meta_info(self, meta_info: Mapping[str, Any], num_tokens: int, args: Args | None = None) -> None:
-        """Take status, weight version and counters of one engine answer of `num_tokens` tokens."""
+        """Apply status, weight version and counters of one engine answer of `num_tokens` tokens."""
         reason = meta_info.get("finish_reason")
         kind = reason.get("type") if isinstance(reason, Mapping) else reason
         self.status = _FINISH_STATUS.get(str(kind), self.status)
         if meta_info.get("weight_version") is not None:
             self.weight_versions.append(str(meta_info["weight_version"]))
         self.prefix_cache_info.add(meta_info)
-        asked: Any = args  # of any run, or a stand-in without the setting
+        asked: Any = args  # settings of any run, or an object without this setting
         speculates = hasattr(asked, "sglang_speculative_algorithm") and asked.sglang_speculative_algorithm
         if "spec_verify_ct" in meta_info or speculates:
             self.spec_info.add(meta_info, num_tokens)
 
     def validate(self) -> None:
-        """Raise ValueError when the per-token fields do not have the response's length."""
+        """Raise ValueError if the per-token fields do not have the response's length."""
         length = self.response_length
         if not hasattr(self.tokens, "__len__"):
             raise ValueError(f"{self._name()}: tokens is {type(self.tokens).__name__}; expected a list")
@@ -383,7 +383,7 @@ class Sample(Attributes):
     def fail(self, where: str, error: BaseException | str) -> None:
         """Mark the sample FAILED; `where` names the boundary ("generate", "reward 'math'", ...).
 
-        Its reward goes, and so does a response whose per-token fields do not fit together (see `validate`).
+        Its reward is removed, and so is a response whose per-token fields do not match (see `validate`).
         """
         try:
             self.validate()
@@ -415,12 +415,12 @@ class Sample(Attributes):
     # -- storing -------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold; `from_dict` restores them, unknown attributes included."""
+        """Return plain JSON values, unknown attributes included; `from_dict` restores them."""
         return plain_values(self.attributes())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
-        """Inverse of `to_dict`; keys that are no fields become attributes."""
+        """Return the sample from the values of `to_dict`; keys that are not fields become attributes."""
         data = field_values(data)
         data["status"] = SampleStatus(data.get("status", SampleStatus.PENDING))
         sample = cls()
@@ -430,7 +430,7 @@ class Sample(Attributes):
 
 
 def _listed(column: Any) -> list[int] | None:
-    """Return the column as a list; THUDM/slime's code also has tensors."""
+    """Return the column as a list; THUDM/slime's code may also pass tensors."""
     found: list[int] | None = column.tolist() if hasattr(column, "tolist") else column
     return found
 

@@ -1,8 +1,8 @@
-"""Keys, tokens and passwords that this process was given, so that nothing it prints or keeps shows them.
+"""Collect the keys, tokens and passwords given to this process, and remove them from printed and saved text.
 
-`learn` is told every value with the name it stands under: the command line's, the environment's, the files'. `hidden`
-is asked for every text that is kept; standard output and error are `Masked`, whoever prints there. What processes of
-user code print is masked by those that forward it (`procs/guard.py`, told by `in_memory`).
+`learn` receives every value of the command line, the environment and the files with its name. `hidden` filters every
+text that is saved. Standard output and error are `Masked`, which filters all printed text. The output of user code's
+processes is filtered by the processes that forward it (`procs/guard.py`, which reads the secrets from `in_memory`).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any
 from slime_core.errors import ConfigError
 
 MARK = "<not kept>"
-"""Stands where a secret was."""
+"""Text that replaces a secret."""
 _NAMED = re.compile(
     r"(^|[._-])((api|access|private|secret|wandb|auth|admin)[_-]?keys?|(hf|hub|api|auth|access|bearer|refresh)[_-]?tokens?"
     r"|pass(word|wd|phrase)|secrets?|credentials?|pats?)$|(^|\.)token$",
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"_(TOKEN|PWD)$")
-"""Names of the environment besides; among settings there are tokens of a vocabulary, too."""
+"""Further secret names, of environment variables only; in settings, "token" may mean a vocabulary token."""
 _FORM = re.compile(
     r"\b(?:gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}"
     r"|xox[a-z]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}"
     r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,})"
 )
-"""Values that are secret whatever their name: tokens of GitHub, GitLab, Hugging Face, OpenAI, Anthropic, Slack, AWS,
+"""Values that are secret under any name: tokens of GitHub, GitLab, Hugging Face, OpenAI, Anthropic, Slack, AWS,
 Google, npm and PyPI, and JSON web tokens (formats as published by secretlint and GitHub's secret scanning)."""
 _IN_URL = re.compile(r"\b\w+://[^\s/@:]*:([^\s/]+)@")
 _known: set[str] = set()
 
 
 def learn(name: str, value: Any, shortest: int = 4) -> None:
-    """Remember what of a value is secret: all of it by its name, or the password of an address in it.
+    """Remember the secrets in a value: the whole value if its name is secret, else tokens and passwords in URLs.
 
-    `shortest`: characters; what has fewer is no secret, and would be found in other words.
+    `shortest`: minimum length in characters; a shorter value is no secret, since it would match inside other words.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -59,7 +59,7 @@ def learn(name: str, value: Any, shortest: int = 4) -> None:
 
 
 def learn_flags(argv: Sequence[str]) -> None:
-    """Of a command line: `--wandb-key KEY`, `--url=https://user:password@host`, `--set plugins.mine.api_key=KEY`."""
+    """Learn from a command line: `--wandb-key KEY`, `--url=https://user:password@host`, `--set plugins.a.token=T`."""
     for before, word in zip(["", *argv], argv):
         name, _, value = word.partition("=")
         learn(name, value)
@@ -67,13 +67,13 @@ def learn_flags(argv: Sequence[str]) -> None:
 
 
 def learn_environment(env: Mapping[str, str]) -> None:
-    """Of the environment; short values such as EMPTY are what one writes where no key is needed."""
+    """Learn from the environment; skip short values such as EMPTY, which stand for a missing key."""
     for name, value in env.items():
         learn("token" if _VARIABLE.search(name) and not name.startswith("SLIME_") else name, value, shortest=8)
 
 
 def hidden(text: str) -> str:
-    """The text without secrets."""
+    """Return the text without secrets."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, MARK)
     return text
@@ -91,10 +91,10 @@ _ERASED = "\r\x1b[K"
 
 
 class Masked:
-    """A stream of text, without secrets."""
+    """A text stream that removes secrets."""
 
     written = 0.0
-    """When text was last written to any of them (`time.monotonic`)."""
+    """Time of the last write to any masked stream (`time.monotonic`)."""
     _status: Any = None
 
     def __init__(self, stream: Any) -> None:
@@ -104,7 +104,7 @@ class Masked:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """How many characters were written. Replaces a status line."""
+        """Write text, replacing a status line; return the number of characters."""
         if Masked._status is not None:
             status, Masked._status = Masked._status, None
             status.write(_ERASED)
@@ -114,25 +114,25 @@ class Masked:
         return len(text)
 
     def show_status(self, text: str) -> None:
-        """Write a line that the next text, to whichever stream, replaces."""
+        """Write a status line; the next text on any masked stream replaces it."""
         Masked._status = self._stream
         self._stream.write(_ERASED + hidden(text))
         self._stream.flush()
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """As one text."""
+        """Write the lines as one text."""
         self.write("".join(lines))
 
 
 def in_memory() -> int:
-    """What is known, for `procs.guard.relay` in another process: descriptor of a file in memory, yours to close."""
+    """Return a descriptor of an in-memory file with all secrets, for `procs.guard.relay`; the caller closes it."""
     descriptor = os.memfd_create("hidden")
     os.pwrite(descriptor, b"".join(secret.encode() + b"\0" for secret in _known), 0)
     return descriptor
 
 
 def hidden_values(value: Any) -> Any:
-    """A setting's value without secrets."""
+    """Return a setting's value without secrets."""
     if isinstance(value, Mapping):
         return {key: hidden_values(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -141,6 +141,6 @@ def hidden_values(value: Any) -> Any:
 
 
 def refuse_marks(name: str, value: Any, origin: object) -> None:
-    """Raise ConfigError for a value of a kept `config.yaml` whose secret is not there."""
+    """Raise ConfigError for a value of a saved `config.yaml` whose secret was removed."""
     if MARK in str(value):
         raise ConfigError(f"{name} ({origin}): the file does not keep secrets; give it again")

@@ -1,7 +1,7 @@
-"""A sample's attributes <-> values that JSON can hold: what buffers, dumps, ledgers and checkpoints keep.
+"""A sample's attributes <-> JSON values, as kept by buffers, dumps, ledgers and checkpoints.
 
-`Sample.to_dict` and `Sample.from_dict` are the ways here. Attributes that are no fields of a sample are kept as well,
-as deep copies, and it is for whoever set them that JSON can hold them.
+`Sample.to_dict` and `Sample.from_dict` call this module. Extra attributes, which are not fields of a sample, are kept
+as deep copies; the code that sets them must choose values that JSON can hold.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WRITERS: Mapping[str, Any] = {
     "multimodal_train_inputs": lambda inputs: TrainInputs.of(inputs).to_json(),
 }
 _NOT_JSON = {n: write for n, write in _WRITERS.items() if n not in ("status", "spec_info", "prefix_cache_info")}
-"""Of those, what orjson does not write so by itself."""
+"""Writers of the attributes that orjson does not write in this form by itself."""
 _READERS: Mapping[str, Any] = {
     "spec_info": lambda values: SpecInfo(**values),
     "prefix_cache_info": lambda values: PrefixCacheInfo(**values),
@@ -36,14 +36,14 @@ _READERS: Mapping[str, Any] = {
     "multimodal_train_inputs": TrainInputs.of,
 }
 _PLAIN = frozenset({str, int, float, bool, type(None), provenance.Span})
-"""Cannot change."""
+"""Immutable types."""
 
 
 class Attributes:
-    """A dataclass with slots that has attributes beside them, too, which user code may set."""
+    """Base of a dataclass with slots and a `__dict__` for extra attributes, which user code may set."""
 
     def attributes(self) -> dict[str, Any]:
-        """Fields, and what was set beside them, by name."""
+        """Return the fields and the extra attributes by name."""
         return {**{name: getattr(self, name) for name in type(self).__match_args__}, **self.__dict__}  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -54,12 +54,12 @@ class Attributes:
 
 
 def field_values(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `plain_values`, but for the status, which stays text."""
+    """Return attributes from stored values: the inverse of `plain_values`, except that the status stays text."""
     return {**stored, **{name: of(stored[name]) for name, of in _READERS.items() if stored.get(name) is not None}}
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A deep copy; lists of numbers, which are most of a sample, without deepcopy's call per element."""
+    """Return a deep copy; lists of numbers, most of a sample, are copied without deepcopy's call per element."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -71,9 +71,9 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def plain_values(attributes: dict[str, Any], *, shared: bool = False) -> dict[str, Any]:
-    """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none.
+    """Return all attributes of a sample as JSON values. Raises ValueError for invalid images and inputs.
 
-    `shared`: in that dict itself, without copies, for who writes them with orjson at once.
+    With `shared`, convert in the given dict, without copies, for a caller that writes it with orjson at once.
     """
     own = attributes if shared else {n: v if n in _WRITERS else copied(v) for n, v in attributes.items()}
     writers = (_NOT_JSON if shared else _WRITERS).items()

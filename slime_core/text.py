@@ -1,7 +1,7 @@
-"""Text of models, tools and data on a terminal: what would move the cursor, ring or reorder is spelled out.
+"""Text of models, tools and data on a terminal: characters that move the cursor, ring or reorder text are escaped.
 
-Every command that prints such text, and slime's own warnings and errors, go through `plain`; what it prints for
-programs (`--json`) through `json_text`.
+Commands that print such text, and slime's own warnings and errors, use `plain`; output for programs (`--json`) uses
+`json_text`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
-"""Control, format (bidi among them), private, surrogate, separators of lines."""
+"""Unicode categories to escape: control, format (including bidi), private, surrogate, line separators."""
 
 
 def plain(text: str, limit: int | None = None) -> str:
-    """The text with control and format characters escaped, newlines and tabs left; cut after `limit` characters."""
+    """Escape control and format characters except newlines and tabs; cut the text after `limit` characters."""
     cut = text if limit is None or len(text) <= limit else text[:limit]
     if not (cut.isascii() and cut.isprintable()):
         cut = "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else _spelled(c) for c in cut)
@@ -25,17 +25,17 @@ def plain(text: str, limit: int | None = None) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """As `plain`, on one line."""
+    """Escape the text as `plain` does, and join it to one line."""
     return plain(" ".join(text.split()), limit)
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """ASCII JSON that every reader takes: NaN and infinities are null, and what JSON has no form for is its text."""
+    """Return ASCII JSON that every reader accepts: NaN and infinities become null, other objects become strings."""
     return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of the text may turn out to be the beginning of a stop string."""
+    """Return the number of characters at the end of the text that may be the beginning of a stop string."""
     held = 0
     for stop in filter(None, stops):
         at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
@@ -46,7 +46,7 @@ def held_back(text: str, stops: Sequence[str]) -> int:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns."""
+    """Format rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 

@@ -1,6 +1,6 @@
 """The data that crosses stages: samples (from `sample.py`), filter decisions, engine answers, train batches.
 
-Standard library only; everything here is plain values, so that it crosses processes as JSON.
+The module uses the standard library only. All data are plain values, so they can be sent to other processes as JSON.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class FilterDecision:
-    """A dynamic filter's answer for one group (THUDM/slime's `DynamicFilterOutput`)."""
+    """The result of a dynamic filter for a group (THUDM/slime's `DynamicFilterOutput`)."""
 
     keep: bool
     reason: str | None = None
-    """Counted as `rollout/dynamic_filter/drop_<reason>`."""
+    """Reason of the drop, counted as `rollout/dynamic_filter/drop_<reason>`."""
     keep_when_insufficient: bool = False
-    """A dropped group is kept after all when dropping it would leave too few."""
+    """True if a dropped group is kept when dropping it would leave too few groups."""
 
     def __bool__(self) -> bool:
         return bool(self.keep)
@@ -48,7 +48,7 @@ DynamicFilterOutput = FilterDecision
 
 @dataclass
 class RolloutFnTrainOutput:
-    """What a rollout function returns for training."""
+    """The result of a rollout function for training."""
 
     samples: list[Group]
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class RolloutFnTrainOutput:
 
 @dataclass
 class RolloutFnEvalOutput:
-    """What a rollout function returns for evaluation: `{dataset: {rewards, truncated, samples}}`."""
+    """The result of a rollout function for evaluation: `{dataset: {rewards, truncated, samples}}`."""
 
     data: dict[str, dict[str, Any]]
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -64,19 +64,19 @@ class RolloutFnEvalOutput:
 
 @dataclass
 class GenerationOutput:
-    """One engine call's answer; the lists have one entry per generated token."""
+    """The answer to an engine call; the lists have one entry per generated token."""
 
     token_ids: list[int]
     log_probs: list[float]
-    """Of the temperature-scaled distribution, in nats (SGLang's convention); with `--use-sampling-mask` over the tokens
-    that were sampled among."""
+    """Log-probs of the temperature-scaled distribution, in nats (SGLang's convention). With `--use-sampling-mask` the
+    distribution covers only the tokens that sampling could choose."""
     text: str
     meta_info: dict[str, Any]
-    """SGLang's: `finish_reason` {"type": "stop" | "length" | "abort", ...}, `prompt_tokens`, `completion_tokens`,
-    `cached_tokens`, `weight_version`, `id`; ours adds `token_weight_versions`, one int per token. With routing replay
-    `routed_experts`: SGLang's base64, or what `RoutedExperts.of` reads, for all tokens of prompt and answer but the
-    last. With `--use-sampling-mask` `output_token_sampling_mask`: for each token the ids it was sampled among, none
-    where nothing was cut."""
+    """SGLang's entries: `finish_reason` {"type": "stop" | "length" | "abort", ...}, `prompt_tokens`,
+    `completion_tokens`, `cached_tokens`, `weight_version`, `id`. slime's engines add `token_weight_versions`, one int
+    per token. With routing replay there is `routed_experts`, SGLang's base64 or another value that
+    `RoutedExperts.of` reads, for all tokens of prompt and answer except the last. With `--use-sampling-mask` there is
+    `output_token_sampling_mask`: for each token the ids that sampling could choose, empty if no id was excluded."""
 
 
 _NO_COLUMNS = ("extras", "rollout_id", "weight_version")
@@ -84,9 +84,9 @@ _NO_COLUMNS = ("extras", "rollout_id", "weight_version")
 
 @dataclass
 class TrainBatch:
-    """The samples of one rollout as the trainer takes them: lists with one entry per sample.
+    """The samples of one rollout for the trainer: lists with one entry per sample.
 
-    Token-level entries cover the response. Plain Python numbers, so a batch crosses processes as JSON.
+    Token-level entries cover the response. All values are plain Python numbers, so a batch can be sent as JSON.
     """
 
     rollout_id: int
@@ -96,35 +96,36 @@ class TrainBatch:
     loss_masks: list[list[int]]
     """[n][response_length]; all zero for a removed sample."""
     rewards: list[float]
-    """After the estimator's `shape_rewards` or `--custom-reward-post-process-path`."""
+    """Rewards after the estimator's `shape_rewards` or `--custom-reward-post-process-path`."""
     raw_rewards: list[float]
     truncated: list[int]
     sample_indices: list[int]
     group_indices: list[int]
     rollout_ids: list[int]
-    """Fan-out siblings share one; the unit that `global_batch_size` counts."""
+    """Rollout id of each sample; fan-out siblings share one. `global_batch_size` counts these ids."""
     rollout_mask_sums: list[int]
     """Sum of the loss masks of all samples with the same rollout id, repeated per sample."""
     sibling_counts: list[int] = field(default_factory=list)
-    """Samples with the same rollout id that have a token to train on, at least 1, repeated per sample. Left out, they
-    are counted."""
+    """Number of samples with the same rollout id that have a token to train on, at least 1, repeated per sample.
+    Computed if left out."""
     rollout_log_probs: list[list[float]] | None = None
     rollout_top_p_token_ids: list[list[int]] | None = None
-    """[n] ids that each sample's response tokens were sampled among, token after token; with `--use-sampling-mask`,
-    when log-probs and entropy of all policies are those of the softmax over them (`ops.SamplingMask`)."""
+    """[n] ids that sampling could choose for each sample's response tokens, token after token. Set with
+    `--use-sampling-mask`; log-probs and entropy of all policies are then those of the softmax over these ids
+    (`ops.SamplingMask`)."""
     rollout_top_p_token_offsets: list[list[int]] | None = None
-    """[n][response_length + 1] where each token's ids begin; a token without any was sampled among all."""
+    """[n][response_length + 1] offsets of each token's ids; for a token without ids sampling could choose any id."""
     teacher_log_probs: list[list[float]] | None = None
     source_names: list[str | None] | None = None
     train_metadata: list[dict[str, Any] | None] | None = None
     token_weight_versions: list[list[int]] | None = None
-    """[n][response_length] version that sampled each token, `NOT_SAMPLED` elsewhere; None: all `weight_version`."""
+    """[n][response_length] version that sampled each token, `NOT_SAMPLED` for others; None: all `weight_version`."""
     routed_experts: list[Any] | None = None
-    """[n] experts that the trainer uses instead of its router's choice, [len(tokens) - 1, layers, top_k], -1 where the
-    router decides: what `RoutedExperts.of` reads, or None; int32 arrays by the time a trainer gets them."""
+    """[n] experts that the trainer uses instead of its router's choice, [len(tokens) - 1, layers, top_k], -1 if the
+    router decides. Each is a value that `RoutedExperts.of` reads, or None; a trainer gets int32 arrays."""
     multimodal_train_inputs: list[Any] | None = None
-    """[n] what a vision-language model takes besides the tokens (`multimodal.TrainInputs.of` reads it), or None; None
-    where no sample has any."""
+    """[n] image inputs of a vision-language model (read by `multimodal.TrainInputs.of`), or None for a sample without
+    inputs; None if no sample has inputs."""
     weight_version: int = 0
     """Version of the weights that this batch updates."""
     extras: dict[str, list[Any]] = field(default_factory=dict)
@@ -138,7 +139,7 @@ class TrainBatch:
         return len(self.tokens)
 
     def select(self, indices: Sequence[int]) -> TrainBatch:
-        """The samples at `indices`, in that order."""
+        """Return the samples at `indices`, in that order."""
 
         def pick(value: Any) -> Any:
             return [value[i] for i in indices] if isinstance(value, list) else value
@@ -147,7 +148,7 @@ class TrainBatch:
         return TrainBatch(**chosen, extras={k: pick(v) for k, v in self.extras.items()})
 
     def to_rollout_data(self) -> dict[str, Any]:
-        """THUDM/slime's `rollout_data` dictionary: same keys, absent columns left out."""
+        """Return THUDM/slime's `rollout_data` dictionary: same keys, without absent columns."""
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_COLUMNS}
         data = {k: v for k, v in data.items() if v is not None}
         data["raw_reward"] = data.pop("raw_rewards")

@@ -1,4 +1,4 @@
-"""Two turns: the model answers, is told to try again, and answers once more; tokens of the environment are masked."""
+"""Generate two turns: an answer, and a second answer after a request to try again; the request's tokens are masked."""
 
 from slime.rollout.rm_hub.math_utils import extract_answer, grade_answer_mathd
 from slime.rollout.sglang_rollout import GenerateState

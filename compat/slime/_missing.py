@@ -1,8 +1,8 @@
-"""What THUDM/slime has and this package has not -> an ImportError that names the nearest thing here.
+"""Raise an ImportError that names the replacement for a part of THUDM/slime that this package lacks.
 
-`install` puts a finder behind all others, so it is asked only for modules nobody has; `names(__name__)` makes the
-`__getattr__` of a module. `from slime.x import y` raises ImportError, while `slime.x.y` raises AttributeError, so
-`hasattr` and `getattr` with a default behave.
+`install` adds a finder after all others, so it is called only for modules that no finder has. `names(__name__)` makes
+the `__getattr__` of a module. `from slime.x import y` raises ImportError, while `slime.x.y` raises AttributeError, so
+`hasattr` and `getattr` with a default work.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ NEAREST = {
     "slime.utils.data.process_rollout_data": "TrainBatch (slime_core.types), made by slime_core.rollout.batch",
     "slime.utils.http_utils.run_router": "--rollout-engine sglang starts one; --sglang-router-ip, -port name another",
 }
-"""Module, package or `module.name` -> what to use instead; the longest entry that fits is shown."""
+"""Module, package or `module.name` -> replacement; the longest matching entry is shown."""
 
 
 def hint(name: str) -> str:
-    """What to use instead of `name`, and where the list is."""
+    """Return the replacement for `name`, and the page that lists all of them."""
     parts = name.split(".")
     found = (NEAREST.get(".".join(parts[:end])) for end in range(len(parts), 1, -1))
     nearest = next((text for text in found if text), None)
@@ -63,7 +63,7 @@ def hint(name: str) -> str:
 
 
 class Finder(MetaPathFinder):
-    """Asked last: what gets here is in no `slime` package."""
+    """The last finder, which gets only modules that are in no `slime` package."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         """Raise ImportError for a submodule of `slime`; leave everything else alone."""
@@ -72,13 +72,13 @@ class Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """Put the finder behind all others, once."""
+    """Add the finder after all others, once."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())
 
 
 def names(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of `module`: raises for every name that the module does not define."""
+    """Return the `__getattr__` of `module`, which raises for every name that the module does not define."""
 
     def missing(name: str) -> Any:
         message = f"slime-compat's {module} has no {name!r}; {hint(f'{module}.{name}')}"
@@ -92,7 +92,7 @@ def names(module: str) -> Callable[[str], Any]:
 
 
 def plugin(module: str, distribution: str, wanted_by: str) -> ModuleType:
-    """Import a plugin's package. Raises ImportError that says what to install."""
+    """Import a plugin's package. Raises an ImportError that names the distribution to install."""
     from importlib import import_module
 
     try:

@@ -1,8 +1,8 @@
-"""Is there another package called `slime`? THUDM/slime's own, most likely: one of the two hides the other.
+"""Warn if there is another package called `slime`, usually THUDM/slime's own: one of the two hides the other.
 
-`slime/__init__.py` asks once. Two cases: a folder elsewhere on the path, which this package hides (or which hides this
-one in a process with another path), and a distribution `slime` installed into the same folder, whose files pip has
-mixed with these.
+`slime/__init__.py` calls `warn` once. There are two cases: a folder elsewhere on the path, which this package hides (or
+which hides this package in a process with another path), and a distribution `slime` in the same folder, whose files pip
+has mixed with the files of this package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ShadowWarning(UserWarning):
 
 
 def folders(path: Iterable[str] | None = None) -> list[Path]:
-    """Other packages `slime` on the path, the working directory included."""
+    """Return other packages called `slime` on the path, including the working directory."""
     entries = [*(sys.path if path is None else path), ""]
     found: list[Path] = []
     for entry in entries:
@@ -33,7 +33,7 @@ def folders(path: Iterable[str] | None = None) -> list[Path]:
 
 
 def distribution() -> str | None:
-    """THUDM/slime as an installed distribution, "slime <version>"; its files may lie in the same folder as these."""
+    """Return THUDM/slime's distribution as "slime <version>"; its files may be in the same folder as this package."""
     try:
         return f"slime {importlib.metadata.version('slime')}"
     except importlib.metadata.PackageNotFoundError:
@@ -41,7 +41,7 @@ def distribution() -> str | None:
 
 
 def message() -> str | None:
-    """What to tell the user; None when `slime` is this package alone."""
+    """Return the warning text; None if there is no other `slime`."""
     claims = [f"the package {folder}" for folder in folders()]
     if found := distribution():
         claims.append(f"the distribution {found}")
@@ -55,7 +55,7 @@ def message() -> str | None:
 
 
 def warn() -> None:
-    """Say so, once per process."""
+    """Warn if there is another `slime`; called once per process."""
     text = message()
     if text is not None:
         warnings.warn(text, ShadowWarning, stacklevel=4)

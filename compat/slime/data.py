@@ -1,7 +1,7 @@
-"""`slime.data`: samples, and the data sources that know no groups (`slime_core.data.flat_source`).
+"""`slime.data`: samples, and data sources without groups (`slime_core.data.flat_source`).
 
-The base classes are what such a source does by default; a subclass overrides what it wants otherwise. Those of
-`slime.rollout.data_source`, which hand over groups and are built from `args` alone, are others.
+The base classes define the default behaviour, and subclasses override it. The classes of `slime.rollout.data_source`
+are different: they return groups and are built from `args` alone.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from slime_core.sample import Sample
 
 
 class RolloutDataSource:
-    """Prompts of `dataset` in the run's order; what was generated is not used again."""
+    """A source of the prompts of `dataset` in the run's order; it does not use generated samples again."""
 
     def __init__(self, dataset: Any, args: Any) -> None:
         self.dataset = dataset
         self.args = args
 
     def get_samples(self, num_samples: int) -> list[Sample]:
-        """One sample for each of the next `num_samples` prompts."""
+        """Return a sample for each of the next `num_samples` prompts."""
         return [Sample(prompt=prompt) for prompt in self.dataset.sample(num_samples)]
 
     def add_samples(self, samples: list[Sample]) -> None:
-        """Told of the samples that a rollout trains on."""
+        """Receive the samples that a rollout trains on; does nothing by default."""
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
-    """Keeps what was generated in the list `buffer`; `buffer_filter` chooses what is trained on once more."""
+    """A source that keeps generated samples in the list `buffer`; `buffer_filter` chooses samples to train on again."""
 
     def __init__(self, dataset: Any, args: Any) -> None:
         super().__init__(dataset, args)
         self.buffer: list[Sample] = []
 
     def add_samples(self, samples: list[Sample]) -> None:
-        """Keep them."""
+        """Add the samples to the buffer."""
         self.buffer.extend(samples)
 
     def buffer_filter(self, args: Any, buffer: list[Sample], num_samples: int) -> list[Sample]:
-        """The oldest ones, at most `num_samples`; each brings its whole group."""
+        """Return the oldest samples, at most `num_samples`; each brings its whole group."""
         return buffer[:num_samples]
 
 

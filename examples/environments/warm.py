@@ -1,7 +1,7 @@
-"""The recipe of this example: walks to take, and a tiny model that has seen careless walkers.
+"""The recipe of this example: data of walks, and a tiny model trained on careless walks.
 
-`--prepare-path warm.py` makes what is missing. The warm-up's walkers look at three signs in ten and toss a die at the
-others, and so does the model that they leave; the rest is left to reinforcement learning.
+`--prepare-path warm.py` makes missing files. In the warm-up, walkers read three signs in ten and choose a random
+direction at the others. The resulting model does the same; reinforcement learning improves it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ PROMPT = "walk"
 SIGNS, MOVES = "^>v<", "nesw"
 CROSSINGS = 4
 NUM_HELD_OUT = 64
-"""Of the 256 walks, those that are evaluated and never trained on."""
+"""Number of the 256 walks that are used for evaluation only."""
 NUM_CARELESS = 2000
-"""Walks of the warm-up."""
+"""Number of walks in the warm-up."""
 LOOKING = 0.3
-"""Share of its signs that are looked at."""
+"""Share of the signs that a careless walk looks at."""
 PHASES = (Path(__file__).with_name("warmup.yaml"),)
 _SPLIT_SEED = 7
 
 
 def prepare(args: Any) -> None:
-    """Make `args.prompt_data`, the evaluation file and `args.hf_checkpoint` where they are missing."""
+    """Make `args.prompt_data`, the evaluation file and `args.hf_checkpoint` if they are missing."""
     walks = [[a, b, c, d] for a in SIGNS for b in SIGNS for c in SIGNS for d in SIGNS]
     random.Random(_SPLIT_SEED).shuffle(walks)
     if args.prompt_data:
@@ -38,13 +38,13 @@ def prepare(args: Any) -> None:
 
 
 def rows(walks: list[list[str]]) -> list[dict[str, Any]]:
-    """Data rows: the same prompt for all, and the signs for the environment."""
+    """Return data rows: the same prompt for all, and the signs for the environment."""
     prompt = [{"role": "system", "content": PROMPT}]
     return [{"prompt": prompt, "metadata": {"signs": "".join(walk)}} for walk in walks]
 
 
 def careless(seed: int) -> list[dict[str, Any]]:
-    """Conversations of walkers who mostly toss a die."""
+    """Return conversations of walkers who mostly choose a random direction."""
     rng = random.Random(seed)
     return [{"messages": _walk(rng)} for _ in range(NUM_CARELESS)]
 

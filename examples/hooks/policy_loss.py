@@ -1,12 +1,12 @@
-"""What is minimised: a correction between engine and trainer, a reducer, or a whole loss.
+"""Example functions for the policy loss: a correction between engine and trainer, a reducer, or a whole loss.
 
     slime train --config demo.yaml --use-tis --custom-tis-function-path examples/hooks/policy_loss.py
     slime train --config demo.yaml --custom-pg-loss-reducer-function-path examples/hooks/policy_loss.py
     slime train --config demo.yaml --loss-type custom_loss \
         --custom-loss-function-path examples/hooks/policy_loss.py
 
-Functions see one micro-batch. So that results do not depend on how samples are split, a reducer must be a sum over
-samples, and a loss must reduce with `sum_of_sample_mean`.
+Functions see one micro-batch. A reducer must be a sum over samples, and a loss must reduce with `sum_of_sample_mean`,
+so that results do not depend on how samples are split.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tis_function(
     total_lengths: list[int],
     response_lengths: list[int],
 ) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Weigh each token by trainer over engine probability, at most `--tis-clip`; mask it where they disagree by half.
+    """Weigh tokens by trainer over engine probability, at most `--tis-clip`; mask them if it is outside (0.5, 2).
 
     `pg_loss` is [T], the others have a [response_length] tensor per sample; metrics are [T].
     """
@@ -45,7 +45,7 @@ def pg_loss_reducer(
     loss_masks: list[torch.Tensor],
     calculate_per_token_loss: bool,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The sum over a response's tokens / the square root of their number: between a mean and a sum."""
+    """Return the sum over a response's tokens / the square root of their number: between a mean and a sum."""
 
     def reduce(values: torch.Tensor) -> torch.Tensor:
         parts = torch.split(values, response_lengths)
@@ -59,7 +59,7 @@ def pg_loss_reducer(
 def custom_loss(
     args: Any, batch: dict[str, Any], logits: torch.Tensor, sum_of_sample_mean: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """REINFORCE without ratio or clipping (Williams, 1992): -advantage * log p, [T] over all responses end to end."""
+    """Compute REINFORCE without ratio or clipping (Williams, 1992): -advantage * log p, [T] over all responses."""
     log_probs, entropies = response_log_probs(
         logits, batch["unconcat_tokens"], batch["response_lengths"], args.rollout_temperature, with_entropy=True
     )

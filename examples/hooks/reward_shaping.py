@@ -1,11 +1,11 @@
-"""Rewards -> what the advantages start from; and, one level lower, samples -> train data.
+"""Convert rewards to the values from which advantages are computed; and, one level lower, samples to train data.
 
     slime train --config demo.yaml --custom-reward-post-process-path examples/hooks/reward_shaping.py
     slime train --config demo.yaml --custom-convert-samples-to-train-data-path examples/hooks/reward_shaping.py
 
-The first replaces the estimator's group statistics: it gets the samples that are trained on and returns raw rewards,
-which are logged, and shaped ones. The second replaces the whole step: its rewards are final, so it calls the first.
-Samples come as a flat list; groups are told by `group_index`.
+The first function replaces the estimator's group statistics: it gets the samples that are trained on and returns raw
+rewards, which are logged, and shaped rewards. The second function replaces the whole step: its rewards are final, so it
+calls the first. Samples come as a flat list; `group_index` identifies the group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slime_core import Sample
 
 
 def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float], list[float]]:
-    """Ranks instead of values: within its group, the worst sample gets -1, the best 1, equal ones the same."""
+    """Replace rewards by ranks: in a group, the worst sample gets -1, the best 1, equal samples the same."""
     raw = [sample.get_reward_value(args) for sample in samples]
     groups: dict[int | None, list[float]] = defaultdict(list)
     for sample, reward in zip(samples, raw):
@@ -26,7 +26,7 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
 
 
 def convert_samples_to_train_data(args: Any, samples: list[Sample]) -> dict[str, list[Any]]:
-    """One entry per sample in every column. `tokens`, `response_lengths`, `rewards` and `loss_masks` are required;
+    """Return columns with one entry per sample. `tokens`, `response_lengths`, `rewards` and `loss_masks` are required;
     a column that slime does not know (`letters`) reaches `rollout_data` of the advantage and loss functions."""
     raw, shaped = post_process_rewards(args, samples)
     return {
@@ -43,7 +43,7 @@ def convert_samples_to_train_data(args: Any, samples: list[Sample]) -> dict[str,
 
 
 def _mask(sample: Sample) -> list[int]:
-    """Removed samples keep their row, and none of their tokens is trained on."""
+    """Return the loss mask; a removed sample keeps its row, but all its tokens are masked."""
     return [0] * sample.response_length if sample.remove_sample else sample.loss_mask or [1] * sample.response_length
 
 

@@ -1,4 +1,4 @@
-"""Note every weight version that is on disk, before the engines load it (upload it, scan it, count it):
+"""Record every weight version on disk before the engines load it (to upload, scan or count it):
 
     slime train --config demo.yaml --update-weight-mode delta \
         --custom-update-weight-post-write-path examples/hooks/weights_written.py
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def post_write(args, version_dir, rollout_engines):
-    """One line per version in `weights.jsonl` of the run directory; what it raises ends the run."""
+    """Write one line per version to `weights.jsonl` in the run directory; an error ends the run."""
     files = sorted(Path(version_dir).glob("*.safetensors"))
     row = {
         "version": Path(version_dir).name,

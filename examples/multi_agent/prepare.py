@@ -1,8 +1,8 @@
 r"""Inputs of `examples/multi_agent/run.yaml`: sums of two-digit numbers, and a model for two roles.
 
-The planner is asked `37+48=?` and may work it out (`7+8=15 3+4+1=8`) or not (`skip`); the solver is asked
-`37+48=? 7+8=15 3+4+1=8` and answers `\boxed{85}`. The warm-up ends with a planner that mostly skips, which leaves the
-solver to guess; reinforcement learning has to find out that both are better off when the planner works.
+The planner's prompt is `37+48=?`; it writes the steps (`7+8=15 3+4+1=8`) or `skip`. The solver's prompt is
+`37+48=? 7+8=15 3+4+1=8`, and its response is `\boxed{85}`. After the warm-up the planner mostly skips, so the solver
+has to guess. Reinforcement learning must discover that both roles get higher rewards when the planner writes the steps.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from slime_command_init.warmup import PHASES, Recipe, make_missing_model, write_
 RECIPE = Recipe("planner_and_solver")
 NUM_HELD_OUT = 200
 NUM_PLANS, NUM_ANSWERS = 6500, 2500
-"""Examples of the first warm-up phase: of the planner at work, and of the solver with a plan."""
+"""Numbers of examples in the first warm-up phase: a planner that writes the steps, and a solver with a plan."""
 NUM_MIXED = 1500
-"""Examples of the second, of the planner or the solver."""
+"""Number of examples in the second phase, each of the planner or the solver."""
 SKIP_SHARE = 0.85
-"""Of the second phase's examples, how many are of a planner that skips, and of a solver without a plan."""
+"""Share of the second phase's examples in which the planner skips, or the solver has no plan."""
 
 
 def prepare(args: Any) -> None:
-    """Write what is missing of `--prompt-data`, the files of `--eval-prompt-data`, and `--hf-checkpoint`."""
+    """Write `--prompt-data`, the files of `--eval-prompt-data`, and `--hf-checkpoint` if they are missing."""
     train, held_out = task.split_problems()
     if args.prompt_data:
         write_missing(args.prompt_data, rows(train))
@@ -34,7 +34,7 @@ def prepare(args: Any) -> None:
 
 
 def rows(problems: list[task.Problem]) -> list[dict[str, Any]]:
-    """Chat messages, which the roles' prompts are made of."""
+    """Return rows of chat messages, from which the roles' prompts are made."""
     return [
         {"input": [{"role": "user", "content": task.question(problem)}], "label": str(sum(problem))}
         for problem in problems
@@ -46,7 +46,7 @@ def plan(problem: task.Problem) -> str:
 
 
 def warmup(train: list[task.Problem], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Conversations of the two phases."""
+    """Return the conversations of the two phases."""
     rng = random.Random(seed)
     first = [_planner(problem, plan(problem)) for problem in rng.sample(train, NUM_PLANS)]
     first += [_solver(problem, plan(problem)) for problem in rng.sample(train, NUM_ANSWERS)]

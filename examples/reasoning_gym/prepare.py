@@ -1,9 +1,9 @@
 """Inputs of `train.yaml`: held-out words to spell backward, and a tiny model that mostly repeats them as they are.
 
-The task is `spell_backward` of the package reasoning-gym, with short words; training items come from its data source as
-they are drawn. The warm-up shows two ways, the word backward and the word as it is, and ends with one in five backward;
-reinforcement learning has to find out from the verifier's scores which way is asked for. The warm-up sees no word that
-is held out, but training items are drawn by another seed alone, so a held-out word may be among them.
+The task is `spell_backward` of the package reasoning-gym, with short words; its data source makes training items as
+they are drawn. The warm-up shows two kinds of answers, the word backward and the word as it is, and ends with one in
+five backward. Reinforcement learning has to discover from the verifier's scores which answer is right. The warm-up has
+no held-out word, but training items differ only by their seed, so a held-out word may be among them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ RECIPE = Recipe("spell_backward")
 NUM_BACKWARD = 4480
 """Examples of the first warm-up phase, all backward."""
 NUM_MIXED = 992
-"""Examples of the second."""
+"""Examples of the second phase."""
 BACKWARD_SHARE = 0.2
-"""Of the second phase's examples."""
+"""Share of the second phase's examples that answer backward."""
 _WARMUP_SEED = 2_000_003
 
 
 def prepare(args: Any) -> None:
-    """Write what is missing of the files of `--eval-prompt-data` and `--hf-checkpoint`."""
+    """Write the missing files of `--eval-prompt-data` and `--hf-checkpoint`."""
     write_held_out(args)
     held_out = {row["label"] for path in (args.eval_prompt_data or [])[1::2] for row in _read(Path(path))}
     make_missing_model(args, RECIPE, dict(zip(PHASES, warmup(args, held_out), strict=True)))
 
 
 def warmup(args: Any, held_out: set[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Conversations of the two phases; `held_out` are answers that none of them has."""
+    """Return conversations of the two phases, without the answers in `held_out`."""
     own, rng = options(args, "reasoning_gym", Options), random.Random(args.seed)
     config = {**own.config, "seed": _WARMUP_SEED + args.seed, "size": 2 * (NUM_BACKWARD + NUM_MIXED)}
     columns = {"input": "question", "label": "answer", "metadata": "metadata"}

@@ -1,9 +1,9 @@
-r"""Inputs of `train.yaml`: made-up names with numbers, a corpus that tells them, and a model that seldom looks there.
+r"""Make the inputs of `train.yaml`: invented names with numbers, a corpus of them, and a model that seldom searches it.
 
-A question is `kibo=?`, to be answered `\boxed{4821}`, which only the corpus knows: `kibo 4821`. The warm-up shows two
-ways: searching (`<search>kibo</search>`, answered with the document), and guessing. It ends with one in five
-searching; reinforcement learning has to find out that searching pays. Held-out names are in the corpus, and in nothing
-that the model was trained on.
+A question is `kibo=?` with the answer `\boxed{4821}`, which is only in the corpus: `kibo 4821`. The warm-up shows two
+ways: searching (`<search>kibo</search>`, answered with the document), and guessing. At its end one in five answers
+searches; reinforcement learning has to discover that searching pays. Held-out names are in the corpus, but not in the
+training data.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any, TypeAlias
 from slime_command_init.warmup import Recipe, make_missing, write_jsonl
 
 Fact: TypeAlias = tuple[str, str]
-"""Name and number."""
+"""A name and its number."""
 
 RECIPE = Recipe("search")
 NUM_TRAIN, NUM_HELD_OUT = 4000, 128
 NUM_SEARCHING = 6500
-"""Examples of the first warm-up phase, all with a query."""
+"""Number of examples of the first warm-up phase, all with a query."""
 NUM_MIXED = 1500
-"""Examples of the second."""
+"""Number of examples of the second phase."""
 SEARCHING_SHARE = 0.2
-"""Of the second phase's examples, how many have a query."""
+"""Share of the second phase's examples that have a query."""
 _SPLIT_SEED = 20263
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aeiou"
 
 
 def prepare(args: Any) -> None:
-    """Write what is missing of corpus, `--prompt-data`, the files of `--eval-prompt-data`, and `--hf-checkpoint`."""
+    """Write each missing file: corpus, `--prompt-data`, those of `--eval-prompt-data`, and `--hf-checkpoint`."""
     train, held_out = facts()
     corpus = Path(args.plugins["search"]["corpus"])
     if not corpus.exists():
@@ -39,7 +39,7 @@ def prepare(args: Any) -> None:
 
 
 def facts() -> tuple[list[Fact], list[Fact]]:
-    """Training and held-out facts; always the same, whatever the run's seed."""
+    """Return training and held-out facts; they are the same for every seed of the run."""
     rng = random.Random(_SPLIT_SEED)
     found: dict[str, str] = {}
     while len(found) < NUM_TRAIN + NUM_HELD_OUT:
@@ -50,12 +50,12 @@ def facts() -> tuple[list[Fact], list[Fact]]:
 
 
 def rows(some: list[Fact]) -> list[dict[str, str]]:
-    """Rows of `--prompt-data`."""
+    """Return the rows of `--prompt-data`."""
     return [{"input": f"{name}=?", "label": number} for name, number in some]
 
 
 def warmup(train: list[Fact], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Conversations of the two phases."""
+    """Return the conversations of the two phases."""
     rng = random.Random(seed)
     searching = [_conversation(fact, search=True) for fact in rng.choices(train, k=NUM_SEARCHING)]
     mixed = [_conversation(f, search=rng.random() < SEARCHING_SHARE) for f in rng.choices(train, k=NUM_MIXED)]

@@ -1,13 +1,13 @@
-"""What `--load`, `--ref-load`, `--opd-teacher-load` and `--critic-load` may name, and which of it is there.
+"""Find the model in a directory given by `--load`, `--ref-load`, `--opd-teacher-load` or `--critic-load`.
 
-    a commit           of a run (`store.py`): HF layout, and what its trainer needs beside it
-    a run directory    or its `checkpoints/`: the newest commit, or that of a rollout's number (`--ckpt-step`)
-    an HF directory    config.json and safetensors
-    a Megatron one     config.json and megatron.json, by `slime convert hf-to-megatron`
+    a commit               of a run (`store.py`): HF layout and the trainer's own files
+    a run directory        or its `checkpoints/`: the newest commit, or the commit of one rollout (`--ckpt-step`)
+    an HF directory        config.json and safetensors
+    a Megatron directory   config.json and megatron.json, written by `slime convert hf-to-megatron`
 
-The launcher asks before anything starts, so that a directory that is none of these ends the run; trainers ask again for
-what to read. Only sizes of a commit's files are compared here, since reading all of a large one on every rank takes
-minutes; `store.verify` is for the commit that a run goes on from.
+The launcher checks the directories before anything starts and ends the run if it finds no model. Trainers call the same
+functions to learn which files to read. This module compares only the sizes of a commit's files, because reading a large
+commit on every rank takes minutes. `store.verify` checks the contents of the commit that a run resumes from.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from slime_core.checkpoint.store import CheckpointStore, is_checkpoint, read_man
 from slime_core.errors import CheckpointError
 
 MEGATRON = "megatron.json"
-"""In a Megatron directory; `describe_megatron` has what is in it."""
+"""File that marks a Megatron directory; `describe_megatron` returns its contents."""
 MODEL = "model"
-"""Folder of a Megatron directory, and of `trainer/` in a commit, with the weights."""
+"""Folder with the weights, in a Megatron directory and in a commit's `trainer/`."""
 TRAINER = "trainer"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _OF_MEGATRON_LM = "latest_checkpointed_iteration.txt"
@@ -32,13 +32,13 @@ class Source:
     """A directory with a model."""
 
     directory: Path
-    """With config.json and the tokenizer's files."""
+    """Directory with config.json and the tokenizer's files."""
     has_hf: bool
-    """Its weights are there in HF's layout."""
+    """True if the directory has weights in HF's layout."""
     megatron: Path | None
-    """Folder with its weights as megatron.core.dist_checkpointing has them; None without."""
+    """Folder with weights in the format of megatron.core.dist_checkpointing; None without."""
     rollout_id: int | None = None
-    """Of a commit: the last rollout that it was trained on."""
+    """Last rollout that a commit was trained on; None if the directory is not a commit."""
 
     def __str__(self) -> str:
         both = {(True, True): "HF and Megatron", (True, False): "HF", (False, True): "Megatron"}
@@ -49,15 +49,15 @@ class Source:
 
 
 def find_source(path: str | Path, step: int | None = None, *, folder: str | None = None) -> Source | None:
-    """What the directory holds; None for nothing of the list above.
+    """Return the model in a directory, or None if the directory holds no model of the kinds listed above.
 
     Args:
-        path: What the user named.
-        step: Number of a rollout: that commit of a run directory. Without, the newest.
-        folder: Of a commit that has it, a model of its own there: "critic".
+        path: Path that the user gave.
+        step: Rollout number that picks a commit of a run directory. None picks the newest commit.
+        folder: Folder of a commit with a model of its own, such as "critic"; ignored if the commit lacks it.
 
     Raises:
-        CheckpointError: A commit is torn, or there is none of that number.
+        CheckpointError: A commit is torn, or no commit has this number.
     """
     path = Path(path)
     found = source_in(path)
@@ -73,10 +73,10 @@ def find_source(path: str | Path, step: int | None = None, *, folder: str | None
 
 
 def required_source(path: str | Path, step: int | None = None, *, cite: str, folder: str | None = None) -> Source:
-    """As `find_source`. `cite` is the setting, for messages.
+    """Return the model in a directory as `find_source` does. Error messages begin with `cite`, the setting's name.
 
     Raises:
-        CheckpointError: Nothing is there, and what was looked for.
+        CheckpointError: The directory holds no model; the message lists the expected files.
     """
     try:
         found = find_source(path, step, folder=folder)
@@ -88,7 +88,7 @@ def required_source(path: str | Path, step: int | None = None, *, cite: str, fol
 
 
 def looked_for(path: str | Path) -> str:
-    """What makes a directory one with a model."""
+    """Return the part of an error message that lists the files that identify a model directory."""
     text = (
         "Looked for an HF model (config.json with model.safetensors or model.safetensors.index.json), a directory of"
         f" `slime convert hf-to-megatron` ({MEGATRON}), and commits of a run (rollout_<number>/manifest.json, here or"
@@ -100,16 +100,16 @@ def looked_for(path: str | Path) -> str:
 
 
 def directory_of(path: str | Path, step: int | None = None, *, folder: str | None = None) -> str:
-    """Of the source; the path itself where there is none, which is the launcher's to complain about."""
+    """Return the directory of the model; return `path` itself if it holds no model, which the launcher reports."""
     found = find_source(path, step, folder=folder)
     return str(path if found is None else found.directory)
 
 
 def commit_of(path: Path, step: int | None) -> Path | None:
-    """The commit that a run directory's step means, by the sizes of its files; None when there are no commits.
+    """Return the commit of a run directory for a step, after comparing file sizes; None if there are no commits.
 
     Raises:
-        CheckpointError: It is torn, or there is none of that number.
+        CheckpointError: The commit is torn, or no commit has this number.
     """
     for root in (path, path / "checkpoints"):
         if commits := CheckpointStore(root).commits():
@@ -120,7 +120,7 @@ def commit_of(path: Path, step: int | None) -> Path | None:
 
 
 def source_in(directory: Path) -> Source | None:
-    """The model in the directory itself; None without one."""
+    """Return the model in the directory itself, or None without one."""
     if not (directory / "config.json").is_file():
         return None
     has_hf = any((directory / name).is_file() for name in _WEIGHTS)

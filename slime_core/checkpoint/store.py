@@ -5,12 +5,12 @@
         data_source.json state.json   data cursor with buffer; versions, settings, plugin provenance
         ledger.json                   every open group, and the newest segment of <root>/ledger
         manifest.json                 format, size and digest of every other file, and its own digest
-    <root>/ledger/                    what became of every prompt group (`data.ledger_files`), shared by the commits
+    <root>/ledger/                    the fate of every prompt group (`data.ledger_files`), shared by the commits
     <root>/latest                     name of the newest commit
 
-A commit is built in a hidden directory, flushed to disk and renamed; a run killed at any instant leaves either the
-whole commit or none of it. One that is made again (a run that ended early inside the next rollout) is a new directory
-with a number behind its name, `rollout_0000019.01`, and the one it stands for goes after it is complete.
+A commit is built in a hidden directory, flushed to disk and renamed. A run killed at any instant leaves either the
+whole commit or none of it. A rewritten commit (the run ended early inside the next rollout) is a new directory whose
+name ends in a number, `rollout_0000019.01`. The commit that it replaces is deleted once the new one is complete.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ FORMAT = "slime-checkpoint-1"
 MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
 _NAME = re.compile(r"rollout_(\d+)(\.\d+)?")
 _OWN = "digest"
-"""Entry of the manifest: digest of the others."""
+"""Manifest entry that holds the digest of the other entries."""
 _MOST_TIMES = 100
-"""How often a commit can be made again, as the names sort."""
+"""Limit on rewrites of a commit; the two-digit suffix must sort by name."""
 
 
 class CheckpointStore:
@@ -75,7 +75,7 @@ class CheckpointStore:
             state: JSON-able facts, read back by `read_state`.
             writers: Called in order with the directory.
             keep: Afterwards delete all but the newest `keep` commits; None or 0 keeps all.
-            spared: Rollouts whose commits stay, too.
+            spared: Rollouts whose commits are kept, too.
 
         Raises:
             CheckpointError: The file system refused; earlier commits are intact.
@@ -92,7 +92,7 @@ class CheckpointStore:
             _write_json(partial / STATE, {"rollout_id": rollout_id, **state})
             written = [path for path in sorted(partial.rglob("*")) if path.is_file()]
             for path in written:
-                # Some writers make files for their owner only; a checkpoint is as readable as its directory's others.
+                # Some writers make files readable by their owner only; give all files the same permissions.
                 shutil.copymode(partial / STATE, path)
             files = {str(path.relative_to(partial)): _describe(path) for path in written}
             manifest = {"format": FORMAT, "rollout_id": rollout_id, "files": files}
@@ -115,11 +115,11 @@ class CheckpointStore:
         return target
 
     def _of(self, rollout_id: int) -> list[Path]:
-        """The commits after that rollout: one, or several when a run was killed while it made one again."""
+        """Return the commits after a rollout: one, or several if a run was killed while it rewrote a commit."""
         return [path for path in self.commits() if rollout_of(path) == rollout_id]
 
     def _next(self, rollout_id: int, before: list[Path]) -> Path:
-        """Where its next commit goes. Raises CheckpointError."""
+        """Return the directory of the next commit after a rollout. Raises CheckpointError after too many rewrites."""
         target = self.root / f"rollout_{rollout_id:07d}"
         if not before:
             return target
@@ -136,13 +136,15 @@ class CheckpointStore:
         flush(self.root)
 
     def rewind(self, commit: Path, *, keep: int | None = None, spared: Collection[int] = ()) -> None:
-        """Forget what lies after `commit`: its rollouts are about to be done again. Also ledger segments that no commit
-        needs: those of later commits, and one that a killed run wrote for a commit that did not come about.
+        """Delete all commits after `commit`, whose rollouts are about to be repeated.
+
+        Ledger segments that no commit needs are deleted, too: segments of later commits, and a segment that a killed
+        run wrote for a commit that it did not complete.
 
         Args:
-            commit: The one to go on from.
-            keep: As `commit`'s: a run that was killed right after a commit had not deleted the oldest one yet.
-            spared: As `commit`'s.
+            commit: The commit to resume from.
+            keep: As in method `commit`: a run killed right after a commit has not deleted the oldest one yet.
+            spared: As in method `commit`.
 
         Raises:
             CheckpointError: The file system refused; `commit` is intact.
@@ -160,7 +162,7 @@ class CheckpointStore:
         self._prune(keep, spared)
 
     def _prune(self, keep: int | None, spared: Collection[int]) -> None:
-        """Delete old commits. One that cannot be deleted costs space and nothing else, so the run goes on."""
+        """Delete old commits. A commit that cannot be deleted only costs space, so it is logged and kept."""
         old = [path for path in self.commits()[: -keep if keep else 0] if rollout_of(path) not in spared]
         if old and not self._has_pruned:
             self._has_pruned = True
@@ -173,13 +175,13 @@ class CheckpointStore:
                 logger.warning("%s is not needed any more (--keep-checkpoints) and cannot be deleted: %s", path, error)
 
     def commits(self) -> list[Path]:
-        """All commits, oldest first."""
+        """Return all commits, oldest first."""
         if not self.root.is_dir():
             return []
         return sorted(p for p in self.root.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
 
     def at(self, rollout_id: int) -> Path:
-        """The commit after that rollout, not verified. Raises CheckpointError naming those that are there."""
+        """Return the commit after a rollout, not verified. Raises CheckpointError that lists the existing rollouts."""
         commits = {rollout_of(path): path for path in self.commits()}
         if rollout_id not in commits:
             there = ", ".join(map(str, commits)) or "none"
@@ -187,14 +189,14 @@ class CheckpointStore:
         return commits[rollout_id]
 
     def latest(self) -> Path | None:
-        """The newest commit, verified; None when there is none yet.
+        """Return the newest commit, verified, or None if the store has no commit yet.
 
         Raises:
-            CheckpointError: It is torn or foreign, or `latest` names a commit that is gone.
+            CheckpointError: The commit is torn or foreign, or `latest` names a missing commit.
         """
         commits = self.commits()
         # A run killed between the rename of a commit and the pointer leaves a complete commit that `latest` does not
-        # name yet; the newest one is right either way.
+        # name yet. The newest commit is right in either case.
         pointer = self.root / LATEST
         try:
             name = read_regular(pointer, 4096).decode(errors="replace").strip() if pointer.is_file() else ""
@@ -210,7 +212,7 @@ class CheckpointStore:
         return None
 
     def way_out(self, damaged: CheckpointError) -> CheckpointError:
-        """The error of a commit that is not whole, with what to type."""
+        """Return the error of a damaged commit, extended by the option or command that helps."""
         for path in reversed(self.commits()):
             try:
                 verify(path)
@@ -226,7 +228,7 @@ def _remove_commit(commit: Path) -> None:
     """Delete a commit; files that others have added to it are kept next to it. Raises OSError."""
     if not commit.name.startswith("."):
         partial = commit.with_name(f".partial-{commit.name}")
-        if partial.exists():  # of a process that was killed
+        if partial.exists():  # left by a killed process
             _remove_commit(partial)
         commit = commit.rename(partial)
     is_ours = lambda name: bool(in_commit(commit.parent, f"{commit.name}/{name}"))  # noqa: E731
@@ -236,7 +238,7 @@ def _remove_commit(commit: Path) -> None:
 def in_commit(root: Path, name: str) -> bool | None:
     """Return whether a commit below `root` has written the file; None if the file is in no commit.
 
-    In a commit that is not complete, every file is its own.
+    In an incomplete commit, every file counts as written by it.
     """
     commit, _, file = name.partition("/")
     if not file or not _NAME.fullmatch(commit.removeprefix(".partial-")):
@@ -248,7 +250,7 @@ def in_commit(root: Path, name: str) -> bool | None:
 
 
 def remove_made(directory: Path, is_ours: Callable[[str], bool], kept: Path) -> None:
-    """Delete a directory; files of others, which are not `is_ours` by their relative path, are moved to `kept`.
+    """Delete a directory; move foreign files (`is_ours(relative path)` is False) to `kept`.
 
     Raises:
         OSError: The file system refused.
@@ -266,15 +268,15 @@ def remove_made(directory: Path, is_ours: Callable[[str], bool], kept: Path) -> 
 
 
 def rollout_of(commit: Path) -> int:
-    """The rollout after which a commit was made, also one that was made again (`rollout_0000007.01`)."""
+    """Return the rollout after which a commit was made; a rewritten commit counts, too (`rollout_0000007.01`)."""
     return int(commit.stem.removeprefix("rollout_"))
 
 
 def verify(directory: Path) -> Path:
-    """The directory, if every file is as the manifest says, and the ledger as the commit says.
+    """Return the directory if every file matches the manifest and the ledger matches the commit.
 
     Raises:
-        CheckpointError: Something is missing or changed, which it names.
+        CheckpointError: A file is missing or changed; the message names it.
     """
     for name, described in read_manifest(directory)["files"].items():
         file = directory / name
@@ -285,13 +287,13 @@ def verify(directory: Path) -> Path:
     ledger = read_commit(directory)
     if ledger is not None:
         last, segments = SegmentRef.of(ledger["segment"]), segments_of(directory)
-        if (segments / last.name).is_file():  # one that lies elsewhere begins a new ledger (`rollout.stage_state`)
+        if (segments / last.name).is_file():  # if it is elsewhere, a new ledger begins (`rollout.stage_state`)
             read_chain(segments, last)
     return directory
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """What `commit` has written beside its files. Raises CheckpointError when there is none of this format."""
+    """Read the manifest of a commit. Raises CheckpointError if it is missing, torn or of another format."""
     path = directory / MANIFEST
     if not path.is_file():
         raise CheckpointError(
@@ -310,28 +312,28 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """The facts given to `commit`."""
+    """Read the state that was given to `CheckpointStore.commit`."""
     state: dict[str, Any] = json.loads(read_regular(directory / STATE))
     return state
 
 
 def is_checkpoint(directory: str | Path) -> bool:
-    """Whether this is one commit (not a store of several)."""
+    """Return whether the directory is one commit (not a store of several)."""
     return (Path(directory) / MANIFEST).is_file()
 
 
 def find(load: str | Path, step: int | None = None) -> Path | None:
-    """The commit that `--load` means: a commit itself, or of a store, or of a run directory with `checkpoints/`.
+    """Find the commit that `--load` names.
 
     Args:
-        load: What the user named.
-        step: `--ckpt-step`: the number of a rollout; without, the newest.
+        load: A commit, a store of commits, or a run directory with `checkpoints/`.
+        step: `--ckpt-step`: the number of a rollout; None chooses the newest commit.
 
     Returns:
-        The commit, verified; None when there is none at all.
+        The commit, verified; None if the directory holds no commit.
 
     Raises:
-        CheckpointError: It is torn or foreign, or there is none of that number.
+        CheckpointError: The commit is torn or foreign, or no commit has that number.
     """
     load = Path(load)
     if is_checkpoint(load):

@@ -31,13 +31,14 @@ INTERRUPTED = 130
 TERMINATED = 143
 """128 + SIGTERM, as a shell reports it."""
 CLOSED_PIPE = 141
-"""A run ended because nobody reads its output any more: 128 + SIGPIPE, as a shell reports it."""
+"""Exit status of a run whose output pipe was closed by the reader: 128 + SIGPIPE, as a shell reports it."""
 
 
 class _StandardError(logging.Handler):
-    """`slime: warning: ...` on whatever standard error is at the time, for slime and its plugins (`slime_*`).
+    """A handler that prints `slime: warning: ...` to the current standard error, for slime and plugins (`slime_*`).
 
-    It is the root's: with it, Python prints no more what others log and nobody handles, so it prints that, too.
+    The handler is installed on the root logger, which disables Python's handler of last resort. It therefore passes
+    records of other libraries that no handler takes to `logging.lastResort`.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_threads(status: int) -> None:
-    """End the process if threads of user code, for which Python would wait, do not end in time."""
+    """End the process if non-daemon threads of user code, which Python would join, do not end in time."""
     until = time.monotonic() + _THREADS_S
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
@@ -93,7 +94,7 @@ def _main(words: list[str]) -> int:
 
 
 def _guarded(argv: list[str], termination: Termination | None) -> int:
-    """The command, with every expected way out turned into an exit status."""
+    """Run the command and turn every expected exception into an exit status."""
     command, status = None, 0
     if argv[:1] == ["help"] and len(argv) > 1:
         argv = [*argv[1:], "--help"]
@@ -148,7 +149,7 @@ def _run(command: Command, argv: list[str]) -> int:
 
 
 def overview(argv: Sequence[str] = ()) -> str:
-    """What `slime --help` prints."""
+    """Return the text that `slime --help` prints."""
     from slime_core.plugins.commands import offered
 
     rows = [*offered(argv), ("version", "print the version")]

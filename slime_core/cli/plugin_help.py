@@ -1,6 +1,6 @@
-"""The end of `slime train --help`: options of the plugins that the other flags and files on the line select.
+"""The end of `slime train --help`: options of the plugins that the other flags and files on the command line select.
 
-Plugins that nobody names are not imported, so that help stays quick and cannot be broken by one that is installed.
+Other plugins are not imported, so help stays fast and an installed but broken plugin cannot break it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def print_options(argv: Sequence[str]) -> None:
-    """Print a table per selected component that declares options; a component that cannot be had says why."""
+    """Print a table per selected component that declares options, and the reason if a component cannot be loaded."""
     rest = [word for word in argv if word != "-h" and not re.match(r"--help(-|$)", word)]
     print("\nPlugin options:")
     lines = [line for rows in _tables(rest) for line in (table(rows) if isinstance(rows, list) else [rows])]
@@ -51,7 +51,7 @@ def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:
 
 
 def named_components(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """(Kind, spec, flag) of every component that a file, the environment or a flag names."""
+    """Yield (kind, spec, flag) for every component that a file, the environment or a flag names."""
     from slime_core.config.spec import flag_specs
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.kinds import flag_rows

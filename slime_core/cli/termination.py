@@ -1,9 +1,9 @@
-"""SIGTERM (docker stop, a scheduler, `kill`) ends a command the way ctrl-C does: engines, workers and hooks are told.
+"""End a command on SIGTERM (docker stop, a scheduler, `kill`) as on ctrl-C: stop engines and workers, notify hooks.
 
-A run that trains gets the first signal of either kind as a request to drain instead (`launch/drain.py`). For all else,
-`cli.main` runs every command inside `Termination`. SIGTERM is handed to whoever handles SIGINT at the time, so an
-event loop cancels its tasks first. A command started with `&` in a script ignores
-SIGINT, and children that a user's code forks inherit the handler; neither may change what SIGTERM does to them.
+A training run treats the first signal of either kind as a request to drain instead (`launch/drain.py`). For all other
+cases, `cli.main` runs every command inside `Termination`. SIGTERM is passed to the current SIGINT handler, so an event
+loop cancels its tasks first. A command started with `&` in a script ignores SIGINT, and children forked by user code
+inherit the handler; SIGTERM still has its usual effect on both.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from slime_core.waits import asked_to_end
 
 
 class Termination:
-    """`with Termination() as termination:` until its end, SIGTERM raises KeyboardInterrupt and is remembered."""
+    """A context manager inside which SIGTERM raises KeyboardInterrupt and is recorded."""
 
     def __init__(self) -> None:
         self.asked = False
-        """Whether a SIGTERM has come that was no request to drain."""
+        """True once a SIGTERM arrived that was not a request to drain."""
         self.interrupted = False
-        """Whether a run was asked by ctrl-C to drain."""
+        """True once ctrl-C requested a run to drain."""
         self._last = float("-inf")
         self._owner = os.getpid()
         self._before: Any = None
 
     def __enter__(self) -> Termination:
-        # Only the main thread may; only the default is replaced, since another handler is somebody's decision.
+        # Only the main thread may set handlers. Only the default is replaced: another handler was set on purpose.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
             drain.handle_interrupts(self._on_interrupt)
@@ -65,7 +65,7 @@ class Termination:
         _interrupt(frame)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """SIGINT inside of a drain."""
+        """Handle SIGINT during a drain."""
         training = drain.current()
         if training is not None and training.ask(signal.SIGINT):
             self.interrupted = True
@@ -75,7 +75,7 @@ class Termination:
 
 @contextmanager
 def no_silent_exit() -> Iterator[None]:
-    """Have `os._exit` name its caller in this process, and never succeed: nothing is committed or summed up then."""
+    """Make `os._exit` print its caller and exit nonzero in this process, since it skips the commit and the summary."""
     own, owner = os._exit, os.getpid()
 
     def named_exit(status: int) -> NoReturn:

@@ -9,7 +9,7 @@ from slime_core.waits import telling_start, waiting
 
 
 def run(argv: list[str]) -> int:
-    """Train; the last lines say where the results are and what the held-out score did."""
+    """Train; the last printed lines name the results and the change of the held-out score."""
     with telling_start():
         with loading():
             from slime_core.launch import run as launch
@@ -22,12 +22,12 @@ def run(argv: list[str]) -> int:
 
 
 def loading() -> waiting:
-    """What a command does first."""
+    """Return the waiting message for the first phase of a command."""
     return waiting("loading code and settings", deadline=None, then="as long as it takes")
 
 
 def report(summary: dict[str, Any], args: Args) -> None:
-    """The closing lines of a run; nothing on ranks other than 0."""
+    """Print the closing lines of a run; print nothing on ranks other than 0."""
     if not summary:
         return
     print(f"{summary['rollouts']} rollouts in {summary['wall_seconds']:.1f} s; results in {args.run_dir}")

@@ -1,4 +1,4 @@
-"""What the user may set: `Args` (every flag as an attribute) and `load_settings` (where the values come from).
+"""The user's settings: `Args` (every flag as an attribute) and `load_settings` (the sources of the values).
 
 Loaded lazily, because pydantic is not needed to print a command's name.
 """

@@ -1,9 +1,9 @@
-"""`--train-backend auto` and `--rollout-engine auto` -> the name of a backend, by what else was given.
+"""Replace `--train-backend auto` and `--rollout-engine auto` by the name of a backend, based on the other settings.
 
-Called by `load_settings` once everything is typed, so nothing behind it ever sees "auto". Whose flags choose what is
-said by their owners (`ForeignFlags.chooses`, `chosen_by`); no name of a backend but the one for "nothing" is in here.
-The machine is not looked at. The same command means the same everywhere, and where the backend that it means is
-missing, `launch.component_settings` says so.
+`load_settings` calls this module once all values are typed, so later code never sees "auto". The owners of flags
+declare which backend their flags choose (`ForeignFlags.chooses`, `chosen_by`); this module names only the default
+backend. The choice does not depend on the machine: the same command selects the same backend everywhere.
+`launch.component_settings` reports a chosen backend that is not installed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from slime_core.errors import ConfigError
 
 AUTO = "auto"
 WITHOUT_FLAGS = "embedded"
-"""What "auto" is where nothing chooses; needs nothing that slime does not bring."""
+"""Backend that "auto" selects by default; it needs no package besides slime itself."""
 BACKENDS = ("train_backend", "rollout_engine")
 
 
 def choose_backends(settings: Settings, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> None:
-    """Replace "auto" in both settings; the origin says because of what.
+    """Replace "auto" in both settings; the origin of each records the reason.
 
     Args:
-        settings: Typed, before any rule.
+        settings: Typed settings, before any rule is applied.
         given: Other programs' flags, by attribute.
-        owners: Whose flags they may be.
+        owners: The possible owners of those flags.
 
     Raises:
-        ConfigError: Flags of several backends are given.
+        ConfigError: Flags of several backends were given.
     """
     for name in BACKENDS:
         if getattr(settings.args, name) != AUTO:
@@ -48,7 +48,7 @@ def choose_backends(settings: Settings, given: Mapping[str, Entry], owners: Sequ
 
 
 def _by_flags(name: str, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
-    """(Backend, flag) for another program's flags, the first given one last."""
+    """Yield (backend, flag) for foreign flags, in reverse order given."""
     for attribute, entry in reversed([*given.items()]):
         owner = find_foreign(owners, attribute)
         # `--model` names the model for every trainer.
@@ -59,7 +59,7 @@ def _by_flags(name: str, given: Mapping[str, Entry], owners: Sequence[ForeignFla
 
 
 def _by_settings(name: str, settings: Settings, owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
-    """(Backend, flag) for slime's own settings that only one backend can mean."""
+    """Yield (backend, flags) for slime's own settings that only one backend supports."""
     for owner in owners:
         if owner.chooses != name or not owner.used_by:
             continue
@@ -70,7 +70,7 @@ def _by_settings(name: str, settings: Settings, owners: Sequence[ForeignFlags]) 
 
 
 def _is_asked(settings: Settings, name: str) -> bool:
-    """Whether somebody asks for it; 0 GPUs for inference are a wish, too: routers alone."""
+    """Return True if the user enabled the setting; 0 GPUs for inference count, since they mean routers alone."""
     value = getattr(settings.args, name)
     return settings.is_given(name) and value is not None and value is not False
 

@@ -25,9 +25,9 @@ from slime_core.config.yaml_file import Document, Item, child, mapping_items, re
 from slime_core.errors import ConfigError, did_you_mean
 
 _OF_THE_RUN = ("plugins", "environment_path", "tools_path")
-"""Keys that are laid over the run's settings where they are used, so that None means these."""
+"""Keys that override the run's settings where they are used; None means the run's setting."""
 _SAME_KIND: Mapping[str, str] = {"path": "prompt_data", "answer_path": "eval_answer_path"}
-"""Key -> the setting whose value means the same; other keys have a setting's name, or hold no path."""
+"""Key -> the setting with the same meaning; other keys have a setting's name, or hold no path."""
 _WITHOUT_EFFECT = (
     "app_service",
     "eval_task_timeout",
@@ -38,15 +38,15 @@ _WITHOUT_EFFECT = (
     "reward_model",
     "remote_environment",
 )
-"""Keys THUDM/slime's files may hold and that nothing acts on, there or here."""
+"""Keys in THUDM/slime's files that have no effect, in THUDM/slime or here."""
 
 
 def resolve_eval_datasets(args: Args, place: str = "flag") -> tuple[list[EvalDataset], list[str]]:
-    """The evaluation data sets of these settings, and warnings. Raises ConfigError.
+    """Return the evaluation data sets of these settings, and warnings. Raises ConfigError.
 
     Args:
         args: Settings after all layers.
-        place: Where `eval_config` or `eval_prompt_data` was given, for messages.
+        place: Origin of `eval_config` or `eval_prompt_data`, for messages.
     """
     if args.eval_config:
         return _from_file(args, args.eval_config, place)
@@ -54,7 +54,7 @@ def resolve_eval_datasets(args: Args, place: str = "flag") -> tuple[list[EvalDat
 
 
 def _from_pairs(args: Args, words: list[str], place: str) -> list[EvalDataset]:
-    if len(words) == 1:  # a path alone is called as its file
+    if len(words) == 1:  # a path alone gets the name of its file
         words = [PurePath(words[0].partition("@[")[0]).stem, words[0]]
     if len(words) % 2:
         given = " ".join(repr(w) for w in words)
@@ -91,7 +91,7 @@ def _from_file(args: Args, path: str, place: str) -> tuple[list[EvalDataset], li
 
 
 def _dataset_nodes(document: Document, node: yaml.Node | None, path: str) -> list[tuple[str | None, yaml.MappingNode]]:
-    """(name or None, mapping node) of each data set, from a list or a mapping name -> settings."""
+    """Return (name or None, mapping node) of each data set, from a list or a mapping name -> settings."""
     if isinstance(node, yaml.SequenceNode):
         pairs: list[tuple[str | None, yaml.Node]] = [(None, item) for item in node.value]
     elif isinstance(node, yaml.MappingNode):
@@ -127,7 +127,7 @@ def _located(name: str, value: Any, directory: str) -> Any:
 
 
 def located_deep(content: Any, directory: str) -> Any:
-    """The content of an evaluation file of `directory`, with its paths as the working directory sees them."""
+    """Return the content of an evaluation file of `directory`, with paths relative to the working directory."""
     if isinstance(content, dict):
         return {key: _located(str(key), located_deep(value, directory), directory) for key, value in content.items()}
     return [located_deep(value, directory) for value in content] if isinstance(content, list) else content
@@ -141,7 +141,7 @@ def _unknown_key(key: str, name: str, item: Item, banned: tuple[str, ...]) -> st
 
 def _make(args: Args, entry: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> EvalDataset:
     merged = {**_from_args(args), **defaults, **entry}
-    # A reward named closer to the data set wins, whichever of the two keys names it.
+    # The entry's reward has priority over the defaults' reward, under either of the two keys.
     for layer in (entry, defaults):
         if ("rm_type" in layer) != ("custom_rm_path" in layer):
             merged["custom_rm_path" if "rm_type" in layer else "rm_type"] = None
@@ -156,13 +156,13 @@ def _make(args: Args, entry: Mapping[str, Any], defaults: Mapping[str, Any], whe
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].replace("Input should be", "must be")
-        if not first["loc"]:  # about several of its settings
+        if not first["loc"]:  # an error about several settings
             raise ConfigError(f"{where}: {reason.removeprefix('Value error, ')}") from None
         raise ConfigError(f"{where}: {first['loc'][0]} {first['input']!r}: {reason}") from None
 
 
 def _from_args(args: Args) -> dict[str, Any]:
-    """What `--eval-NAME`, else `--rollout-NAME`, else `--NAME` says of each key."""
+    """Return each key's value from `--eval-NAME`, else `--rollout-NAME`, else `--NAME`; unset keys are left out."""
     values = {}
     for name in EvalDataset.model_fields.keys() - {*_OF_THE_RUN}:
         settings = [s for s in (f"eval_{name}", f"rollout_{name}", name) if s in flag_specs()]

@@ -1,7 +1,7 @@
-"""argparse whose complaints look like all others of slime, for slime's own settings and for other programs' flags.
+"""An argparse parser with slime's error messages, for slime's own settings and for other programs' flags.
 
-A program's parser says what its flags may be wherever they are given: the text of a command line, YAML's values and
-variables are all read by it (`FlagParser.read`), and `words` is the way back.
+One parser reads a program's flags from all sources: the command line, YAML values and environment variables
+(`FlagParser.read`). `words` does the reverse: it turns a value into command-line words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slime_core.errors import ConfigError, did_you_mean
 
 
 class OnlyGiven(argparse.Namespace):
-    """What a command line gives and no default: argparse leaves out those of attributes that are there already."""
+    """A namespace without defaults: argparse sets no default for an attribute that exists already."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
@@ -25,41 +25,41 @@ class OnlyGiven(argparse.Namespace):
 
 
 class Switch(argparse.Action):
-    """A flag without a value: stores true, or false when it is spelled with a name in `off`."""
+    """A flag without a value. It stores true, or false if it is given under a name in `off`."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, off: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__([*option_strings, *off], dest, nargs=0, **kwargs)
         self.off = tuple(off)
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Store it."""
+        """Store true or false."""
         setattr(namespace, self.dest, option_string not in self.off)
 
 
 class OneOrMore(argparse.Action):
-    """Of `nargs="+"`: stores one value as it is, and several as a list."""
+    """The action of a flag with `nargs="+"`. It stores a single value as it is, and several values as a list."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Store it."""
+        """Store the value or the list."""
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
 class FlagParser(argparse.ArgumentParser):
-    """The flags of one program, each beginning with `--`; a wrong one ends in a ConfigError that begins with its name.
+    """The flags of one program, each beginning with `--`. A wrong flag raises a ConfigError that begins with its name.
 
     Flags without a value are `store_true`, BooleanOptionalAction or `Switch`. The `dest` of a flag is its attribute on
     `args`, its `default` the program's own, for the help text alone. Types and choices are argparse's.
     """
 
     def __init__(self, version: str, **kwargs: Any) -> None:
-        """Take argparse's settings, too.
+        """Create the parser; `kwargs` are passed to argparse.
 
         Args:
             version: For messages, such as "SGLang 0.5.20".
-            kwargs: `allow_abbrev=True`: on the command line the beginning of a name may stand for it.
+            kwargs: Settings of argparse. With `allow_abbrev=True` the command line may abbreviate names.
         """
         super().__init__(prog=version, add_help=False, **{"allow_abbrev": False} | kwargs)
-        self._negative_number_matcher = re.compile(r"^-\.?\d")  # argparse's own does not know -1e-5
+        self._negative_number_matcher = re.compile(r"^-\.?\d")  # argparse does not parse -1e-5 as a number
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError instead of exiting."""
@@ -68,28 +68,28 @@ class FlagParser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> list[argparse.Action]:
-        """Each of them, in the order in which they were added."""
+        """Flags in the order in which they were added."""
         return self._actions
 
     @property
     def option_strings(self) -> list[str]:
-        """Every name of every flag."""
+        """Names of all flags."""
         return list(self._option_string_actions)
 
     @cached_property
     def by_name(self) -> Mapping[str, argparse.Action]:
-        """Every attribute and every name with underscores -> flag."""
+        """Mapping from attributes and from names with underscores to flags."""
         names = {option[2:].replace("-", "_"): flag for flag in self.flags for option in flag.option_strings}
         return {flag.dest: flag for flag in self.flags} | names
 
     def read(self, name: str, value: Any, named: str, known: Iterable[str] = ()) -> tuple[str, Any]:
-        """(Attribute, typed value) of what a file or a variable says; None stays None.
+        """Return (attribute, typed value) for a value from a file or a variable; None stays None.
 
         Args:
             name: A key of `by_name`.
-            value: As YAML has it, or the text of a variable.
-            named: How messages call the setting, `run.yaml:3: sglang_x`.
-            known: Names among which the one that was meant is looked for, those of `by_name` by default.
+            value: Value read from YAML, or the text of a variable.
+            named: Name of the setting in messages, such as `run.yaml:3: sglang_x`.
+            known: Names to suggest for an unknown name; the keys of `by_name` by default.
 
         Raises:
             ConfigError: There is no such flag, or the value does not fit.
@@ -110,19 +110,19 @@ class FlagParser(argparse.ArgumentParser):
             raise ConfigError(f"{named} {value!r}: {error}") from None
 
     def unknown(self, named: str, word: str, known: Iterable[str] = ()) -> str:
-        """That the program has no such flag, and which one of `known` was meant."""
+        """Return the message for an unknown flag, with the closest name of `known` as a suggestion."""
         return f"{named}: {self.prog} has no such flag.{did_you_mean(word, known or self.by_name)}"
 
 
 def off_names(flag: argparse.Action) -> Sequence[str]:
-    """The names that store false."""
+    """Return the names of a flag that store false."""
     if isinstance(flag, argparse.BooleanOptionalAction):
         return [name for name in flag.option_strings if name.startswith("--no-")]
     return flag.off if isinstance(flag, Switch) else ()
 
 
 def as_json(text: str) -> Any:
-    """Type of a flag that takes JSON."""
+    """Parse JSON; used as the `type` of a flag."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -130,12 +130,12 @@ def as_json(text: str) -> Any:
 
 
 def takes_list(flag: argparse.Action) -> bool:
-    """Whether its value is a list, or may be."""
+    """Return whether the value of a flag is a list, or may be."""
     return flag.nargs in ("*", "+") or isinstance(flag.nargs, int)
 
 
 def words(flag: argparse.Action, value: Any) -> list[str]:
-    """What to type for a value. Raises ValueError where it cannot be typed."""
+    """Return the command-line words that give a flag this value. Raises ValueError if no words do."""
     name = flag.option_strings[0]
     if flag.nargs == 0:
         if not value and not off_names(flag):
@@ -148,7 +148,7 @@ def words(flag: argparse.Action, value: Any) -> list[str]:
     if isinstance(value, list) and flag.type is not as_json:
         raise ValueError("expected one value, not a list")
     text = _text(flag, value)
-    # argparse takes a word that begins with a dash for a flag.
+    # argparse reads a word that begins with a dash as a flag.
     return [f"{name}={text}"] if text.startswith("-") else [name, text]
 
 
@@ -163,7 +163,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _text(flag: argparse.Action, value: Any) -> str:
-    """One word; a mapping becomes JSON, since options that are text may hold it."""
+    """Return one word for a value. A mapping becomes JSON, because a text option may hold JSON."""
     if isinstance(value, dict) or (flag.type is as_json and not isinstance(value, str)):
         return json.dumps(value, separators=(",", ":"))
     if isinstance(value, bool):
@@ -174,7 +174,7 @@ def _text(flag: argparse.Action, value: Any) -> str:
 
 
 def truth(value: Any) -> bool:
-    """A boolean, or the text of one. Raises ValueError."""
+    """Return the boolean, or parse its text. Raises ValueError."""
     found = {"true": True, "false": False}.get(value.strip().lower()) if isinstance(value, str) else value
     if not isinstance(found, bool):
         raise ValueError("expected true or false")

@@ -1,9 +1,9 @@
-"""The schema -> argparse, and a command line -> entries.
+"""Build the argparse parser from the schema, and read a command line into entries.
 
-Every setting is a kebab-case flag in the group of its section, with the attribute's docstring as help. No abbreviations
-of slime's own flags: an unknown one is an error with a suggestion. Strings stay strings here; typing is pydantic's job,
-so that flags, environment and YAML share one set of rules. A line is read twice. Which flags other programs have can
-depend on slime's own (`--engine-python`), so those are read first.
+Every setting is a kebab-case flag in the group of its section, with the attribute's docstring as help. slime's own
+flags cannot be abbreviated: an unknown flag is an error with a suggestion. Values stay strings here; pydantic converts
+them, so that flags, environment and YAML share one set of rules. A command line is read twice: slime's own flags first,
+because the flags of other programs can depend on them (`--engine-python`).
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _HELP_HEAD = (
 )
 
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
-"""Characters that look like a hyphen, which documents put in its place."""
+"""Characters that look like a hyphen; documents often contain them instead of a hyphen."""
 
 
 @dataclass
 class ParsedFlags:
-    """What one command line says."""
+    """Hold the flags of one command line."""
 
     values: dict[str, Entry] = field(default_factory=dict)
     foreign: dict[str, Entry] = field(default_factory=dict)
     """Other programs' flags, by attribute."""
     sets: list[str] = field(default_factory=list)
-    """Texts after `--set`."""
+    """Values of `--set`."""
     help_flag: str = ""
-    """The flag that asks for another program's flags, when it is among them."""
+    """Flag that prints another program's flags, if it was given."""
     rest: list[str] = field(default_factory=list)
-    """What is none of the flags that were looked for, and what follows it."""
+    """Unknown flags and the words that follow them."""
 
 
 class _ShortHelp(argparse.Action):
-    """`--help`: the settings that people set with this command."""
+    """Print the settings that are commonly used with this command (`--help`)."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
         from slime_core.config.help import short_help
@@ -68,14 +68,14 @@ def _add_flag(group: Any, spec: FlagSpec) -> None:
 
 
 class SettingsParser(FlagParser):
-    """The parser of every command that takes the run's settings; other programs' flags are added by `read_all`."""
+    """The parser of every command that takes the run's settings; `read_all` adds other programs' flags."""
 
     def __init__(self, foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> None:
-        """Have slime's own flags.
+        """Create the parser with slime's own flags.
 
         Args:
-            foreign: Owners of others, for the help texts.
-            prog: The command as it is typed.
+            foreign: Owners of other programs' flags, for the help texts.
+            prog: The command as the user types it.
         """
         super().__init__(prog, usage=f"{prog} [--config FILE] [flags]", description=_HELP_HEAD, allow_abbrev=True)
         self.foreign = foreign
@@ -99,13 +99,13 @@ class SettingsParser(FlagParser):
             run.add_argument(f"--{flag}", dest="help_flag", action="store_const", const=flag, help=text)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """What an abbreviation stands for: the one flag that begins so, of a program that has such."""
+        """Return the only flag with this prefix, of a program whose flags can be abbreviated."""
         found = [each for each in super()._get_option_tuples(option_string) if each[0].dest in self._abbreviated]
         return found[:1] if len({each[0].dest for each in found}) == 1 else []
 
     def read_own(self, argv: Sequence[str]) -> ParsedFlags:
-        """slime's own flags. Raises ConfigError; prints help and raises SystemExit on `--help`, `--help-all`."""
-        for token in argv:  # a list would take one that is no hyphen for a value
+        """Read slime's own flags. Raises ConfigError; prints help and raises SystemExit on `--help`, `--help-all`."""
+        for token in argv:  # a list flag would read a word with a look-alike hyphen as a value
             if token[:1] in DASHES and "--" + token.partition("=")[0].lstrip(DASHES) in self._option_string_actions:
                 raise ConfigError(self._unknown(token, Lists(self.foreign, {})))
         namespace, rest = self.parse_known_args(argv, OnlyGiven())
@@ -118,12 +118,12 @@ class SettingsParser(FlagParser):
         return parsed
 
     def read_all(self, argv: Sequence[str], lists: Lists, rest: Sequence[str]) -> ParsedFlags:
-        """Those of other programs, too. Raises ConfigError, also for a flag that nobody has.
+        """Read slime's own flags and those of other programs. Raises ConfigError, also for an unknown flag.
 
         Args:
             argv: The command line.
             lists: Other programs' parsers.
-            rest: What `read_own` left.
+            rest: The words that `read_own` did not recognize.
         """
         if not rest:
             return self.read_own(argv)
@@ -137,7 +137,7 @@ class SettingsParser(FlagParser):
         return parsed
 
     def _take(self, theirs: FlagParser) -> None:
-        """Add another program's flags; a name or attribute that is slime's stays slime's."""
+        """Add another program's flags, except for names and attributes that slime already uses."""
         for flag in theirs.flags:
             if flag.dest not in flag_specs() and not self._option_string_actions.keys() & set(flag.option_strings):
                 self._add_action(flag)

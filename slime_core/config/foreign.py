@@ -1,11 +1,11 @@
-"""Flags that belong to somebody else: Megatron's, an engine's server's (`--sglang-*`), its router's (`--router-*`).
+"""Flags of other programs: Megatron, an engine's server (`--sglang-*`), its router (`--router-*`).
 
-They are collected as attributes of `args` under their own names and change nothing in the core. A `ForeignFlags`
-object is one owner's, with the program's flags as an argparse parser; an engine or trainer brings its own by an entry
-point of the group `slime.foreign_flags`: name -> callable without arguments that returns it, in a module that imports
-nothing heavy. Only installed distributions are asked, as this happens before any setting is known; one that cannot be
-used ends in a warning, and its flags are unknown. Flags given although nobody in `used_by` is selected end in a
-warning, too.
+The flags become attributes of `args` under their own names and change nothing in the core. A `ForeignFlags` object
+holds the flags of one owner, as an argparse parser. An engine or trainer registers its flags by an entry point of the
+group `slime.foreign_flags`: name -> callable without arguments that returns a `ForeignFlags`, in a module with only
+light imports. Only installed distributions are searched, since no setting is known yet. An entry point that cannot be
+used logs a warning, and its flags are unknown. Flags given while no component of `used_by` is selected log a warning,
+too.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ _RENAMED = "slime.renamed"
 
 @dataclass(frozen=True)
 class ForeignFlags:
-    """One owner's flags."""
+    """The flags of one owner, another program."""
 
     owner: str
     parser: Callable[[Mapping[str, Any]], FlagParser]
-    """Makes the parser with all of them, when one is given; the argument is what was given of slime's own settings, as
-    it was spelled. May raise ConfigError."""
+    """Builds the parser of all the flags, called when the first flag is given. Its argument maps slime's own settings
+    to their given values, as spelled. May raise ConfigError."""
     prefixes: tuple[str, ...] = ()
-    """Any flag beginning so is the owner's, e.g. "sglang-". Without one the names have any form: a name that is nobody
-    else's is looked up in the parser, which is then made with nothing given."""
+    """Prefixes of the owner's flags, e.g. "sglang-". If empty, the flags have any name: a name without another owner is
+    looked up in the parser, which is then built with an empty mapping."""
     used_by: tuple[str, ...] = ()
     """Names of the trainers and engines that take these flags."""
     chooses: str = ""
-    """The setting, "train_backend" or "rollout_engine", that a given flag makes the first of `used_by` where it is
-    left at "auto"."""
+    """Setting ("train_backend" or "rollout_engine") that a given flag changes from "auto" to the first of
+    `used_by`."""
     chosen_by: tuple[tuple[str, ...], ...] = ()
-    """Settings of slime's own that choose as well: all of one entry given."""
+    """Groups of slime's own settings that make the same choice when all settings of a group are given."""
     sizes: tuple[str, ...] = ()
-    """Attributes that say over how many processes something is split; above 1 they are refused where none of `used_by`
-    is selected, as a run that is not split is another run."""
+    """Attributes that give a number of processes to split over. A value above 1 is refused if no component of `used_by`
+    is selected, because a run without the split is a different run."""
     default_of: Callable[[Any, str], Any] | None = None
-    """(args, attribute) -> the value that the program has where the flag is not given; asked when somebody's code reads
-    that attribute, whatever backend is selected. LookupError when it has none. A function of a module, since `args` is
-    sent to other processes."""
+    """(args, attribute) -> the program's default for a flag that is not given. Called when user code reads the
+    attribute, with any backend. Raises LookupError if there is no default. Must be a module-level function, since
+    `args` is sent to other processes."""
     help_flag: str = ""
-    """Prints the list, such as "help-sglang"."""
+    """Flag that prints the list, such as "help-sglang"."""
     examples: Sequence[str] = ()
-    """Some names for `--help-all`, which does not make the parser."""
+    """Some names for `--help-all`, which does not build the parser."""
     derives: Callable[[Mapping[str, Entry]], Mapping[str, tuple[Any, str]]] | None = None
-    """The owner's entries -> settings of slime's that follow from them, with what each follows from; for those that
-    nobody gave, where a chosen backend takes the flags."""
+    """The owner's entries -> slime settings derived from them, each with its value and its origin in words. Applied to
+    settings that are not given, if a chosen backend takes the flags."""
     check: Callable[[Any, Mapping[str, Entry]], Sequence[str]] | None = None
-    """Called with the finished `args` and the owner's entries (by attribute) when there are any; returns warnings and
-    may raise ConfigError."""
+    """Check of the finished `args` and the owner's entries (by attribute), called if there are entries. Returns
+    warnings; may raise ConfigError."""
 
     @cached_property
     def listed(self) -> FlagParser:
@@ -70,21 +70,21 @@ class ForeignFlags:
         return self.parser({})
 
     def owns(self, name: str) -> bool:
-        """Whether a name with underscores is this owner's."""
+        """Return whether a name with underscores belongs to this owner."""
         if self.prefixes:
             return name.replace("_", "-").startswith(self.prefixes)
         return name in self.listed.by_name
 
 
 def find_foreign(foreign: Sequence[ForeignFlags], name: str) -> ForeignFlags | None:
-    """Whose flag a name with underscores is; parsers are looked into last, as that takes milliseconds."""
+    """Return the owner of a name with underscores; parsers are searched last, since that takes milliseconds."""
     return next((owner for owner in sorted(foreign, key=lambda o: not o.prefixes) if owner.owns(name)), None)
 
 
 def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[ForeignFlags, ...], list[str]]:
-    """The owners of this process, and warnings about entry points that cannot be used.
+    """Return the owners installed for this process, and warnings about entry points that cannot be used.
 
-    `--no-plugins` and SLIME_PLUGINS leave out those of other distributions, as they do other plugins.
+    `--no-plugins` and SLIME_PLUGINS leave out owners of other distributions, as they do for other plugins.
     """
     owners, warnings = list[ForeignFlags](), list[str]()
     allow = AllowList.of(argv, env)
@@ -96,7 +96,7 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
             if not isinstance(owner, ForeignFlags):
                 raise TypeError(f"returned {type(owner).__name__}, not ForeignFlags")
             _refuse_overlap(owner, owners)
-        except Exception as error:  # somebody else's code, run before --help: whatever it raises, slime goes on
+        except Exception as error:  # third-party code that runs before --help: any error becomes a warning
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             warnings.append(f"the flags of {name!r} ({distribution}, {GROUP}) are not known: {text}")
             continue
@@ -105,10 +105,10 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
 
 
 def renamed(word: str) -> str:
-    """What to type for a word of another program, as the entry points of `slime.renamed` tell; empty where none does.
+    """Return slime's spelling of another program's setting, from the entry points of `slime.renamed`; "" if unknown.
 
     Args:
-        word: A flag, a key, or one of the form `data.train_batch_size=8`, that is no setting.
+        word: A flag, a key, or text like `data.train_batch_size=8`, which is no setting.
     """
     allow = AllowList.of()
     for name, entry, distribution in entry_points(_RENAMED):
@@ -117,7 +117,7 @@ def renamed(word: str) -> str:
         try:
             if told := str(entry.load()(word)):
                 return told
-        except Exception as error:  # somebody else's code, in the middle of an error of ours, which is to be told
+        except Exception as error:  # third-party code, called while slime words an error that must reach the user
             logger.warning("%r (%s, %s) raised %s: %s", name, distribution, _RENAMED, type(error).__name__, error)
     return ""
 
@@ -133,28 +133,28 @@ ByOwner: TypeAlias = list[tuple[ForeignFlags, dict[str, Entry]]]
 
 
 def by_owner(owners: Sequence[ForeignFlags], entries: Mapping[str, Entry]) -> ByOwner:
-    """The owners of these attributes, each with its own; what is nobody's is left out."""
+    """Group entries by owner; attributes without an owner are left out."""
     whose = {name: find_foreign(owners, name) for name in entries if name not in flag_specs()}
     found = [(owner, {n: entries[n] for n, other in whose.items() if other is owner}) for owner in owners]
     return [(owner, own) for owner, own in found if own]
 
 
 class Lists:
-    """The owners' parsers, each made when the first of its flags is looked up."""
+    """The owners' parsers, each built when the first of its flags is looked up."""
 
     def __init__(self, owners: Sequence[ForeignFlags], settings: Mapping[str, Any]) -> None:
-        """Ask nobody yet.
+        """Store the arguments; no parser is built yet.
 
         Args:
-            owners: Whose flags there are.
-            settings: What was given of slime's own settings, for `ForeignFlags.parser`.
+            owners: Owners of the flags.
+            settings: Given values of slime's own settings, for `ForeignFlags.parser`.
         """
         self.owners = owners
         self._settings = settings
         self._made: dict[str, FlagParser] = {}
 
     def of(self, name: str) -> FlagParser | None:
-        """The parser of the owner of a name with underscores. May raise ConfigError."""
+        """Return the parser that owns a name with underscores, or None. May raise ConfigError."""
         owner = find_foreign(self.owners, name)
         if owner is None:
             return None
@@ -165,10 +165,10 @@ class Lists:
         return self._made[owner.owner]
 
     def read(self, given: Sequence[tuple[str, Entry]]) -> dict[str, Entry]:
-        """Type what files and variables say, lowest layer first; later ones replace earlier ones.
+        """Convert the values from files and variables to their types; later entries replace earlier ones.
 
         Args:
-            given: Names with underscores, and what is said of them.
+            given: Names with underscores and their entries, lowest layer first.
 
         Raises:
             ConfigError: A flag is unknown, is set twice in one file, or has a value that does not fit.

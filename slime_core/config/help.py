@@ -1,7 +1,7 @@
-"""What `slime train --help` prints: the settings that people set, by topic. And `--help-sglang`: a program's own flags.
+"""Help texts: `slime train --help` (common settings by topic) and `--help-sglang` (a program's own flags).
 
-`flags.SettingsParser` hangs the first on `--help`, `load_settings` prints the second; `--help-all` is the schema as a
-whole. A command that is not in `FIRST` is shown what `train` is.
+`flags.SettingsParser` shows the first for `--help`. `load_settings` prints the second. `--help-all` shows the whole
+schema. A command that is not in `FIRST` shows the same settings as `train`.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ FIRST: Mapping[str, Mapping[str, str]] = {
 """Command -> topic -> settings, in the order in which they are shown."""
 
 _COLUMN = 34
-"""Where the texts begin."""
+"""Column at which the help texts begin."""
 
 
 def short_help(prog: str) -> str:
-    """The first page of a command's help.
+    """Return the first page of a command's help.
 
     Args:
         prog: The command as typed, `slime train`.
@@ -90,12 +90,12 @@ def _entry(spec: FlagSpec, width: int) -> list[str]:
 
 
 def _value(spec: FlagSpec) -> str:
-    """Choices that fill a line are in the text of --help-all."""
+    """Return the value placeholder; choices too long for a line are shown by --help-all only."""
     return spec.metavar if len(spec.metavar) < 24 else "NAME"
 
 
 def flags_text(owners: Sequence[ForeignFlags], settings: Mapping[str, Any]) -> str:
-    """Every flag of these owners; `settings` is what was given of slime's own. Raises ConfigError."""
+    """Return the help of every flag of these owners; `settings` are slime's own given settings. Raises ConfigError."""
     width = min(shutil.get_terminal_size().columns, 120)
     blocks = []
     for owner in owners:
@@ -119,7 +119,7 @@ def _foreign_entry(flag: argparse.Action, width: int) -> str:
 
 
 def value_shape(flag: argparse.Action) -> str:
-    """What follows another program's flag: `N`, `{a,b}`, `TEXT ...`."""
+    """Return the value placeholder of another program's flag: `N`, `{a,b}`, `TEXT ...`."""
     if flag.nargs == 0:
         return ""
     kinds: Mapping[Any, str] = {int: "N", float: "X", as_json: "JSON"}

@@ -1,7 +1,7 @@
 """Defaults < preset < YAML < custom YAML < `SLIME_*` < flags < arguments of Python: the winning entries, with origins.
 
-Callers get entries still spelled as in their source; `validate` turns them into `Args` and words every complaint
-with the value, the place and what is allowed. A key in a file may be snake_case or kebab-case.
+`collect` returns entries still spelled as in their source. `validate` turns them into `Args`; its error messages name
+the value, the place and the allowed values. A key in a file may be snake_case or kebab-case.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _OTHER_ENV = (
     "SLIME_STARTED_BY",
 )
 _OTHER_ENV_BEGINS = ("SLIME_CONTRACT_", "SLIME_TEST_", "SLIME_SCRIPT_")
-"""Environment variables of other parts; they are not settings."""
+"""Prefixes of environment variables that other parts read; they are not settings."""
 
 _NO_PRESET = ("config", "custom_config_path", "advantage_estimator", "plugin_dir", "no_plugins")
-"""Read before a component is chosen, so its defaults would come too late."""
+"""Settings read before a component is chosen, too early for the component's defaults."""
 
 
 @dataclass
@@ -45,14 +45,14 @@ class Layered:
 
     values: dict[str, Entry] = field(default_factory=dict)
     foreign: dict[str, Entry] = field(default_factory=dict)
-    """Of other programs' flags; filled by `load_settings`."""
+    """Entries of other programs' flags; filled by `load_settings`."""
     given: list[tuple[str, Entry]] = field(default_factory=list)
     """Other programs' settings in files and the environment, lowest layer first."""
     custom: dict[str, Entry] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def add_mapping_entry(self, name: str, entry: Entry) -> None:
-        """Lay `plugins` over what lower layers say, option by option; other settings replace."""
+        """Set an entry: `plugins` is merged with lower layers option by option; other settings replace theirs."""
         learn(name, entry.value)
         lower = self.values.get(name)
         if name == "plugins" and lower and isinstance(lower.value, dict) and isinstance(entry.value, dict):
@@ -78,7 +78,7 @@ def collect(
     *,
     files: bool = True,
 ) -> Layered:
-    """Read every source; without `files`, files that are not there are left out. Raises ConfigError."""
+    """Read every source; without `files`, missing files are skipped. Raises ConfigError."""
     layered = Layered()
     from_env, foreign_env = read_env(env, layered.warnings, foreign)
     upper = Layered()
@@ -111,7 +111,7 @@ def collect(
 
 
 def _add_argument(layered: Layered, name: str, value: Any, foreign: Sequence[ForeignFlags]) -> None:
-    """Lay a keyword argument of Python over everything else; None leaves the setting to the other layers."""
+    """Add a keyword argument of Python as the top layer; None leaves the setting to the other layers."""
     origin = Origin("argument", f"argument {name}")
     if value is None:
         return
@@ -127,19 +127,19 @@ def _add_argument(layered: Layered, name: str, value: Any, foreign: Sequence[For
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of Python as the schema has it: paths as text, tuples as lists."""
+    """Convert a Python value to the schema's form: paths become text, tuples become lists."""
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     return str(value) if isinstance(value, os.PathLike) else value
 
 
 def lay_below(layered: Layered, preset: Mapping[str, Any], where: str) -> None:
-    """Add a component's own defaults beneath everything that was given. Raises ConfigError for no setting's name.
+    """Add a component's own defaults below all given entries. Raises ConfigError for an unknown setting.
 
     Args:
-        layered: What files, environment and flags say.
+        layered: Entries of files, environment and flags.
         preset: Setting -> value; `plugins` is merged option by option.
-        where: Whose defaults they are, e.g. "default of --advantage-estimator dapo".
+        where: Origin of the defaults, e.g. "default of --advantage-estimator dapo".
     """
     for name, value in preset.items():
         if name not in flag_specs() or name in _NO_PRESET:
@@ -152,7 +152,7 @@ def lay_below(layered: Layered, preset: Mapping[str, Any], where: str) -> None:
 
 
 def _is_there(layered: Layered, path: str, cited: str, *, files: bool) -> bool:
-    """Whether to read a file; one to leave out is warned of."""
+    """Return whether to read a file; add a warning if it is skipped."""
     if files or os.path.isfile(path):
         return True
     layered.warnings.append(left_out(cited))
@@ -169,7 +169,7 @@ def _add_file(layered: Layered, path: str, foreign: Sequence[ForeignFlags], *, c
 
 
 def _refuse_repeats(items: Mapping[str, Item], foreign: Sequence[ForeignFlags]) -> None:
-    """One file sets a setting once, whichever of its spellings it uses."""
+    """Raise ConfigError if a file sets a setting twice, in any of its spellings."""
     pairs = [(key, item.where) for key, item in items.items()]
     if CUSTOM_KEY in items and isinstance(items[CUSTOM_KEY].value, dict):
         pairs += [(str(key), items[CUSTOM_KEY].where) for key in items[CUSTOM_KEY].value]
@@ -232,7 +232,7 @@ def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
 def read_env(
     env: Mapping[str, str], warnings: list[str], foreign: Sequence[ForeignFlags] = ()
 ) -> tuple[dict[str, Entry], list[tuple[str, Entry]]]:
-    """Entries from `SLIME_<NAME>` variables; unknown ones are errors when close to a setting, else warnings.
+    """Read entries from `SLIME_<NAME>` variables; an unknown name is an error if close to a setting, else a warning.
 
     Returns:
         Settings of slime, and flags of other programs.
@@ -265,7 +265,7 @@ def read_env(
 
 
 def _read_text(name: str, entry: Entry) -> Entry:
-    """Take a list or mapping apart that its source gave as one string."""
+    """Parse a list or mapping that its source gave as one string."""
     spec = flag_specs()[name]
     if not isinstance(entry.value, str) or not (spec.is_list or spec.kind == "mapping"):
         return entry
@@ -308,7 +308,7 @@ def _apply_set(layered: Layered, text: str) -> None:
 
 
 def validate(layered: Layered) -> tuple[Args, dict[str, Origin]]:
-    """Typed settings and their origins. Raises ConfigError listing every value of the wrong type."""
+    """Return typed settings and their origins. Raises ConfigError listing every value of the wrong type."""
     specs = flag_specs()
     problems = [
         f"{specs[name].flag} {entry.value!r} ({entry.origin}): must be a number"
@@ -353,7 +353,7 @@ def _words(layered: Layered, error: Any) -> str:
 
 
 def _scalar(text: str, raw: str) -> Any:
-    """The value of `--set NAME.KEY=VALUE` as YAML reads it."""
+    """Parse the value of `--set NAME.KEY=VALUE` as YAML."""
     try:
         return read_scalar(raw)
     except ValueError as error:

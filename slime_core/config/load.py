@@ -29,7 +29,7 @@ from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 logger = logging.getLogger(__name__)
 
 Preset: TypeAlias = Callable[[Args, Mapping[str, Origin]], tuple[Mapping[str, Any], str]]
-"""What the user gave, with origins -> settings that a component brings, and whose they are."""
+"""Function (the user's settings, their origins) -> (settings that a component brings, name of the component)."""
 
 
 def load_settings(
@@ -42,20 +42,20 @@ def load_settings(
     files: bool = True,
     arguments: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Read all layers, fill in what follows from them, and check them against each other.
+    """Read all layers, derive further settings from them, and check them against each other.
 
     Args:
         argv: Flags, without the command's name; a run file may stand first, as if after --config.
-        command: "train", "sft", "eval", "rollout" or "serve" decide what is required; "show" requires nothing.
+        command: "train", "sft", "eval", "rollout" or "serve" decide which settings are required; "show" requires none.
         env: Environment; the process's by default.
         foreign: Pass-through flags of other programs; by default Megatron's and those of installed distributions.
-        preset: Asked once for settings that a chosen component brings; they lie between defaults and files.
-        files: False: a configuration file that is not on this machine is left out, with a warning.
-        arguments: Setting -> value, given in Python; above all other layers.
+        preset: Called once for settings that a chosen component brings; their layer is between defaults and files.
+        files: If False, skip a configuration file that is not on this machine, with a warning.
+        arguments: Setting -> value, given in Python; overrides all other layers.
 
     Raises:
         ConfigError: A setting is unknown, malformed, unsupported or contradicts another.
-        SystemExit: `--help`, or the like for another program's flags, was among the flags and has been printed.
+        SystemExit: `--help`, or a help flag for another program's flags, was given; the help has been printed.
     """
     env = os.environ if env is None else env
     first = Path(argv[0] if argv and not argv[0].startswith("-") else "")
@@ -114,7 +114,7 @@ def load_settings(
 
 
 def _derive_from_foreign(settings: Settings, given: ByOwner) -> None:
-    """Fill in what follows from flags of backends that were chosen."""
+    """Set the settings that follow from flags of the chosen backends."""
     for owner, own in given:
         if owner.derives is None or not {settings.args.train_backend, settings.args.rollout_engine} & {*owner.used_by}:
             continue
@@ -124,7 +124,7 @@ def _derive_from_foreign(settings: Settings, given: ByOwner) -> None:
 
 
 def _unused_foreign(settings: Settings, given: ByOwner) -> list[str]:
-    """One warning that lines up the pass-through flags nobody takes. Raises ConfigError for sizes among them."""
+    """Return a warning with the pass-through flags that the backends ignore. Raises ConfigError for ignored sizes."""
     args, trains = settings.args, settings.command in ("train", "sft") and not settings.args.debug_rollout_only
     parts = (args.train_backend, args.rollout_engine)
     unused, refused = [], []
@@ -150,15 +150,15 @@ def _unused_foreign(settings: Settings, given: ByOwner) -> list[str]:
 def _flags_of_named_model(
     named: Entry | None, argv: Sequence[str], foreign: Sequence[ForeignFlags]
 ) -> list[tuple[str, Entry]]:
-    """The flags of the model that `--model` names, as if a file had them: its architecture numbers.
+    """Return the architecture numbers of the model that `--model` names, as flags read from a file.
 
-    Whoever gives one of them in a file, the environment or as a flag replaces that number; the trainer then finds out
-    whether the checkpoint agrees.
+    A file, an environment variable or a flag overrides a number; the trainer later checks that the number agrees with
+    the checkpoint.
 
     Args:
-        named: What was given as `--model`.
+        named: The value of `--model`.
         argv: The command line.
-        foreign: Owners of pass-through flags; a flag that none of them knows is left out, as nobody can take it.
+        foreign: Owners of pass-through flags; a flag that no owner knows is skipped.
 
     Raises:
         ConfigError: There is no such model.

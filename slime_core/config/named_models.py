@@ -1,7 +1,7 @@
-"""`--model NAME` -> what a distribution knows of that model: its architecture numbers, as flags of other programs.
+"""`--model NAME` -> the model's architecture numbers, which a distribution has as flags of other programs.
 
 Models come from the entry-point group `slime.named_models`: name -> callable without arguments that returns the models
-by name. Only installed distributions are asked, and only where a run names a model.
+by name. Only installed distributions are searched, and only if a run names a model.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ GROUP = "slime.named_models"
 
 
 class NamedModel(Protocol):
-    """One published model."""
+    """A published model that `--model` can name."""
 
     @property
     def name(self) -> str:
-        """What `--model` calls it; it may have other names too."""
+        """The model's main name for `--model`; it may have other names too."""
 
     @property
     def model_type(self) -> str:
-        """HF's name of the family."""
+        """The family's name in Hugging Face transformers."""
 
     def flags(self) -> Mapping[str, Any]:
-        """Its numbers: flag of another program, without dashes -> value; True for a switch."""
+        """Return the model's numbers: flag of another program, without dashes -> value; True for a switch."""
 
     def contradictions(self, hf: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        """(flag, how it differs, for a message) of every number that a `config.json` of the family states otherwise."""
+        """Return (flag, difference for a message) for each number that differs in a `config.json` of the family."""
 
 
 M = TypeVar("M", bound=NamedModel)
 
 
 def named_model(name: str, origin: str, argv: Sequence[str]) -> NamedModel:
-    """The model of that name.
+    """Return the model called `name`.
 
     Args:
-        name: As in `slime models list`; upper and lower case are told apart.
-        origin: Where the name came from, for the message.
-        argv: The command line, which may leave plugins out.
+        name: A name from `slime models list`; case-sensitive.
+        origin: Source of the name, for the message.
+        argv: The command line, which may disable plugins.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No model has this name.
     """
     allow = AllowList.of(argv)
     found: dict[str, NamedModel] = {}
@@ -56,7 +56,7 @@ def named_model(name: str, origin: str, argv: Sequence[str]) -> NamedModel:
 
 
 def pick(models: Mapping[str, M], name: str, origin: str = "") -> M:
-    """The model of that name; `named_model` says what it raises."""
+    """Return the model called `name`. Raises the errors of `named_model`."""
     if name in models:
         return models[name]
     more = "`slime models list` prints them all." if installed(BUNDLE) else f"slime's: pip install {BUNDLE}"

@@ -1,4 +1,4 @@
-"""Where a value came from: the second half of every message about a setting."""
+"""The origin of a setting's value, which is the second half of every message about a setting."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Origin:
-    """Source of one value; `str()` gives what messages and `slime config show` print."""
+    """Source of a value; `str()` gives its form in messages and `slime config show`."""
 
     kind: Literal["default", "file", "env", "flag", "argument", "derived", "auto", "preset"]
     where: str = ""
-    """file: "run.yaml:14"; env: "SLIME_LR"; argument: "argument lr"; derived: what it was derived from;
-    auto: what chose the value of a setting that was left at "auto", e.g. "because of --rollout-num-gpus";
+    """Detail by kind. file: "run.yaml:14"; env: "SLIME_LR"; argument: "argument lr"; derived: the other settings;
+    auto: the reason for the value of a setting at "auto", e.g. "because of --rollout-num-gpus";
     preset: "default of --advantage-estimator dapo", "--model qwen3-4B"."""
 
     def __str__(self) -> str:
@@ -37,4 +37,4 @@ class Entry:
     value: object
     origin: Origin
     named: str = ""
-    """Of another program's flag: how messages call it, `--no-rope-fusion` or `run.yaml:3: sglang_ep`."""
+    """Name of another program's flag in messages: `--no-rope-fusion` or `run.yaml:3: sglang_ep`."""

@@ -5,12 +5,12 @@ defaults are THUDM/slime's; a default that differs says so here:
 
 - `update_weight_transport` is "auto" (THUDM/slime: "nccl", which colocated runs turn into tensor handles);
 - `distributed_backend` is "auto" (nccl on CUDA, gloo on CPU);
-- `input_key` is None, for which the data's own columns answer (THUDM/slime: "input");
-- `rollout_function_path`, `data_source_path` are None, which means the built-in stage;
-- `use_tensorboard` is None, which means where tensorboard is installed;
+- `input_key` defaults to None: the key is chosen from the data's own columns (THUDM/slime: "input");
+- `rollout_function_path`, `data_source_path` default to None: the built-in stage;
+- `use_tensorboard` defaults to None: on if tensorboard is installed;
 - `train_backend`, `rollout_engine` are "auto" (`config/backends.py`), where THUDM/slime has Megatron and SGLang only.
 
-`Args` alone checks single values. Files, environment and flags are `load.load_settings`, which runs the rules.
+`Args` checks single values only. `load.load_settings` reads files, environment and flags, and runs the rules.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Given(
     logging.DebugArgs,
     cluster.ClusterArgs,
 ):
-    """One attribute per flag: what somebody gave, or the default; None is what the rules have yet to fill in."""
+    """The settings, one attribute per flag, with given values or defaults; None is filled in by the rules."""
 
     eval_datasets: list[evaluation.EvalDataset] = Field(default_factory=list)
-    """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""
+    """Evaluation data sets, resolved from --eval-prompt-data or --eval-config; no flag of its own."""
 
 
 SECTIONS: tuple[type[Section], ...] = Given.__bases__
-"""In the order of the help text."""
+"""Sections in the order of the help text."""
 
 RULES: tuple[Rule, ...] = (
     rollout.model_is_named,
@@ -84,20 +84,20 @@ RULES: tuple[Rule, ...] = (
     *cluster.RULES,
     progress.asynchrony,
 )
-"""In the order in which they run; each stands below the settings that it is about. An earlier one derives what a later
-one reads: data comes before what divides it, the lengths of a rollout before those of evaluation, which they are the
-default of."""
+"""Rules in the order in which they run; each is defined below the settings that it reads. An earlier rule derives
+values that a later rule reads: data comes before the settings that divide it, and the lengths of a rollout come before
+the lengths of evaluation, whose defaults they are."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What owners say of attributes that nobody gave; goes along with `args` into other processes."""
+    """Fallbacks for unset attributes; pickled with `args` into other processes."""
 
     owners: tuple[Callable[[Any, str], Any], ...] = ()
-    """Their `default_of`."""
+    """The `default_of` functions of other programs, in order."""
 
     def __call__(self, args: Args, name: str) -> Any:
-        """The first answer. Raises LookupError when nobody has one."""
+        """Return the first owner's default. Raises LookupError if no owner has a default."""
         for default_of in self.owners:
             try:
                 return default_of(args, name)
@@ -112,15 +112,15 @@ class Args(Given):
     model_config = ConfigDict(defer_build=False)
 
     sglang_model_routers: dict[str, tuple[str, int]] | None = None
-    """Host and port that answer for each model while an engine serves them; no flag of its own."""
+    """Model name -> (host, port) of its router, while an engine serves it; no flag of its own."""
     _defaults: Defaults = PrivateAttr(default_factory=Defaults)
-    """Asked for `args.NAME` of another program's flag that nobody gave; what was given is in `model_extra`."""
+    """Source of `args.NAME` for an unset flag of another program; flags that were given are in `model_extra`."""
 
     def answer_for_absent(self, defaults: Defaults) -> None:
-        """Have attributes that nobody set answered by other programs' own defaults."""
+        """Use other programs' own defaults for unset attributes."""
         self._defaults = defaults
 
-    if TYPE_CHECKING:  # required, or filled in before a run begins: who may come earlier reads them as `Given`
+    if TYPE_CHECKING:  # required, or filled in before a run begins; earlier code uses `Given`
         hf_checkpoint: str
         num_rollout: int
         rollout_batch_size: int

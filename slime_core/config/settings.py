@@ -1,6 +1,6 @@
-"""`Settings`: the checked values of one command with their origins, and the file that loads back as the same.
+"""`Settings`: the checked values of a command with their origins, and a YAML file that loads as the same settings.
 
-Made by `load.load_settings`; rules read and complete it.
+`load.load_settings` creates the object; rules read and complete it.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from slime_core.secrets import hidden, hidden_values
 CUSTOM_KEY = "custom"
 """YAML key whose entries become attributes of `args`."""
 _NOT_STORED = ("config", "custom_config_path")
-"""Files whose keys are part of what is stored."""
+"""Settings that name files; the keys of these files are stored instead."""
 _NAME = re.compile(r"\{(\w+)\}")
 
 
 def left_out(cited: str) -> str:
-    """The warning about a file that is not there, which `cited` names."""
+    """Return the warning about a missing file, which `cited` names."""
     return f"{cited}: no such file here, so what it says is not looked at"
 
 
 @dataclass
 class Settings:
-    """The settings of one command, with where each came from."""
+    """The settings of a command, with the origin of each."""
 
     args: Args
     origins: dict[str, Origin]
     command: str = "train"
     warnings: list[str] = field(default_factory=list)
     argv: tuple[str, ...] = ()
-    """The flags it was read from, for processes of the same run that read them again."""
+    """Flags of the command, which processes of the same run read again."""
     foreign: tuple[str, ...] = ()
-    """Attributes set by pass-through flags."""
+    """Names of attributes set by pass-through flags."""
     custom: tuple[str, ...] = ()
-    """Attributes of the user's own."""
+    """Names of the user's own attributes."""
     files: bool = True
-    """False: configuration files that are not on this machine are left out."""
+    """False if configuration files that are not on this machine are left out."""
     _typed: dict[str, Any] = field(default_factory=dict)
-    """Paths before `settle_paths`, which commits keep: a run that is moved has the same settings."""
+    """Paths before `settle_paths`, which commits keep, so that a moved run has the same settings."""
 
     def is_given(self, name: str) -> bool:
-        """Whether a file, the environment, a flag or an argument of Python set it."""
+        """Return whether a file, the environment, a flag or a Python argument set the value."""
         return self.origins[name].kind in ("file", "env", "flag", "argument")
 
     def is_absent(self, name: str) -> bool:
-        """Whether the configuration file that a setting names is one to leave out; warns of it."""
+        """Return whether to leave out the configuration file that a setting names, and warn if so."""
         path = getattr(self.args, name)
         absent = bool(path) and not self.files and not os.path.isfile(path)
         if absent:
@@ -62,11 +62,11 @@ class Settings:
         return absent
 
     def cite(self, name: str) -> str:
-        """The setting as messages show it: `--lr 0.1 (run.yaml:3)`."""
+        """Return the setting as messages show it: `--lr 0.1 (run.yaml:3)`."""
         return f"{flag_specs()[name].show(getattr(self.args, name))} ({self.origins[name]})"
 
     def cited(self, text: str) -> str:
-        """A text with `{lr}` and the like replaced by what `cite` says."""
+        """Return a text with `{lr}` and the like replaced by the result of `cite`."""
         return _NAME.sub(lambda match: self.cite(match[1]), text)
 
     def derive(self, name: str, value: Any, why: str) -> None:
@@ -75,7 +75,7 @@ class Settings:
         self.origins[name] = Origin("derived", why)
 
     def settle_paths(self, directory: str) -> None:
-        """Make paths absolute that are relative to `directory`: functions of the run may change the working one."""
+        """Make paths relative to `directory` absolute, because user code may change the working directory."""
         for name, spec in flag_specs().items():
             if spec.holds in ("path", "pairs"):
                 self._typed.setdefault(name, getattr(self.args, name))
@@ -84,23 +84,23 @@ class Settings:
             dataset.path = rebase(directory, dataset.path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values without secrets: settings and pass-through flags by name, the user's own under "custom"."""
+        """Return plain values without secrets: settings and pass-through flags by name, the user's under "custom"."""
         values = {name: getattr(self.args, name) for name in [*flag_specs(), *self.foreign]} | self._typed
         if self.custom:
             values[CUSTOM_KEY] = {name: getattr(self.args, name) for name in self.custom}
         return {name: hidden_values(value) for name, value in values.items()}
 
     def to_yaml(self, *, changed: bool = False, directory: str = "", whole: bool = False) -> str:
-        """Every value with its origin; `--config` on the text gives the same settings.
+        """Return YAML with every value and its origin; passing the text to `--config` gives the same settings.
 
-        Derived values, flags that --model brings, and the names of the files read are comments: loading has them
-        again.
+        Derived values, flags set by --model, and the names of the files read are written as comments, because loading
+        computes them again.
 
         Args:
-            changed: Leave out values nobody gave or derived.
-            directory: What relative paths are relative to, for a text that is read elsewhere, where they are absolute;
-                by default they stay as they are.
-            whole: With the secrets that are left out otherwise.
+            changed: Leave out default values.
+            directory: Base of relative paths, which become absolute so that the text can be read in another
+                directory; by default paths stay as they are.
+            whole: Include secrets, which are redacted otherwise.
         """
         lines, section = [HEADER], ""
         for name, spec in flag_specs().items():

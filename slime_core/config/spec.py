@@ -1,8 +1,8 @@
-"""The schema as data: one `FlagSpec` per setting, read off `schema.SECTIONS`; used by flags, layers and docs.
+"""The schema as data: one `FlagSpec` per setting, built from `schema.SECTIONS`; used by flags, layers and docs.
 
-`slime config show`, the argument parser, the environment reader and the generated reference all walk this list, so
-adding a setting is adding an attribute to a section. Values keep the spelling of their source until pydantic sees
-them; only lists and mappings given as one string are taken apart here.
+`slime config show`, the argument parser, the environment reader and the generated reference all iterate over this list,
+so adding a setting means adding an attribute to a section. Values keep the spelling of their source until pydantic
+converts them; only lists and mappings given as one string are split here.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Kind = Literal["bool", "int", "float", "str", "mapping"]
 
 @dataclass(frozen=True)
 class FlagSpec:
-    """How one setting is spelled, typed and explained."""
+    """The spelling, type and help text of a setting."""
 
     name: str
-    """Attribute of `Args`."""
+    """Attribute name in `Args`."""
     section: str
     """Title of its group in the help text."""
     help: str
     kind: Kind
-    """Of the value, or of the elements of a list."""
+    """Type of the value, or of the elements of a list."""
     is_list: bool
     choices: tuple[str, ...]
     """Allowed strings; empty when any is allowed."""
@@ -43,7 +43,7 @@ class FlagSpec:
 
     @property
     def flag(self) -> str:
-        """`--attribute-name`; for a switch this stores True."""
+        """Flag of the setting, `--attribute-name`; for a switch, the flag that stores True."""
         return "--" + (self.spelling.name or self.name.replace("_", "-"))
 
     @property
@@ -63,7 +63,7 @@ class FlagSpec:
 
     @property
     def help_with_default(self) -> str:
-        """The help text, and the default where there is one to tell."""
+        """The help text, with the default if the setting has one."""
         if self.default is None or self.default == [] or self.default == {}:
             return self.help
         if self.kind == "bool":
@@ -73,13 +73,13 @@ class FlagSpec:
 
     @property
     def off_flag(self) -> str | None:
-        """The flag that stores False; None when there is none."""
+        """The flag that stores False, or None if the setting has no such flag."""
         if self.kind != "bool" or self.name.startswith("no_"):
             return None
         return self.spelling.off or "--no-" + self.flag.removeprefix("--")
 
     def show(self, value: Any) -> str:
-        """The command line's spelling of `value`."""
+        """Return `value` as it is spelled on the command line."""
         if self.kind == "bool" and isinstance(value, bool):
             return self.flag if value else (self.off_flag or f"{self.flag} off")
         if value is None:
@@ -89,11 +89,11 @@ class FlagSpec:
         return f"{self.flag} {_show_scalar(value)}"
 
     def located(self, value: Any, directory: str) -> Any:
-        """A value written in a file of `directory`, with the paths in it as the working directory sees them."""
+        """Return a value from a file in `directory`, with its paths made relative to the working directory."""
         if self.holds == "marked":
             return rebase_marked(directory, value)
         if isinstance(value, list):
-            kept = 2 if self.holds == "pairs" and len(value) > 1 else 0  # a path alone has no name before it
+            kept = 2 if self.holds == "pairs" and len(value) > 1 else 0  # a single path has no name before it
             return [v if kept and i % kept == 0 else self._located(v, directory) for i, v in enumerate(value)]
         return self._located(value, directory)
 
@@ -103,7 +103,7 @@ class FlagSpec:
         return rebase_spec(directory, value) if self.holds == "spec" else rebase(directory, value)
 
     def read(self, text: str) -> Any:
-        """One string (environment, or a flag's value) as pydantic wants it. Raises ValueError."""
+        """Convert one string (environment, or a flag's value) to pydantic's input. Raises ValueError."""
         if self.kind == "mapping":
             return read_mapping(text)
         if not self.is_list:
@@ -120,7 +120,7 @@ def _show_scalar(value: Any) -> str:
 
 
 def read_mapping(text: str) -> dict[str, Any]:
-    """A JSON object. Raises ValueError."""
+    """Parse a JSON object. Raises ValueError."""
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object")
@@ -160,7 +160,7 @@ def _make_spec(name: str, info: FieldInfo, section: str) -> FlagSpec:
 
 @cache
 def flag_specs() -> dict[str, FlagSpec]:
-    """Attribute name -> spec, in the order of the help text."""
+    """Return attribute name -> spec, in the order of the help text."""
     specs = {}
     for section in SECTIONS:
         title = (section.__doc__ or "").strip().rstrip(".")
@@ -171,21 +171,21 @@ def flag_specs() -> dict[str, FlagSpec]:
 
 @cache
 def switched_off() -> dict[str, str]:
-    """`disable_...` key -> the setting that it turns off."""
+    """Return `disable_...` key -> the setting that it turns off."""
     specs = flag_specs().values()
     return {s.spelling.off[2:].replace("-", "_"): s.name for s in specs if s.spelling.off}
 
 
 @cache
 def respelled() -> dict[str, str]:
-    """Key or variable -> attribute, for settings that are not spelled as their attribute is, or not only so."""
+    """Return key or variable -> attribute, for settings with a spelling that differs from their attribute."""
     specs = flag_specs().values()
     others = [(name, s.name) for s in specs for name in (s.spelling.name, *s.spelling.also) if name]
     return {name.replace("-", "_"): attribute for name, attribute in others}
 
 
 def as_flags(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of a command line that sets the same: of settings by name, and of other programs' flags."""
+    """Yield the words of a command line that sets `arguments`: settings by name, and other programs' flags."""
     for name, value in arguments.items():
         attribute = switched_off().get(name, respelled().get(name, name))
         spec = flag_specs().get(attribute)

@@ -1,8 +1,8 @@
-"""Which settings have no effect: in this version, and with some engines, trainers and weight transports.
+"""Settings without effect: in this version, and with some engines, trainers and weight transports.
 
-A setting in `UNSUPPORTED` is accepted at its default. Set to anything else, REFUSED ones end the command, because
-results would silently differ from what was asked; HINT ones, which only concern placement, speed, memory or extra
-output, end in one warning.
+A setting in `UNSUPPORTED` is accepted at its default. At any other value, a REFUSED setting ends the command, because
+results would silently differ from the request. HINT settings concern only placement, speed, memory or extra output;
+they cause one warning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime_core.errors import ConfigError
 
 
 class Lack(StrEnum):
-    """What happens when a setting without effect is set."""
+    """The reaction to a setting that is set but has no effect."""
 
     REFUSED = "refused"
     HINT = "hint"
@@ -73,7 +73,8 @@ _NOWHERE: tuple[tuple[str, Lack, str], ...] = (
         "it is for THUDM/slime's own tests",
     ),
 )
-"""Settings, what happens when one is set, and why; a feature that arrives takes its line out."""
+"""Rows of settings (separated by spaces), the reaction when one is set, and the reason. Adding a feature removes its
+row."""
 
 _OF_TRAINERS = (
     (
@@ -102,24 +103,24 @@ def _by_name(table: Sequence[tuple[Any, ...]], column: int) -> dict[str, Any]:
 
 
 UNSUPPORTED: Mapping[str, Lack] = _by_name(_NOWHERE, 1)
-"""Setting -> what happens when it is set."""
+"""Setting -> reaction when it is set."""
 WHY: Mapping[str, str] = _by_name(_NOWHERE, 2)
-"""Setting of `UNSUPPORTED` -> why."""
+"""Setting of `UNSUPPORTED` -> reason."""
 OF_TRAINERS: Mapping[str, Lack] = _by_name(_OF_TRAINERS, 1)
-"""Those of `BY_COMPONENT` that concern training alone; a command without a trainer takes them as they are."""
+"""Settings of `BY_COMPONENT` that concern only training; a command without a trainer does not check them."""
 BY_COMPONENT: Mapping[str, Lack] = {**OF_TRAINERS, **_by_name(_OF_OTHERS, 1)}
-"""Settings that only some engines, trainers and weight transports act on, namely those whose class has them in its
-attribute `uses` -> what happens with the others; looked at by the launcher, once it knows the run's components."""
+"""Setting that only some engines, trainers and weight transports use -> reaction with the others. A component that
+uses a setting lists it in its class attribute `uses`. The launcher checks the settings once it knows the components."""
 
 REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": ("sgd",),
     "recompute_granularity": ("selective",),
 }
-"""Values of settings that otherwise work, which only components act on whose `uses` has the setting."""
+"""Values that work only with components whose `uses` lists the setting; other values of these settings always work."""
 
 
 def check_support(args: Args, origins: Mapping[str, Origin]) -> list[str]:
-    """Warnings for hints that are set. Raises ConfigError for refused settings, all of them in one message."""
+    """Return warnings for hints that are set. Raises ConfigError that lists all refused settings."""
     refused, hints = _set_and_lacking(UNSUPPORTED, {}, args, origins)
     if refused:
         told = [
@@ -130,16 +131,16 @@ def check_support(args: Args, origins: Mapping[str, Origin]) -> list[str]:
 
 
 def check_component_support(args: Args, origins: Mapping[str, Origin], uses: Collection[str], chosen: str) -> list[str]:
-    """As `check_support`, for the settings `BY_COMPONENT` and the values `REFUSED_VALUES`.
+    """Do as `check_support` for the settings in `BY_COMPONENT` and the values in `REFUSED_VALUES`.
 
     Args:
         args: The run's settings.
-        origins: Where each came from.
-        uses: Settings that the run's components say they act on.
-        chosen: How messages call these components.
+        origins: Origin of each setting.
+        uses: Settings that the run's components declare in `uses`.
+        chosen: Name of these components in messages.
 
     Raises:
-        ConfigError: A setting that the results depend on is set, and no component acts on it.
+        ConfigError: A setting that the results depend on is set, and no component uses it.
     """
     unused = {name: lack for name, lack in BY_COMPONENT.items() if name not in uses}
     values = {name: refused for name, refused in REFUSED_VALUES.items() if name not in uses}
@@ -158,13 +159,13 @@ def _set_and_lacking(
     args: Args,
     origins: Mapping[str, Origin],
 ) -> tuple[dict[str, str], list[str]]:
-    """Settings that are not at their defaults, as messages show them: the refused ones by name, and the hints."""
+    """Return the settings that are not at their defaults, as text for messages: refused ones by name, and hints."""
     refused, hints = dict[str, str](), list[str]()
     for name, spec in flag_specs().items():
         value, lack = getattr(args, name), lacking.get(name)
         if value in values.get(name, ()):
             lack = Lack.REFUSED
-        # What a rule derived was not asked for.
+        # A derived value was not set by the user.
         elif value == spec.default or origins[name].kind == "derived":
             continue
         text = f"{spec.show(value)} ({origins[name]})"

@@ -1,8 +1,8 @@
-"""A YAML file -> keys with values and line numbers, so that every complaint can say file:line.
+"""A YAML file -> keys with values and line numbers, so that every error message can name file:line.
 
-Scalars follow the YAML 1.2 core schema: `1e-6` is a number and `no` is a string, unlike PyYAML's default. `dump_value`
-writes what this reader reads back unchanged. Paths in a file are relative to the file; which settings are paths is
-`spec`'s to know, `rebase` and its like say what they are called from here.
+Scalars follow the YAML 1.2 core schema: `1e-6` is a number and `no` is a string, unlike PyYAML's default. This reader
+reads the output of `dump_value` back unchanged. Paths in a file are relative to the file: `spec` knows which settings
+are paths, and `rebase`, `rebase_spec` and `rebase_marked` make them relative to the working directory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CORE_TAGS = [f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "f
 
 
 class _CoreLoader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's idea of numbers and booleans; repeated keys and other tags are errors."""
+    """SafeLoader with YAML 1.2 numbers and booleans; repeated keys and other tags are errors."""
 
     yaml_constructors = {tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (*_CORE_TAGS, None)}  # noqa: RUF012
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own way
@@ -34,7 +34,7 @@ class _CoreLoader(yaml.SafeLoader):
             return super().construct_object(node, deep=deep)
         except ConfigError:
             raise
-        except (ValueError, KeyError):  # what an explicit tag such as `!!int x` ends in
+        except (ValueError, KeyError):  # raised for an explicit tag such as `!!int x`
             tag = node.tag.rpartition(":")[2]
             raise ConstructorError(None, None, f"{node.value!r} is not of type {tag}", node.start_mark) from None
 
@@ -76,13 +76,13 @@ _CoreLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 @dataclass(frozen=True)
 class Item:
-    """One top-level entry of a file."""
+    """A top-level entry of a file."""
 
     value: Any
     where: str
     """ "file:line"."""
     directory: str = ""
-    """Of the file; empty for the working directory."""
+    """Directory of the file; empty for the working directory."""
 
 
 def _at(name: str, node: yaml.Node, message: str) -> ConfigError:
@@ -90,7 +90,7 @@ def _at(name: str, node: yaml.Node, message: str) -> ConfigError:
 
 
 def read_yaml(path: str | Path, cited: str = "") -> dict[str, Item]:
-    """Top-level keys of a mapping file. Raises ConfigError naming file and line."""
+    """Read the top-level keys of a mapping file. Raises ConfigError naming file and line."""
     return mapping_items(read_document(path, cited))
 
 
@@ -108,7 +108,7 @@ def read_document(path: str | Path, cited: str = "") -> Document:
 
     Args:
         path: The file.
-        cited: How a message names a file that cannot be read: `--config 'run.yaml' (flag)`; the path by default.
+        cited: Name of the file in error messages, e.g. `--config 'run.yaml' (flag)`; the path by default.
     """
     name = str(path)
     cited = cited or name
@@ -127,7 +127,7 @@ def read_document(path: str | Path, cited: str = "") -> Document:
 
 
 def _invalid(name: str, text: str, error: yaml.YAMLError) -> ConfigError:
-    """The parser's complaint with file and line."""
+    """Return the parser's error as a ConfigError with file and line."""
     line, problem = 1, str(error)
     if isinstance(error, yaml.MarkedYAMLError):
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -139,7 +139,7 @@ def _invalid(name: str, text: str, error: yaml.YAMLError) -> ConfigError:
 
 
 def mapping_items(document: Document, node: yaml.Node | None = None) -> dict[str, Item]:
-    """Keys of a mapping node (the document's root by default) with values and places."""
+    """Return the keys of a mapping node (the document's root by default) with values and places."""
     node = node or document.node
     if node is None:
         return {}
@@ -159,25 +159,25 @@ def mapping_items(document: Document, node: yaml.Node | None = None) -> dict[str
 
 
 def child(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    """Value node of `key` in a mapping node."""
+    """Return the value node of `key` in a mapping node, or None."""
     pairs: list[tuple[yaml.Node, yaml.Node]] = node.value if isinstance(node, yaml.MappingNode) else []
     return next((value for name, value in pairs if name.value == key), None)
 
 
 def rebase(directory: str, path: str) -> str:
-    """A path that a file of `directory` names, as the working directory sees it; absolute ones, `~` and URLs stay."""
+    """Make a path relative to `directory` relative to the working directory; absolute paths, `~` and URLs stay."""
     if not directory or not path or path.startswith("~") or "://" in path:
         return path
     return os.path.normpath(os.path.join(directory, path))
 
 
 def rebase_spec(directory: str, spec: str) -> str:
-    """The same for `file.py` and `file.py:name`; a component that is named otherwise stays."""
+    """Rebase `file.py` and `file.py:name`; any other component name stays."""
     return rebase(directory, spec) if _CODE.fullmatch(spec) else spec
 
 
 def rebase_marked(directory: str, value: Any) -> Any:
-    """The same for texts that begin with `./` or `../`, however deep, of a value that has no setting's type."""
+    """Rebase strings that begin with `./` or `../`, at any depth, in a value that is no typed setting."""
     if isinstance(value, dict):
         return {key: rebase_marked(directory, inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -189,7 +189,7 @@ def rebase_marked(directory: str, value: Any) -> Any:
 
 
 def read_scalar(text: str) -> Any:
-    """One value written on the command line, e.g. of `--set`, as YAML reads it."""
+    """Parse a command-line value, e.g. of `--set`, as YAML. Raises ValueError."""
     try:
         return yaml.load(text, Loader=_CoreLoader)
     except yaml.YAMLError as error:
@@ -197,19 +197,19 @@ def read_scalar(text: str) -> Any:
 
 
 _CODE = re.compile(r".+\.py(?::[A-Za-z_][\w.]*)?")
-"""As in `plugins.resolve`."""
+"""A component given as a file, the same form as in `plugins.resolve`."""
 _UNSAFE = re.compile("[^ -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 """Characters YAML forbids or takes for line ends inside quotes."""
 _PLAIN = re.compile(r"^[A-Za-z_./][A-Za-z0-9_./-]*$")
 
 
 def _quoted(text: str) -> str:
-    """A double-quoted scalar; JSON's escapes are YAML's too."""
+    """Return a double-quoted scalar; JSON escapes are valid in YAML."""
     return _UNSAFE.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def dump_value(value: Any) -> str:
-    """`value` on one line, as `read_yaml` reads it back: JSON, with plain words left unquoted."""
+    """Format `value` on one line for `read_yaml`: JSON, with plain words left unquoted."""
     if isinstance(value, str):
         plain = _PLAIN.match(value) and read_scalar(value) == value
         return value if plain else _quoted(value)

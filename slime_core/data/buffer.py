@@ -1,8 +1,8 @@
 """Groups given back -> groups drawn again, as the `buffers` plugin of `--buffer-filter-path` decides.
 
-The data source owns a `SampleBuffer`, which holds the plugin to its contract, and asks it first. It is part of the data
-source's state, so groups of a partial rollout survive a restart. A filter function
-*removes* what it returns, and may also remove groups it does not return (stale ones); those are dropped and counted.
+The data source owns a `SampleBuffer`, which checks that the plugin keeps its contract, and draws from it first. The
+buffer is part of the data source's state, so groups of a partial rollout survive a restart. A filter function *removes*
+the groups that it returns. It may also remove other groups (stale ones); those are dropped and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TERMINAL = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.FAILED)
 
 
 def is_finished(group: Group) -> bool:
-    """Nothing is left to generate or score: every sample is finished with a reward, failed or removed."""
+    """Return True if nothing is left to generate or score: every sample has a reward, failed or was removed."""
     return all(
         s.status in TERMINAL and (s.reward is not None or s.status == SampleStatus.FAILED or s.remove_sample)
         for s in group
@@ -39,7 +39,7 @@ def is_finished(group: Group) -> bool:
 
 
 def resolve_buffer(args: Args) -> BufferFilter | GroupBuffer:
-    """The `buffers` plugin of `--buffer-filter-path`, "fifo" without one; a class is built. Raises PluginError."""
+    """Return the `buffers` plugin of `--buffer-filter-path`, by default "fifo"; build a class. Raises PluginError."""
     from slime_core.plugins.options import option_name
     from slime_core.plugins.resolve import resolve
 
@@ -56,13 +56,13 @@ def resolve_buffer(args: Args) -> BufferFilter | GroupBuffer:
 
 
 class _Silent(BufferBase):
-    """A buffer of somebody's own class; one that does not say so may drop groups."""
+    """Defaults for a user's own buffer class: without a declaration it may drop groups."""
 
     drops = True
 
 
 class SampleBuffer:
-    """The plugin behind checks: whole groups go in and come out, each once."""
+    """A plugin with checks: only whole groups go in and come out, each once."""
 
     def __init__(self, args: Args, group_size: int, plugin: BufferFilter | GroupBuffer) -> None:
         """`plugin` is THUDM/slime's function or an object with the methods of `GroupBuffer`."""
@@ -80,21 +80,21 @@ class SampleBuffer:
 
     @property
     def num_dropped(self) -> int:
-        """Groups that a filter function removed without returning them, over the run."""
+        """Number of groups that a filter function removed without returning them, over the run."""
         return self._plugin.num_dropped
 
     @property
     def replays(self) -> bool | int:
-        """How often the plugin declares to give out a group again that was trained on."""
+        """How often, as declared, the plugin gives out a trained group again."""
         return self._plugin.replays
 
     @property
     def drops(self) -> bool:
-        """Whether groups given back may be dropped; a plugin that is silent about it may."""
+        """True if groups given back may be dropped; also if the plugin does not declare it."""
         return self._plugin.drops
 
     def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
-        """Tell the plugin who draws."""
+        """Pass rollout id and weight version of the next draws to the plugin."""
         with self._calling():
             self._plugin.begin_rollout(rollout_id, weight_version)
 
@@ -102,8 +102,8 @@ class SampleBuffer:
         """Append groups.
 
         Raises:
-            RolloutError: An unfinished group has not `group_size` samples, fan-out siblings counting as one; none is
-                added then.
+            RolloutError: An unfinished group does not have `group_size` samples, with fan-out siblings counted as one;
+                no group is added then.
         """
         for group in groups:
             size = len(executions(group))
@@ -116,9 +116,11 @@ class SampleBuffer:
             self._plugin.add(groups)
 
     def take(self, num_groups: int) -> list[Group]:
-        """Up to `num_groups` groups, removed from the buffer. Raises RolloutError for a plugin out of contract.
+        """Remove up to `num_groups` groups from the buffer and return them.
 
-        Also PluginError where one changed what a sample is trained on, without declaring that it edits.
+        Raises:
+            RolloutError: The plugin broke its contract.
+            PluginError: The plugin changed a sample's training data without declaring that it edits.
         """
         if num_groups <= 0:
             return []
@@ -142,12 +144,12 @@ class SampleBuffer:
         return taken
 
     def wants(self, prompt: Sample) -> bool:
-        """Whether a fresh prompt is used now."""
+        """Return whether a fresh prompt is used now."""
         with self._calling():
             return bool(self._plugin.wants(prompt))
 
     def observe(self, groups: list[Group], trained: bool) -> None:
-        """Show the plugin what became of groups."""
+        """Show the plugin the outcome of groups."""
         shown = [] if type(self._plugin).observe is BufferBase.observe else groups  # which looks at nothing
         self._held.give(sample for group in shown for sample in group)
         with self._calling():
@@ -155,17 +157,17 @@ class SampleBuffer:
         self._held.take(sample for group in shown for sample in group)
 
     def take_metrics(self) -> dict[str, float]:
-        """The plugin's, and how many groups wait."""
+        """Return the plugin's metrics, and the number of waiting groups."""
         with self._calling():
             return {"rollout/buffer/waiting_groups": float(len(self)), **self._plugin.take_metrics()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The plugin's state and its type, as JSON holds them."""
+        """Return the plugin's state and type in JSON form."""
         with self._calling():
             return {"type": self._type, "state": self._plugin.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`; of another buffer's state the groups that wait. Raises CheckpointError."""
+        """Restore `state_dict`; from the state of another buffer only its waiting groups. Raises CheckpointError."""
         waiting = state["state"].get("groups") or ()
         for group in waiting:
             if len(group) == self._group_size:
@@ -198,7 +200,7 @@ class SampleBuffer:
 
 
 def _around_function(args: Args, function: Callable[..., Any], name: str) -> BufferBase:
-    """A function with `rollout_id` chooses among groups that wait; one of three arguments, samples to use again."""
+    """Wrap a function: with `rollout_id` it chooses among waiting groups; with three arguments, samples to reuse."""
     signature = signature_of(function)
     if signature is None or len(positional_names(signature)) != len(_THREE):
         return FilteredList(args, function, name)
@@ -210,8 +212,8 @@ def _around_function(args: Args, function: Callable[..., Any], name: str) -> Buf
 class FilteredList(BufferBase):
     """A list of groups and THUDM/slime's function that takes groups out of it.
 
-    The function may do what it likes to the list, so what it did is checked: by counting and by the ids of the groups
-    held, which takes time in the groups taken and not in those waiting.
+    The function may change the list in any way, so its changes are checked: by the number of groups and the ids of the
+    held groups. The time depends on the groups taken, not on the groups waiting.
     """
 
     drops = True
@@ -234,7 +236,7 @@ class FilteredList(BufferBase):
         self._held.update(map(id, groups))
 
     def take(self, num_groups: int) -> list[Group]:
-        """What the function takes out. Raises RolloutError when it did not take out what it returned."""
+        """Return the groups that the function takes out. Raises RolloutError if they are still in the buffer."""
         if not self._groups:
             return []
         before = len(self._groups)
@@ -254,16 +256,16 @@ class FilteredList(BufferBase):
         return taken
 
     def take_metrics(self) -> dict[str, float]:
-        """Groups removed and not returned since the last call."""
+        """Return the number of groups removed and not returned since the last call."""
         dropped, self._dropped_before = self.num_dropped - self._dropped_before, self.num_dropped
         return {"rollout/buffer/dropped_groups": float(dropped)} if dropped else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and counter."""
+        """Return groups and counter."""
         return {"groups": self.pack(self._groups), "num_dropped": self.num_dropped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Restore the state of `state_dict`."""
         self._groups = self.unpack(state["groups"])
         self._held = {id(group) for group in self._groups}
         self.num_dropped = self._dropped_before = int(state["num_dropped"])

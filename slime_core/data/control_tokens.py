@@ -1,13 +1,14 @@
-r"""Control tokens in what messages say: text that the tokenizer would read as the end of a message.
+r"""Control tokens in message text: text that the tokenizer would read as the end of a message.
 
 A tool, a page or an environment may say `<|im_end|>`. Between quoting and encoding, one private-use character (here %)
 stands for each such text; templates carry it through::
 
     "4<|im_end|>"  --quoted-->  "4%"  --template-->  "<|im_start|>tool\n4%<|im_end|>"
-                   --spelled-->  ["<|im_start|>tool\n4<|im_", "end|><|im_end|>"], each encoded for itself
+                   --spelled-->  ["<|im_start|>tool\n4<|im_", "end|><|im_end|>"], each encoded separately
 
-So the ids say the same text, and none of them ends the message or begins another. `encode_rendered` and `turns` spell;
-who brings such text in quotes it. Raw prompts have no messages, and stay as they are.
+The ids decode to the same text, but no id in the message's text ends the message or begins another. `encode_rendered`
+and `turns` call `spelled`; code that adds text from outside calls `quoted`. Raw prompts have no messages, so they are
+not changed.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from slime_core.provenance import Source, source_of
 logger = logging.getLogger(__name__)
 
 _LAST = 0x10FFFD
-"""Private-use characters from here downwards stand for control tokens, one for each."""
+"""Highest private-use character used; one character per control token, counting down from here."""
 
 
 class _Controls(NamedTuple):
     stand_ins: Mapping[str, str]
-    """Of each token's text."""
+    """Mapping from the text of a control token to its private-use character."""
     tokens: re.Pattern[str]
     marks: re.Pattern[str]
 
 
 @lru_cache(maxsize=8)
 def _controls(tokenizer: Any, template: str) -> _Controls:
-    """Special tokens, and the added ones that the template writes.
+    """Collect the special tokens, and the added tokens that the template writes.
 
-    DeepSeek's roles are not special, while Gemma adds tokens for HTML and others for white space.
+    Both are needed: DeepSeek's role tokens are not special, and Gemma's added tokens include HTML and white space.
     """
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     texts = {str(token) for token in added if getattr(token, "special", True) or str(token) in template}
@@ -52,19 +53,19 @@ def _controls(tokenizer: Any, template: str) -> _Controls:
 
 
 def quoted(tokenizer: Any, said: Any, args: Args | None = None, noted: MutableMapping[str, Any] | None = None) -> Any:
-    """What an environment, a tool or a page said, with a character for each control token in it.
+    """Replace each control token in the text of an environment, a tool or a page by a private-use character.
 
-    Templates carry those characters through, and `spelled` writes them out again, cut in two: the ids say the same
-    text, and none of them ends the message or begins another. `--content-special-tokens keep` changes nothing.
+    Templates keep these characters, and `spelled` writes each token out again, cut in two. The ids then decode to the
+    same text, but no id ends the message or begins another. With `--content-special-tokens keep` nothing changes.
 
     Args:
         tokenizer: HF tokenizer.
-        said: Text, or a message: every text in it.
-        args: Read for `content_special_tokens`.
-        noted: A sample's metadata, where the tokens are counted for `rollout/content_special_tokens`.
+        said: Text, or a message, in which every text is replaced.
+        args: Settings, read for `content_special_tokens`.
+        noted: Metadata of a sample, which counts the tokens for `rollout/content_special_tokens`.
 
     Raises:
-        DataError: There is one, and `--content-special-tokens` is `refuse`.
+        DataError: The text contains a control token, and `--content-special-tokens` is `refuse`.
     """
     mode = args.content_special_tokens if args else "neutralise"
     if mode == "keep":
@@ -86,9 +87,9 @@ def quoted_messages(
     *,
     environment: bool = False,
 ) -> list[Mapping[str, Any]]:
-    """Messages ready to be rendered: tools' are `quoted`, those of a user or the system warned of, once.
+    """Return messages ready to be rendered: quote tool messages, and warn once of control tokens in other messages.
 
-    `environment`: those of users are an environment's, so they are quoted as well.
+    With `environment`, user and system messages come from an environment, so they are quoted as well.
     """
     ready = []
     for message in messages:
@@ -112,7 +113,7 @@ def _warn(source: Source, token: str) -> None:
 
 
 def _replaced(tokenizer: Any, said: Any) -> tuple[Any, list[str]]:
-    """With stand-ins for control tokens, and those."""
+    """Return the value with control tokens replaced by private-use characters, and the tokens found."""
     controls, found = _controls(tokenizer, str(tokenizer.chat_template)), []
 
     def stand_in(match: re.Match[str]) -> str:
@@ -130,7 +131,7 @@ def _replaced(tokenizer: Any, said: Any) -> tuple[Any, list[str]]:
 
 
 def spelled(tokenizer: Any, text: str) -> list[str]:
-    """A rendered text in pieces that are encoded each for itself: the tokens that `quoted` replaced are cut in two."""
+    """Split a rendered text into pieces to encode separately; each token that `quoted` replaced is cut in two."""
     controls = _controls(tokenizer, str(tokenizer.chat_template))
     parts = controls.marks.split(text)
     tokens = dict(zip(controls.stand_ins.values(), controls.stand_ins)) if len(parts) > 1 else {}

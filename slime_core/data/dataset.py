@@ -39,7 +39,7 @@ _HEAD_BYTES = 1 << 16
 
 
 class Rows(Protocol):
-    """The rows of one file, after slicing. Every read of a bad row raises DataError naming the place."""
+    """The rows of one file, after slicing. Reading a bad row raises DataError with the row's place."""
 
     path: Path
 
@@ -48,17 +48,17 @@ class Rows(Protocol):
     def __getitem__(self, index: int) -> Row: ...
 
     def where(self, index: int) -> str:
-        """`file:line` or `file, row n`, for messages."""
+        """Return `file:line` or `file, row n`, for messages."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a resumed run compares: size, number of rows, hash of the first and last 64 KiB."""
+        """Return the size, the number of rows and a hash of the first and last 64 KiB, which a resumed run compares."""
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
 
 
 def split_path(spec: str) -> tuple[Path, slice]:
-    """`path@[a:b]` -> path and Python slice; a bare path is all rows. Raises DataError for a bound like `-`."""
+    """Split `path@[a:b]` into path and slice; a bare path means all rows. Raises DataError for a bound like `-`."""
     match = _SLICE.match(spec)
     if match is None:
         return Path(spec), slice(None)
@@ -109,7 +109,7 @@ def open_rows(spec: str | Path, origin: str = "--prompt-data", *, stream: bool =
 
 
 def has_row(rows: Rows, index: int) -> bool:
-    """Whether there is a row of that number; looks no further into a file that is streamed."""
+    """Return whether row `index` exists; a streamed file is read only up to that row."""
     return rows.reaches(index) if isinstance(rows, StreamedRows) else index < len(rows)
 
 
@@ -117,7 +117,7 @@ def exact_json(text: str | bytes) -> Any:
     """Parse JSON, integers of more than 64 bits included.
 
     Raises:
-        ValueError: It is no JSON (JSONDecodeError), or an integer has more digits than Python reads.
+        ValueError: The text is not JSON (JSONDecodeError), or an integer has more digits than Python reads.
     """
     import orjson
 
@@ -129,7 +129,7 @@ def column(row: Mapping[str, Any], name: str, flag: str = "") -> Any:
     """Return the value of a column; `a.b` is the value of key `b` in the objects of column `a`.
 
     Raises:
-        DataError: The row has none; `flag` is the setting that names it.
+        DataError: The row has no such column; `flag` is the setting that names the column.
     """
     outer, _, inner = name.partition(".")
     if name not in row and isinstance(row.get(outer), Mapping) and inner:
@@ -143,8 +143,8 @@ def column(row: Mapping[str, Any], name: str, flag: str = "") -> Any:
 def written(value: Any) -> Any:
     """Return the value without null keys, at every depth: Arrow gives objects the union of all rows' keys.
 
-    A message keeps its `content`, which is null beside tool calls. Arrow's maps become objects, its decimals and dates
-    text.
+    A message keeps its `content`, which is null next to tool calls. Arrow's maps become objects; its decimals and dates
+    become text.
     """
     if isinstance(value, Mapping):
         kept = {k: v for k, v in value.items() if v is not None or (k == "content" and "role" in value)}
@@ -158,7 +158,7 @@ def written(value: Any) -> Any:
 
 
 class JsonlRows:
-    """One JSON object per line, read on demand with `pread`, so threads and forked processes may share it."""
+    """A file with a JSON object per line, read on demand with `pread`: threads and forked processes may share it."""
 
     def __init__(self, path: Path, rows_slice: slice = slice(None)) -> None:
         self.path = path
@@ -196,7 +196,7 @@ class JsonlRows:
         return int(self._starts[index]), int(self._starts[index + 1])
 
     def where(self, index: int) -> str:
-        """`file:line`; counts newlines up to the row, which only messages pay for."""
+        """Return `file:line`; counts newlines up to the row, a cost that only messages have."""
         remaining, line = self._span(index)[0], 1
         with open(self.path, "rb") as file:
             while remaining > 0 and (chunk := file.read(min(remaining, _READ_BYTES))):
@@ -214,13 +214,13 @@ class JsonlRows:
 
 
 class StreamedRows(JsonlRows):
-    """A JSONL file whose lines are found as rows are asked for; `len` looks for all that are left."""
+    """A JSONL file whose lines are located as rows are read; `len` scans the rest of the file."""
 
     def __init__(self, path: Path, rows_slice: slice = slice(None)) -> None:
         assert rows_slice == slice(None)
         self.path = path
         self._found = array("q")
-        """Byte offset of each row found so far, and of the end once that is known."""
+        """Byte offset of each row found so far, and of the end of the file once it has been reached."""
         self._complete = False
         self._lock = threading.Lock()
         self._scan = open(path, "rb")  # noqa: SIM115  # closed by `close`
@@ -236,12 +236,12 @@ class StreamedRows(JsonlRows):
         return np.array(self._found, dtype=np.int64)
 
     def reaches(self, index: int) -> bool:
-        """Whether there is such a row."""
+        """Return whether row `index` exists."""
         self._find(index)
         return index < len(self._found) - 1
 
     def _find(self, index: int | None) -> None:
-        """Look at lines until the row's end is known; None: to the file's end."""
+        """Scan lines until the end of row `index` is known; None scans to the end of the file."""
         with self._lock:
             while not self._complete and (index is None or len(self._found) < index + 2):
                 at = self._scan.tell()
@@ -260,7 +260,7 @@ class StreamedRows(JsonlRows):
         return self._found[index], self._found[index + 1]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a resumed run compares; the rows are not counted for it."""
+        """Return the values that a resumed run compares, without the number of rows."""
         return _fingerprint(self.path, None)
 
 
@@ -295,7 +295,7 @@ class ParquetRows:
         return {name: written(value) for name, value in values.items()}
 
     def _table(self, group: int, index: int) -> Any:
-        """The decoded row group, from the cache or the file."""
+        """Return the decoded row group, from the cache or the file."""
         if group in self._cache:
             self._cache.move_to_end(group)
             return self._cache[group]
@@ -309,7 +309,7 @@ class ParquetRows:
         return table
 
     def where(self, index: int) -> str:
-        """`file, row n`, from 1."""
+        """Return `file, row n`, with n from 1."""
         return f"{self.path}, row {self._range[index] + 1}"
 
     def fingerprint(self) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def _open_parquet(path: Path) -> Any:
 
 
 def _line_starts(path: Path) -> Offsets:
-    """[n + 1] byte offset of each line that is not blank, and the end of the file; one pass in 8 MiB reads."""
+    """Return the [n + 1] byte offsets of each non-blank line and of the end of the file; one pass in 8 MiB reads."""
     import numpy as np
 
     parts: list[Offsets] = []

@@ -1,9 +1,9 @@
 """Samples on disk and back: `--save-debug-rollout-data` and `--load-debug-rollout-data`.
 
-One JSON object per line, readable by `Sample.from_dict`; evaluations go to files of their own, `eval_` before the
-number. The rollout stage writes; `SavedRollout` takes the place of the rollout function when a run trains on what
-another one generated. What a file holds is told from its content, not from its name, so that THUDM/slime's `torch.save`
-files and ours can both be called `.pt`.
+A file has one JSON object per line, readable by `Sample.from_dict`. Evaluations go to separate files, with `eval_`
+before the number. The rollout stage writes the files. `SavedRollout` replaces the rollout function when a run trains
+on samples that another run generated. The format is recognized by a file's content, not by its name, so THUDM/slime's
+`torch.save` files and the JSON files can both be called `.pt`.
 """
 
 from __future__ import annotations
@@ -26,43 +26,46 @@ from slime_core.types import Group, RolloutFnTrainOutput, Sample
 
 _VERSION = "rollout_weight_version"
 _LONGEST = 64 << 20
-"""Bytes of a line that is unpacked: a stranger's file may have a few bytes that become gigabytes."""
+"""Limit in bytes on an unpacked line: guards against zstd bombs."""
 
 
 class _EvalId(int):
-    """A rollout's number that is spelled with `eval_` before it, whatever the format."""
+    """A rollout id that formats with the prefix `eval_`, whatever the format."""
 
     def __format__(self, spec: str) -> str:
         return "eval_" + format(int(self), spec)
 
 
 def dump_path(template: str, rollout_id: int, *, evaluation: bool = False) -> Path:
-    """The template with `{rollout_id}` filled in."""
+    """Return the template with `{rollout_id}` filled in."""
     return Path(template.format(rollout_id=_EvalId(rollout_id) if evaluation else rollout_id))
 
 
 def write_samples(path: Path, samples: Iterable[Sample], weight_version: int | None = None) -> None:
-    """One JSON object per line, complete or not at all.
+    """Write samples to a file atomically, one JSON object per line.
 
     Args:
         path: The file.
-        samples: In the order they are trained on.
-        weight_version: The newest one when the rollout ended, kept with each sample, so that training on the file sees
-            tokens as stale as they were.
+        samples: Samples in the order in which they are trained on.
+        weight_version: The newest version when the rollout ended, stored with each sample, so that training on the file
+            computes the original staleness of the tokens.
     """
     extra = {} if weight_version is None else {_VERSION: weight_version}
     write_lines(path, (to_json({**s.to_dict(), **extra}, f"sample {s.index}") for s in samples))
 
 
 def newest_version(groups: Iterable[Group], default: int) -> int:
-    """The newest weight version when saved samples were made; for other tools' files, that of their newest token."""
+    """Return the newest weight version when the samples were saved.
+
+    For files of other tools, which do not record it, return the version of the newest token, or `default`.
+    """
     samples = [s for group in groups for s in group]
     noted: list[int] = [v for s in samples if (v := getattr(s, _VERSION, None)) is not None]
     return max(noted or [v for s in samples for v in s.token_weight_versions] or [default])
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """The lines as a file, complete or not at all, in a directory that is made when missing. Raises RecordError."""
+    """Write lines to a file atomically; create its directory if missing. Raises RecordError."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,10 +81,10 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """What `write_samples`, or THUDM/slime's `--save-debug-rollout-data`, wrote.
+    """Read samples written by `write_samples` or by THUDM/slime's `--save-debug-rollout-data`.
 
     Raises:
-        DataError: The file cannot be read; the message names it, and the line.
+        DataError: The file cannot be read; the message names the file and the line.
     """
     try:
         with path.open("rb") as file:
@@ -135,7 +138,7 @@ def most_unpacked(size: int) -> tuple[int, int]:
 
 
 def _torch_rows(path: Path) -> list[Any]:
-    """THUDM/slime's `{"rollout_id", "samples": [dict]}`; only tensors and plain values are unpickled."""
+    """Read the rows of THUDM/slime's `{"rollout_id", "samples": [dict]}`; unpickle only tensors and plain values."""
     import pickle
 
     import torch
@@ -153,7 +156,7 @@ def _torch_rows(path: Path) -> list[Any]:
 
 
 def grouped(samples: Iterable[Sample], group_size: int) -> list[Group]:
-    """Neighbours of one `group_index` together; samples without one by `group_size` in a row."""
+    """Group neighbours by `group_index`; split samples without an index into runs of `group_size`."""
     groups: list[Group] = []
     for index, members in itertools.groupby(samples, key=lambda s: s.group_index):
         group = list(members)
@@ -163,21 +166,21 @@ def grouped(samples: Iterable[Sample], group_size: int) -> list[Group]:
 
 
 def subsample(groups: list[Group], ratio: float) -> list[Group]:
-    """`ratio` of the groups, at least one: the first half of them from the head, the others from the tail."""
+    """Return a fraction `ratio` of the groups, at least one group: half from the head, the rest from the tail."""
     count = max(1, int(len(groups) * ratio))
     head = count // 2
     return groups[:head] + groups[len(groups) - (count - head) :]
 
 
 class SavedRollout:
-    """The rollout function of `--load-debug-rollout-data`: no engine, no data, no reward; what a file holds."""
+    """The rollout function of `--load-debug-rollout-data`: returns a file's samples without engine, data or reward."""
 
-    traits = RolloutTraits(needs_engine=False, replays=True)  # a file says what is trained on, twice if it likes
+    traits = RolloutTraits(needs_engine=False, replays=True)  # a group may be in several files
 
     def __call__(self, args: Args, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
-        """The groups of the rollout's file. Raises DataError."""
+        """Return the groups of the rollout's file. Raises DataError."""
         path = check_saved(args, rollout_id)
-        trained = {"fate": "trained"}  # kept samples (`--log-samples`) are also those that were dropped
+        trained = {"fate": "trained"}  # files of `--log-samples` also contain dropped samples
         samples = [s for s in read_samples(path) if getattr(s, "kept", trained)["fate"] == "trained"]
         groups = grouped(samples, args.n_samples_per_prompt)
         if args.load_debug_rollout_data_subsample is not None:
@@ -186,22 +189,22 @@ class SavedRollout:
 
 
 class UnusedSource:
-    """The data source beside `SavedRollout`: keeps the cursor of a checkpoint as it was, and has no samples."""
+    """The data source used with `SavedRollout`: keeps the cursor of a checkpoint unchanged, and has no samples."""
 
     def __init__(self, args: Args) -> None:
         self._state: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was loaded."""
+        """Return the loaded state."""
         return self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the state of the run that the checkpoint is from."""
+        """Keep the state of the checkpoint's run."""
         self._state = state
 
 
 def check_saved(args: Args, rollout_id: int) -> Path:
-    """The file of this rollout. Raises DataError when it is missing."""
+    """Return the file of this rollout. Raises DataError if it is missing."""
     assert args.load_debug_rollout_data is not None, "nothing else chooses these rollouts"
     path = dump_path(args.load_debug_rollout_data, rollout_id)
     if not path.is_file():
@@ -213,7 +216,7 @@ def check_saved(args: Args, rollout_id: int) -> Path:
 
 
 def to_json(value: Any, what: str) -> bytes:
-    """JSON bytes. Raises RolloutError naming `what` when the value cannot be written."""
+    """Return a value as JSON bytes. Raises RolloutError that names `what` if the value cannot be written."""
     try:
         return _written(value)
     except TypeError as error:
@@ -227,7 +230,7 @@ def _written(value: Any) -> bytes:
 
 
 def _spelled(value: Any) -> Any:
-    """Return the value with its integers beyond 64 bits, which orjson does not write, as their digits."""
+    """Return the value with integers beyond 64 bits, which orjson does not write, spelled as digits."""
     if isinstance(value, dict):
         return {key: _spelled(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Data sources that know no groups: `get_samples(n)` answers n prompts or samples, and the groups are made here.
+"""Data sources without groups: `get_samples(n)` returns n prompts or samples, and this module makes the groups.
 
-Such a class is built with what its constructor asks for by name, `dataset` (a `PromptSet`) and `args`; one that asks
-for nothing finds both as attributes::
+The class is built with the arguments that its constructor names: `dataset` (a `PromptSet`) and `args`. If the
+constructor names neither, both are set as attributes::
 
     class Source:
         def __init__(self, dataset, args): ...
@@ -10,7 +10,7 @@ for nothing finds both as attributes::
         def buffer_filter(self, args, buffer, num_samples): return buffer[:num_samples]   # what to train on again
 
 `add_samples` gets copies of the samples that a rollout trains on, all in one list, for reuse (`data/reuse.py`). Groups
-that a rollout gives back unfinished are kept here, drawn first and stored, so no user code can lose them.
+that a rollout gives back unfinished are kept here, drawn first and saved, so user code cannot lose them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slime_core.types import Group, Sample
 
 _FLAG = "--data-source-path"
 _REMEMBERED = 4096
-"""Prompts handed out whose label and metadata are still known when they come back."""
+"""Number of prompts handed out whose label and metadata are remembered until they come back."""
 _LEFT_OUT = "left out by the data source"
 
 
@@ -40,27 +40,27 @@ _OF_GROUPS = ("state_dict", "save", "begin_rollout", "observe", "take_metrics")
 
 
 def is_flat(source: Any) -> bool:
-    """Whether a class is to be built as a flat source: it asks for `dataset`, or stores no state of its own."""
+    """Return whether a class is a flat source: its constructor names `dataset`, or it stores no state of its own."""
     signature = signature_of(source) if inspect.isclass(source) else None
     asks = signature is not None and "dataset" in signature.parameters
     return asks or (inspect.isclass(source) and not any(hasattr(source, name) for name in _OF_GROUPS))
 
 
 class PromptSet:
-    """`dataset` of such a source: the prompts of `--prompt-data`."""
+    """The `dataset` of a flat source: the prompts of `--prompt-data`."""
 
     def __init__(self, source: FlatSource) -> None:
         self._source = source
 
     def sample(self, num_samples: int) -> list[Any]:
-        """The next prompts, in the run's order and going on into the next epochs: texts or chat messages."""
+        """Return the next prompts, in the run's order and across epochs: texts or chat messages."""
         return [self._source.hand_out() for _ in range(num_samples)]
 
     def __len__(self) -> int:
         return len(self._source.rows or ())
 
     def __getitem__(self, index: int) -> Any:
-        """The prompt of a row of the file. Raises IndexError, and DataError for a row that cannot be used."""
+        """Return the prompt of a row of the file. Raises IndexError, and DataError for a row that cannot be used."""
         return self._source.prompt_of(range(len(self))[index])
 
     def __iter__(self) -> Iterator[Any]:
@@ -68,13 +68,13 @@ class PromptSet:
 
 
 class FlatSource(DatasetSource):
-    """The user's source behind the built-in one: numbers, groups, cursor, ledger and state are those of the latter."""
+    """The user's source inside the built-in source, which keeps numbers, groups, cursor, ledger and state."""
 
     def __init__(self, args: Args, cls: type, name: str = "") -> None:
-        """`name` is the key in `plugins`. Raises DataError for data that cannot be used, else as `construct`."""
+        """`name` is the key in `plugins`. Raises DataError for unusable data, and the errors of `construct`."""
         self._handed: dict[int, tuple[Any, Sample]] = {}
         self._left: dict[int, Sample] = {}
-        """Rows handed out in this draw that no sample has come back for."""
+        """Rows handed out in this draw for which no sample has come back."""
         super().__init__(args, buffer_filter=Reuse(args, None, _FLAG))
         data = PromptSet(self)
         self._user = user = construct(cls, args, name=name, dataset=data)
@@ -90,13 +90,13 @@ class FlatSource(DatasetSource):
             super()._open()
 
     def __len__(self) -> int:
-        """Prompts of an epoch, as the user's source says, else rows of `--prompt-data`."""
+        """Return the prompts of an epoch: the user's source's length, else the rows of `--prompt-data`."""
         return len(self._user) if hasattr(self._user, "__len__") else super().__len__()
 
     # -- the prompts ---------------------------------------------------------------------------------
 
     def hand_out(self) -> Any:
-        """The next row's prompt."""
+        """Return the next row's prompt."""
         if self._reader is None:
             raise ConfigError(f"{_FLAG}: the source asks for prompts; name their file with --prompt-data")
         sample = self._next_prompt()
@@ -105,7 +105,7 @@ class FlatSource(DatasetSource):
         return self._remembered(sample)
 
     def prompt_of(self, row: int) -> Any:
-        """A certain row's prompt; the cursor stays. Raises DataError for one that is too long."""
+        """Return the prompt of `row` without moving the cursor. Raises DataError for a prompt that is too long."""
         sample = self._reader.read(row) if self._reader is not None else None
         if sample is None:
             raise DataError(f"{self._named}: row {row} has more than --rollout-max-prompt-len tokens")
@@ -120,7 +120,11 @@ class FlatSource(DatasetSource):
     # -- drawing -------------------------------------------------------------------------------------
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """As the built-in source; fresh ones are what the user's source answers. Raises RolloutError for nonsense."""
+        """Return buffered groups first, then fresh groups from the user's source.
+
+        Raises:
+            RolloutError: The user's source returned an invalid value.
+        """
         groups = self.buffer.take(num_samples)
         missing = num_samples - len(groups)
         if not missing:
@@ -167,12 +171,12 @@ class FlatSource(DatasetSource):
     # -- storing -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The built-in source's, and the user's own where it has one."""
+        """Return the built-in source's state, and the user's own state if there is one."""
         own = getattr(self._user, "state_dict", None)
         return {**super().state_dict(), "user": own() if own is not None else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`. Raises CheckpointError as the built-in source."""
+        """Restore the state of `state_dict`. Raises CheckpointError like the built-in source."""
         super().load_state_dict(state)
         if state.get("user") is not None:
             self._user.load_state_dict(state["user"])
@@ -185,11 +189,11 @@ class _UsersBuffer(Reuse):
         super().__init__(args, choose, label)
         self._user = user
         self.shown = True
-        """Whether `add_samples` takes finished samples; one of groups would take them for groups given back."""
+        """True if `add_samples` takes finished samples; an `add_samples` for groups would misread them."""
 
     @property
     def kept(self) -> list[Sample]:
-        """The user's list, as far as there is one."""
+        """Return the user's list, if there is one."""
         found = getattr(self._user, "buffer", None)
         return found if isinstance(found, list) and all(isinstance(s, Sample) for s in found) else []
 
@@ -198,7 +202,7 @@ class _UsersBuffer(Reuse):
         assert not value, "the list is the user's"
 
     def observe(self, groups: list[Group], trained: bool) -> None:
-        """Show the user's source what is trained on."""
+        """Show the user's source the samples that are trained on."""
         samples = reusable(groups, trained)
         if samples and self.shown:
             with user_code(_FLAG):

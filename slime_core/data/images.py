@@ -2,8 +2,8 @@
 
 `rows.PromptReader` calls this where `--multimodal-keys` is set. Images are named by columns, one for each `<image>` in
 the text, or stand in the messages as content parts `{"type": "image", "image": ...}`. The ids come from the model's own
-processor, since one image is as many tokens as its size asks for; they are not what the tokenizer makes of the rendered
-text.
+processor, since the number of an image's tokens depends on its size. They differ from the tokenizer's ids of the
+rendered text.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from slime_core.errors import ConfigError, DataError
 from slime_core.multimodal import TrainInputs, image_ref, open_image
 
 PLACEHOLDER = "<image>"
-"""Stands in a text for the next image of the row, as in THUDM/slime."""
+"""Placeholder in a text for the next image of the row, as in THUDM/slime."""
 IMAGE = "image"
-"""The kind of `--multimodal-keys` that is read."""
+"""The only kind of `--multimodal-keys` that is supported."""
 _NO_TRAIN_INPUTS = ("input_ids", "attention_mask")
 
 
 def load_processor(directory: str | Path) -> Any:
-    """The HF processor of a local directory. Raises ConfigError when there is none that takes images."""
+    """Load the HF processor of a local directory. Raises ConfigError if it is missing or does not take images."""
     from transformers import AutoProcessor
     from transformers.utils.import_utils import is_torchvision_available
 
@@ -46,7 +46,7 @@ def load_processor(directory: str | Path) -> Any:
 
 
 def _without_videos(directory: str, **options: Any) -> Any:
-    """As `AutoProcessor.from_pretrained`; one that takes videos, too, is loaded without what needs torchvision."""
+    """Load a processor like `AutoProcessor.from_pretrained`, but without its video part, which needs torchvision."""
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
@@ -68,9 +68,9 @@ class ImagePrompts:
     """Prompts with images of one data set.
 
     Args:
-        processor: HF's, of the model that is trained.
+        processor: HF processor of the model that is trained.
         columns: Kind -> column, `--multimodal-keys`.
-        folder: What relative paths of images count from: where the data file is.
+        folder: Folder of the data file; relative paths of images start here.
 
     Raises:
         ConfigError: A kind other than "image".
@@ -85,7 +85,7 @@ class ImagePrompts:
     def messages(
         self, prompt: str | Sequence[Mapping[str, Any]], row: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """The prompt as messages whose image parts are empty, and the images of those parts, in order.
+        """Return the prompt as messages whose image parts are empty, and the images of these parts, in order.
 
         Raises:
             DataError: Placeholders and images do not match, or an image cannot be read.
@@ -135,7 +135,7 @@ class ImagePrompts:
         return {"type": "image"}
 
     def _spelling(self, text: str) -> Any:
-        """The processor; one whose tokenizer spells, where the text has control tokens that are none."""
+        """Return the processor; if the text spells control tokens, return a copy that encodes them as plain text."""
         if len(spelled(self._processor.tokenizer, text)) == 1:
             return self._processor
         spelling = copy.copy(self._processor)
@@ -143,7 +143,7 @@ class ImagePrompts:
         return spelling
 
     def encode(self, text: str, refs: Sequence[str]) -> tuple[list[int], TrainInputs]:
-        """Ids of the rendered prompt with every image's tokens in it, and what the model takes besides them.
+        """Return the ids of the rendered prompt, image tokens included, and the model's further inputs.
 
         Raises:
             DataError: An image cannot be read, or the processor refuses text and images.
@@ -158,13 +158,13 @@ class ImagePrompts:
 
 
 class _Spelled:
-    """A tokenizer to which the control tokens of messages are text, in what the processor has put images into."""
+    """A tokenizer that encodes control tokens in messages as text, after the processor has inserted the images."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def __call__(self, texts: Sequence[str], return_tensors: Any = None, **options: Any) -> Any:
-        """Lists, of which the processor makes tensors."""
+        """Return lists, which the processor turns into tensors."""
         found = [self._tokenizer(spelled(self._tokenizer, text), **options) for text in texts]
         return {key: [[n for piece in of_text[key] for n in piece] for of_text in found] for key in found[0]}
 
@@ -173,7 +173,7 @@ class _Spelled:
 
 
 def check_kinds(columns: Mapping[str, Any]) -> None:
-    """Raise ConfigError for kinds of `--multimodal-keys` that are not read."""
+    """Raise ConfigError for kinds of `--multimodal-keys` that are not supported."""
     other = sorted(set(columns) - {IMAGE})
     if other or not all(isinstance(column, str) for column in columns.values()):
         raise ConfigError(
@@ -183,7 +183,7 @@ def check_kinds(columns: Mapping[str, Any]) -> None:
 
 
 def _parts(content: Any) -> tuple[list[Mapping[str, Any]] | None, int]:
-    """Content as parts, None where it holds no image, and how many images it leaves to the row's column."""
+    """Return the content as parts (None without an image) and the number of images to take from the row's column."""
     if isinstance(content, str):
         pieces = content.split(PLACEHOLDER)
         if len(pieces) == 1:

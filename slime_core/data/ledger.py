@@ -1,7 +1,7 @@
-"""What has become of every prompt group: recorded as it happens, durable with the next commit.
+"""The ledger: the state of every prompt group, recorded at each change and made durable with the next commit.
 
-`RolloutStage` owns one `Ledger`; the built-in rollout functions record in it through `RolloutContext.ledger`, and any
-other is recorded at its ends, by `RecordedSource` around the data source and by the stage that takes its groups::
+`RolloutStage` owns one `Ledger`. The built-in rollout functions record in it through `RolloutContext.ledger`. For any
+other rollout function, `RecordedSource` around the data source and the stage that takes the groups record both ends::
 
     (prompt) --drawn--> drawn -> generating -> scored --taken(r)--> taken --trained_through(r)--> trained
                 ^                    |            |
@@ -9,10 +9,10 @@ other is recorded at its ends, by `RecordedSource` around the data source and by
                 +---- buffered <-----+------------+
 
 `trained` and `dropped` end a group; every other state is open, and then the commit holds the group's samples. Only open
-groups are kept in memory. Events wait as lines of JSON for the next commit (`data.ledger_files`); a run that is killed
-loses them together with what they tell of. The ledger judges nothing: a group that is drawn while it is being generated
-is written down like any other, and `slime ledger verify` finds it. Only a data source that hands out groups again that
-have ended is warned of at once.
+groups are kept in memory. Events wait as lines of JSON for the next commit (`data.ledger_files`). A run that is killed
+loses these events together with the work that they describe. The ledger does not validate: a group that is drawn while
+it is being generated is recorded like any other, and `slime ledger verify` finds it. The only immediate warning is for
+a data source that hands out ended groups again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ DRAWN, GENERATING, SCORED, BUFFERED, RECYCLED, TAKEN = "drawn", "generating", "s
 TRAINED, DROPPED, SKIPPED = "trained", "dropped", "skipped"
 ROLLOUT, TRAINING, UNTAKEN = "rollout", "training", "untaken"
 OPEN = (DRAWN, GENERATING, SCORED, BUFFERED, RECYCLED, TAKEN)
-"""States in which a group waits for something more."""
+"""States of a group that has not ended."""
 LEFT_OUT = "left out by the rollout function"
 REMOVED = "removed by the buffer"
 
 
 class PassedRow(NamedTuple):
-    """One row that a data source's cursor has passed: it became a group, or was skipped for a reason."""
+    """A row that a data source's cursor has passed: the row became a group, or was skipped for a reason."""
 
     epoch: int
     row: int
@@ -46,50 +46,50 @@ class PassedRow(NamedTuple):
 
 
 class LedgerSnapshot(NamedTuple):
-    """What one commit has to hold of a ledger."""
+    """The part of a ledger that one commit has to hold."""
 
     lines: list[bytes]
-    """New events, one JSON object each; of one group in the order in which they happened."""
+    """New events, one JSON object each. The events of a group are in the order in which they happened."""
     open: list[dict[str, Any]]
-    """Every open group: "group", "state"; of those taken "rollout", and the weight "version" then; "retries" if any."""
+    """Every open group: "group", "state"; if taken, also "rollout" and the weight "version" then; "retries" if any."""
 
 
 class Ledger:
     """The states of a run's groups. Every method may be called from any thread.
 
-    A group is known by the `group_index` of its first sample; groups without one are only counted, when taken.
+    The `group_index` of its first sample identifies a group; groups without one are only counted when they are taken.
     """
 
     def __init__(self) -> None:
         self.recording = True
-        """False where no commit will ever be made: nothing is kept then."""
+        """False if the run never commits: then nothing is recorded."""
         self.weight_version = 0
-        """The newest, as far as the generation side knows; what trains on the groups taken from now on."""
+        """Newest weight version known to the generation side, which trains on groups taken from now on."""
         self._lock = threading.RLock()
         self._dropped: dict[int, str] = {}
-        """Groups that were dropped since `take_reasons`, and why."""
+        """Reason of each group that was dropped since the last `take_reasons`."""
         self._states: dict[int, str] = {}
         self._ended: set[int] = set()
         """Groups that this process has taken or dropped."""
         self._retries: dict[int, int] = {}
         self._taken: dict[int, list[int]] = {}
-        """Rollout -> its groups, until a commit says that they have been trained on."""
+        """Groups of each rollout until a commit confirms that they are trained on."""
         self._versions: dict[int, int] = {}
-        """Rollout that was taken -> the weight version then."""
+        """Weight version of each taken rollout when it was taken."""
         self._told: dict[int, dict[str, list[int] | None]] = {}
-        """Rollout that was taken in this process -> its groups' versions, as they were told then."""
+        """Versions of each rollout's groups, as recorded when this process took the rollout."""
         self._reasons: dict[int, str] = {}
-        """Rollout -> why it has not as many groups as it should."""
+        """Reason why a rollout has too few groups, by rollout."""
         self._events: list[tuple[float, bytes]] = []
 
     # -- events --------------------------------------------------------------------------------------
 
     def drawn(self, groups: Iterable[Group], rows: Mapping[int, PassedRow] | None = None) -> None:
-        """The data source has handed out groups, fresh ones or ones it was given back.
+        """Record that the data source handed out groups, new or given back.
 
         Args:
-            groups: Those without a `group_index` are passed over; so are those that are drawn already.
-            rows: `group_index` -> the row of the data set that it was made of.
+            groups: The groups; those without a `group_index` and those already drawn are skipped.
+            rows: Row of the data set for each `group_index`.
         """
         with self._lock:
             for group in groups:
@@ -103,22 +103,22 @@ class Ledger:
                 self._move(key, DRAWN, details)
 
     def skipped(self, row: PassedRow) -> None:
-        """A row of the data set was passed over: no group is made of it in this epoch."""
+        """Record that a row of the data set was skipped: it becomes no group in this epoch."""
         with self._lock:
             self._record(None, {"event": SKIPPED, "row": row.row, "epoch": row.epoch, "reason": row.reason})
 
     def generating(self, groups: Iterable[Group]) -> None:
-        """Groups went to the engine."""
+        """Record that groups were sent to the engine."""
         self._move_all(groups, GENERATING)
 
     def scored(self, group: Group) -> None:
-        """A group came back whole: every sample has its reward or has failed. Twice in a row is once."""
+        """Record that every sample of a group has a reward or has failed. A repeated call has no effect."""
         key = _key(group)
         if key is not None and self._states.get(key) != SCORED:
             self._move_all([group], SCORED)
 
     def buffered(self, groups: Iterable[Group], reason: str | None = None) -> None:
-        """Groups were given back, or are finished and wait; those that are buffered already are passed over."""
+        """Record groups that were given back, or that are finished and wait; skip groups that are already buffered."""
         with self._lock:
             for group in groups:
                 key = _key(group)
@@ -127,7 +127,7 @@ class Ledger:
                     self._move(key, BUFFERED, {"reason": reason} if reason else {})
 
     def recycled(self, group: Group, reason: str) -> None:
-        """A group will be regenerated; counts as a retry of it."""
+        """Record that a group will be regenerated, which counts as a retry."""
         with self._lock:
             key = _key(group)
             if key is not None:
@@ -135,18 +135,18 @@ class Ledger:
                 self._move(key, RECYCLED, {"reason": reason, "retries": self._retries[key]})
 
     def dropped(self, group: Group, reason: str) -> None:
-        """A group will never be trained on; one that is not open is passed over."""
+        """Record that a group will never be trained on; skip it if it is not open."""
         key = _key(group)
         if key in self._states:
             self._drop(key, reason)
 
     def taken(self, rollout_id: int, groups: Sequence[Group], *, weight_version: int | None = None) -> None:
-        """Groups are the batch of a rollout; they count as trained with the first commit after it.
+        """Record the groups of a rollout's batch; they count as trained with the first commit after it.
 
         Args:
-            rollout_id: The rollout, each once.
-            groups: All of it. Several lists of one `group_index` are one group, unless they share samples.
-            weight_version: Of the weights that train on it; the newest one known here when left out (see `training`).
+            rollout_id: The rollout; call once for each.
+            groups: All groups. Several lists with the same `group_index` are one group, unless they share samples.
+            weight_version: Version of the weights that train on it; by default the newest known (see `training`).
         """
         version = self.weight_version if weight_version is None else weight_version
         with self._lock:
@@ -169,14 +169,14 @@ class Ledger:
             self._record(None, {**event, "reason": reason} if reason else event)
 
     def short(self, rollout_id: int, reason: str) -> None:
-        """Say, before it is taken, why a rollout has fewer groups than `--rollout-batch-size`."""
+        """Record why a rollout has fewer groups than `--rollout-batch-size`; call before the rollout is taken."""
         self._reasons[rollout_id] = reason
 
     def training(self, rollout_id: int, groups: Sequence[Group], weight_version: int) -> None:
-        """A rollout is trained on by weights of this version: said where `taken` said something else.
+        """Record the weight version that trains on a rollout, if it differs from the one that `taken` recorded.
 
-        Weights may have come since; and tokens may have been masked since for their age, with or without new weights,
-        so the versions of those that count are told again.
+        Weights may have changed since `taken`. Tokens may also have been masked since for their age, with or without
+        new weights, so the versions of the tokens that count are recorded again.
         """
         with self._lock:
             if rollout_id not in self._versions:
@@ -189,7 +189,7 @@ class Ledger:
             self._record(None, event)
 
     def trained_through(self, rollout_id: int) -> None:
-        """The commit that is being made holds weights trained on every rollout up to this one."""
+        """Record that the current commit holds weights trained on every rollout up to this one."""
         with self._lock:
             for rollout in sorted(r for r in self._taken if r <= rollout_id):
                 self._versions.pop(rollout, None)
@@ -198,13 +198,13 @@ class Ledger:
                     self._record(key, {"event": TRAINED, "group": key, "rollout": rollout})
 
     def settle(self) -> None:
-        """Nothing is in flight: groups that were drawn, and neither taken nor given back nor dropped, are lost."""
+        """Record drawn groups that were not taken, given back or dropped as lost; call when nothing is in flight."""
         with self._lock:
             for key in [k for k, state in self._states.items() if state != BUFFERED]:
                 self._drop(key, LEFT_OUT)
 
     def reconcile(self, stored: set[int]) -> None:
-        """Buffered groups that the commit will not hold have been removed by the buffer."""
+        """Record buffered groups that the commit will not hold as removed by the buffer."""
         with self._lock:
             for key in [k for k, state in self._states.items() if state == BUFFERED and k not in stored]:
                 self._drop(key, REMOVED)
@@ -212,14 +212,14 @@ class Ledger:
     # -- commits -------------------------------------------------------------------------------------
 
     def snapshot(self) -> LedgerSnapshot:
-        """Events since the last commit, and the open groups. The events stay until `forget`."""
+        """Return the events since the last commit and the open groups. The events stay until `forget`."""
         with self._lock:
-            # Sorted by group, so that the same run writes the same file whichever group is done first.
+            # Sorted by group, so that the same run writes the same file in whatever order the groups finish.
             lines = [line for _, line in sorted(self._events, key=lambda event: event[0])]
             return LedgerSnapshot(lines, self._open_groups())
 
     def forget(self, num_events: int) -> None:
-        """The events of a snapshot are on disk."""
+        """Discard the events of a snapshot, which are on disk."""
         with self._lock:
             del self._events[:num_events]
 
@@ -243,7 +243,7 @@ class Ledger:
                     self._retries[key] = int(entry["retries"])
 
     def untake(self, rollout_id: int, groups: Iterable[Group]) -> None:
-        """A rollout that was taken and not trained on goes back: a resumed run of another mode does not know it."""
+        """Give back a rollout that was taken but not trained on, as a resumed run of another mode does not know it."""
         with self._lock:
             self._taken.pop(rollout_id, None)
             self._versions.pop(rollout_id, None)
@@ -287,7 +287,7 @@ class Ledger:
             return [key for group in groups if (key := _key(group)) in self._ended and key is not None]
 
     def take_reasons(self) -> dict[int, str]:
-        """`group_index` of each group that was dropped since the last call, and why."""
+        """Return the reason of each group dropped since the last call, by `group_index`."""
         with self._lock:
             found, self._dropped = self._dropped, {}
         return found
@@ -301,14 +301,14 @@ _PASSED_ON = ("__len__", "__bool__", "__iter__", "__next__", "__getitem__", "__c
 
 
 class RecordedSource:
-    """A data source whose draws and returns are recorded; in everything else it is the source itself.
+    """A data source whose draws and returns are recorded; otherwise it behaves as the wrapped source.
 
-    User code sees no difference: `isinstance`, `type(source).__name__` and what Python looks up on the class (`len`,
-    iteration, indexing) answer as the source does. Only `type(source) is ItsClass` does not hold.
+    User code sees no difference: `isinstance`, `type(source).__name__` and methods that Python looks up on the class
+    (`len`, iteration, indexing) behave as for the source. Only `type(source) is ItsClass` is False.
     """
 
     def __new__(cls, source: Any, ledger: Ledger) -> RecordedSource:
-        """An object of a class made for this source's class."""
+        """Create an object of a subclass made for this source's class."""
         own = type(source)
         passed_on = {name: _passed_on(name) for name in _PASSED_ON if hasattr(own, name)}
         named = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
@@ -320,19 +320,19 @@ class RecordedSource:
         object.__setattr__(self, "_ledger", ledger)
         object.__setattr__(self, "_warned", False)
         if hasattr(source, "take_passed_rows"):
-            source.take_passed_rows()  # it keeps them from the first call on
+            source.take_passed_rows()  # the source keeps passed rows from the first call on
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # what isinstance() asks when the type does not do
+    def __class__(self) -> Any:  # isinstance() uses this if the type does not match
         return type(self._source)
 
     @property
     def replays(self) -> bool | int:
-        """How often the source may hand out a group again; what a source does not say is 0."""
+        """How often the source may hand out a group again; 0 if the source does not declare it."""
         return getattr(self._source, "replays", False)
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """The source's answer, whatever it is: who asked checks it."""
+        """Return the source's result unchanged; the caller checks it."""
         groups: list[Group] = self._source.get_samples(num_samples)
         self._note_rows(groups)
         return groups
@@ -354,7 +354,7 @@ class RecordedSource:
             self._ledger.drawn(whole, {r.group_index: r for r in rows if r.group_index is not None})
 
     def _warn_of_repeats(self, groups: list[Group]) -> None:
-        """Once: the source hands out groups that have ended, though it does not say that it repeats any."""
+        """Warn once if the source hands out ended groups although it does not declare `replays`."""
         again = [] if self._warned or self.replays else self._ledger.ended(groups)
         if again:
             object.__setattr__(self, "_warned", True)
@@ -373,7 +373,7 @@ class RecordedSource:
 
 
 def _passed_on(name: str) -> Any:
-    """A method that Python looks up on the class, answered by the source."""
+    """Return a method that Python looks up on the class and that calls the source's method."""
 
     def method(self: Any, *details: Any) -> Any:
         return getattr(self._source, name)(*details)
@@ -382,11 +382,11 @@ def _passed_on(name: str) -> Any:
 
 
 def trained_versions(samples: Iterable[Any]) -> list[int] | None:
-    """[oldest, newest] weight version of the sampled tokens that are trained on; None where none is known."""
+    """Return the [oldest, newest] weight version of the sampled tokens that are trained on; None if unknown."""
     found: set[int] = set()
     for sample in samples:
         versions, mask = sample.token_weight_versions, sample.loss_mask
-        if sample.is_removed or not versions:  # the masks of those that are removed become zero
+        if sample.is_removed or not versions:  # removed samples get zero masks
             continue
         if versions.count(versions[0]) == len(versions):  # most samples; a batch has millions of tokens
             found.update(versions[:1] if mask is None or any(mask) else ())
@@ -397,7 +397,7 @@ def trained_versions(samples: Iterable[Any]) -> list[int] | None:
 
 
 def _parts(groups: Sequence[Group]) -> list[tuple[int | None, Group]]:
-    """Groups by their key; lists of one key that have no sample in common are parts of one group."""
+    """Return groups with their keys; merge lists of the same key that share no sample."""
     parts: list[tuple[int | None, Group]] = []
     newest: dict[int, int] = {}
     for group in groups:
@@ -413,7 +413,7 @@ def _parts(groups: Sequence[Group]) -> list[tuple[int | None, Group]]:
 
 
 def _by_key(parts: list[tuple[int | None, Group]], versions: list[list[int] | None]) -> dict[str, list[int] | None]:
-    """Of each group with a key."""
+    """Return the versions of each group that has a key, by key."""
     return {str(key): found for (key, _), found in zip(parts, versions) if key is not None}
 
 

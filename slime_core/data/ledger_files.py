@@ -4,11 +4,11 @@
     <commit>/ledger.json                            names the newest segment that belongs to the commit, with its digest
 
 The first line of a segment is its header: the reference of the segment before (null at the start of a chain), the
-rollout of its commit and what was declared of the run (`policy`). So a commit costs the events since the last one, and
-its `ledger.json` vouches for the whole history. `rollout.stage_state` writes, `slime ledger verify` reads,
-`checkpoint.store` removes what no commit names. A segment is on disk before the commit that names it, so a killed run
-may leave one that nothing names; names come from content, so it is never mistaken for another, and writing it again is
-no change.
+rollout of its commit and the run's declaration (`policy`). So a commit writes only the events since the last one, and
+its `ledger.json` verifies the whole history. `rollout.stage_state` writes segments, `slime ledger verify` reads them,
+`checkpoint.store` removes segments that no commit names. A segment is on disk before the commit that names it, so a
+killed run may leave an unnamed segment. Names come from content, so it is never mistaken for another segment, and
+writing it again changes nothing.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ _NAME = re.compile(r"(\d{7,})-[0-9a-f]{8}\.jsonl")
 
 @dataclass(frozen=True)
 class SegmentRef:
-    """Names one segment and what is in it."""
+    """A reference to a segment: its name, size and digest."""
 
     name: str
     blake2b: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> SegmentRef:
-        """From JSON."""
+        """Return the reference in JSON form `data`."""
         return cls(str(data["name"]), str(data["blake2b"]), int(data["size"]))
 
     @property
     def number(self) -> int:
-        """Place in its chain, from 1."""
+        """Position in the chain, from 1."""
         found = _NAME.fullmatch(self.name)
         return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment, read."""
+    """A ledger segment that was read from its file."""
 
     ref: SegmentRef
     header: dict[str, Any]
@@ -65,12 +65,12 @@ class Segment:
 def write_segment(
     directory: Path, previous: SegmentRef | None, header: Mapping[str, Any], lines: Sequence[bytes]
 ) -> SegmentRef:
-    """Write one segment and have the device hold it, with its directory entry; complete or not at all.
+    """Write one segment and flush it, with its directory entry, to the device; complete or not at all.
 
     Args:
-        directory: `<checkpoints>/ledger`; made when missing.
+        directory: `<checkpoints>/ledger`; created if missing.
         previous: The last segment of the chain; None starts one.
-        header: Rollout of the commit and what is declared of the run.
+        header: Rollout of the commit and the run's declaration.
         lines: Events as JSON.
 
     Raises:
@@ -101,7 +101,7 @@ def write_segment(
 
 
 def read_segment(directory: Path, ref: SegmentRef) -> Segment:
-    """One segment. Raises CheckpointError when it is missing or is not what the reference says."""
+    """Read a segment. Raises CheckpointError if it is missing or does not match the reference."""
     path = directory / ref.name
     try:
         content = read_regular(path)
@@ -119,7 +119,7 @@ def read_segment(directory: Path, ref: SegmentRef) -> Segment:
 
 
 def read_chain(directory: Path, last: SegmentRef | None) -> list[Segment]:
-    """All segments up to `last`, oldest first. Raises CheckpointError naming the first that is wrong."""
+    """Return all segments up to `last`, oldest first. Raises CheckpointError that names the first wrong segment."""
     chain: list[Segment] = []
     ref = last
     while ref is not None:
@@ -149,7 +149,7 @@ def adopt_chain(directory: Path, source: Path, last: SegmentRef) -> None:
 
 
 def remove_orphans(directory: Path, named: Iterable[SegmentRef]) -> list[str]:
-    """Delete the segments that no chain of `named` has; their names. Nothing, where a chain cannot be followed."""
+    """Delete segments outside the chains of `named`, and return their names. Delete nothing if a chain is broken."""
     needed: set[str] = set()
     for last in named:
         ref: SegmentRef | None = last
@@ -159,7 +159,7 @@ def remove_orphans(directory: Path, named: Iterable[SegmentRef]) -> list[str]:
                 with open_regular(directory / ref.name) as file:
                     before = orjson.loads(file.readline()).get("previous")
             except (OSError, orjson.JSONDecodeError):
-                return []  # `slime ledger verify` says what is wrong with it
+                return []  # `slime ledger verify` reports the error
             ref = SegmentRef.of(before) if before else None
     if not directory.is_dir():
         return []
@@ -170,10 +170,10 @@ def remove_orphans(directory: Path, named: Iterable[SegmentRef]) -> list[str]:
 
 
 def read_commit(commit: Path) -> dict[str, Any] | None:
-    """What a commit says of its ledger; None for one made before there were ledgers.
+    """Return a commit's ledger entry; None if the commit has no ledger.
 
     Raises:
-        CheckpointError: It cannot be read, or is of another format.
+        CheckpointError: The entry cannot be read, or has another format.
     """
     path = commit / LEDGER_FILE
     if not path.is_file():
@@ -188,7 +188,7 @@ def read_commit(commit: Path) -> dict[str, Any] | None:
 
 
 def segments_of(commit: Path) -> Path:
-    """Where the segments of a commit's store are."""
+    """Return the directory of segments of the store that holds the commit."""
     return commit.parent / SEGMENTS
 
 
@@ -214,7 +214,7 @@ def read_regular(path: Path, most: int = 1 << 30) -> bytes:
 
 
 def flush(path: Path) -> None:
-    """Have the kernel write file or directory entry to the device."""
+    """Flush a file or directory entry to the device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

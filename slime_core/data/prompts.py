@@ -1,8 +1,8 @@
-"""Stage 1: rows of `--prompt-data` -> groups of PENDING samples with their prompt ids.
+"""Stage 1: convert rows of `--prompt-data` to groups of PENDING samples with their prompt ids.
 
-The rollout draws groups here and gives unfinished ones back. The order of an epoch is a permutation of the file's order
-made from (`--rollout-seed`, epoch) alone, so the cursor in `state_dict` is a few integers. Prompts over
-`--rollout-max-prompt-len` are skipped when they come up, hence `len()` counts them.
+The rollout draws groups here and gives unfinished groups back. The order of an epoch is a permutation of the file's
+order, determined by (`--rollout-seed`, epoch) alone, so the cursor in `state_dict` is a few integers. Prompts over
+`--rollout-max-prompt-len` are skipped only when they are drawn, so `len()` counts them.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class DatasetSource:
         self._reader: PromptReader | None = None
         self._epoch = self._offset = self._next_group = self._next_sample = 0
         self.num_skipped = 0
-        """Prompts left out for their length, over the run."""
+        """Number of prompts skipped for their length, over the run."""
         self._passed: list[PassedRow] | None = None
-        """Rows that the cursor has passed since the last `take_passed_rows`; None: nobody asks."""
+        """Rows that the cursor has passed since the last `take_passed_rows`; None if they are not recorded."""
         self._orders: dict[int, NDArray[Any]] = {}
-        """Of the epochs that rows are read from."""
+        """Row order of each epoch that rows are read from."""
         self._ahead: ReadAhead | None = None
         plugin = resolve_buffer(args) if buffer_filter is None else buffer_filter
         self.buffer = SampleBuffer(args, self.group_size, plugin)
@@ -88,7 +88,7 @@ class DatasetSource:
         return self.args.streaming_data
 
     def open_rows(self) -> Rows:
-        """The rows of `--prompt-data`; a subclass may have them from elsewhere. Raises ConfigError, DataError."""
+        """Open the rows of `--prompt-data`; a subclass may return other rows. Raises ConfigError, DataError."""
         if not self.args.prompt_data:
             raise ConfigError(
                 "--prompt-data is not set; name a .jsonl or .parquet file, or --disable-rollout-global-dataset"
@@ -97,11 +97,11 @@ class DatasetSource:
 
     @property
     def _named(self) -> str:
-        """What the rows are called in messages."""
+        """Name of the rows for messages."""
         return str(self.args.prompt_data or (self.rows.path if self.rows is not None else "--prompt-data"))
 
     def __len__(self) -> int:
-        """Rows of one epoch, prompts that are too long included; 0 without a data set."""
+        """Return the number of rows of an epoch, including prompts that are too long; 0 without a data set."""
         return self._num_rows
 
     @property
@@ -111,7 +111,7 @@ class DatasetSource:
     # -- drawing -------------------------------------------------------------------------------------
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """`num_samples` groups: waiting ones first, then the next rows; goes on into the next epochs as needed.
+        """Return `num_samples` groups: waiting groups first, then the next rows, into the next epochs as needed.
 
         Raises:
             DataError: A row cannot be used, or every prompt of the data is too long.
@@ -122,19 +122,19 @@ class DatasetSource:
         return groups
 
     def add_samples(self, samples: list[Group]) -> None:
-        """Give groups back, to be drawn again first. Raises RolloutError for a group of the wrong size."""
+        """Take back groups, which are drawn again first. Raises RolloutError for a group of the wrong size."""
         self.buffer.add(samples)
 
     def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
-        """Tell the buffer who draws, and how new the newest weights are."""
+        """Pass the drawing rollout and the newest weight version to the buffer."""
         self.buffer.begin_rollout(rollout_id, weight_version)
 
     def observe(self, groups: list[Group], trained: bool) -> None:
-        """Show the buffer scored groups: those that go to training, or one that the dynamic filter dropped."""
+        """Pass scored groups to the buffer: groups for training, or a group that the dynamic filter dropped."""
         self.buffer.observe(groups, trained)
 
     def take_metrics(self) -> dict[str, float]:
-        """The buffer's, since the last call."""
+        """Return the buffer's metrics since the last call."""
         return self.buffer.take_metrics()
 
     def _next_prompt(self) -> Sample:
@@ -159,11 +159,11 @@ class DatasetSource:
         )
 
     def _has(self, index: int) -> bool:
-        """Whether an epoch has so many rows and one more."""
+        """Return whether an epoch has a row with this index."""
         return self.rows is not None and has_row(self.rows, index)
 
     def _advance(self) -> tuple[int, Sample | None]:
-        """Move the cursor by one row; the row's index in the file's order, and its sample."""
+        """Move the cursor by one row; return the row's index in the file's order, and its sample."""
         assert self._reader is not None
         place, row = next(self._upcoming())
         sample = self._reader.read(row) if self._ahead is None else self._ahead.take(place, self._upcoming)
@@ -171,7 +171,7 @@ class DatasetSource:
         return row, sample
 
     def _upcoming(self) -> Iterator[tuple[Place, int]]:
-        """The rows from the cursor on, without end: (epoch, position in its order), and index in the file's order."""
+        """Yield rows from the cursor on, endlessly: (epoch, position in its order), and index in the file's order."""
         epoch, position = self._epoch, self._offset
         while True:
             if not self._has(position):
@@ -204,13 +204,13 @@ class DatasetSource:
             self._passed.append(PassedRow(self._epoch, row, group_index, reason))
 
     def take_passed_rows(self) -> list[PassedRow]:
-        """Rows that have become groups, or were skipped, since the last call; they are kept from the first one on."""
+        """Return rows that became groups or were skipped since the last call; recording begins with the first call."""
         passed, self._passed = self._passed or [], []
         return passed
 
     @property
     def cursor(self) -> dict[str, int]:
-        """Where in the data the next prompt comes from."""
+        """Position in the data of the next prompt."""
         return {
             "epoch": self._epoch,
             "offset": self._offset,
@@ -219,7 +219,7 @@ class DatasetSource:
         }
 
     def _num_known(self) -> int:
-        """Rows of an epoch; where the file is streamed, at least one more than were drawn, if there are any left."""
+        """Return the known rows of an epoch; of a streamed file, at least one more than were drawn, if any are left."""
         if not self._streams or self._epoch or not self._has(self._offset):
             return self._num_rows
         return self._offset + 1
@@ -237,7 +237,7 @@ class DatasetSource:
     # -- storing -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Cursor, counters, waiting groups and what the data looked like, as JSON holds them."""
+        """Return cursor, counters, waiting groups and the data's fingerprint as JSON values."""
         return {
             "version": STATE_VERSION,
             "epoch": self._epoch,
@@ -250,10 +250,10 @@ class DatasetSource:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Resume from a `state_dict`.
 
         Raises:
-            CheckpointError: The data or its order is not what it was, or the state is another version's.
+            CheckpointError: The data or its order has changed, or the state has another version.
         """
         if state.get("version") != STATE_VERSION:
             raise CheckpointError(f"data source state has version {state.get('version')!r}; this is {STATE_VERSION}")
@@ -280,10 +280,10 @@ class DatasetSource:
         partial.replace(path)
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Read what `save` wrote under `args.load`; nothing to do without one or without a rollout id.
+        """Read the state that `save` wrote under `args.load`; do nothing without `args.load` or a rollout id.
 
         Raises:
-            CheckpointError: There is no such state, or it does not fit (see `load_state_dict`).
+            CheckpointError: The state does not exist or does not fit (see `load_state_dict`).
         """
         if not self.args.load or rollout_id is None:
             return
@@ -305,17 +305,17 @@ class DatasetSource:
 
 
 def epoch_order(num_rows: int, seed: int, epoch: int) -> NDArray[Any]:
-    """[num_rows] permutation of the file's order, from nothing but its arguments."""
+    """Return the [num_rows] permutation of the file's order, determined by the arguments alone."""
     import numpy as np
 
     return np.random.default_rng((seed, epoch)).permutation(num_rows)
 
 
 def eval_samples(args: Args, dataset: Any, tokenizer: Any) -> list[Group]:
-    """The groups of one evaluation data set, `dataset.n_samples_per_eval_prompt` samples per prompt.
+    """Return the groups of an evaluation data set, `dataset.n_samples_per_eval_prompt` samples per prompt.
 
     Args:
-        args: The run's settings, for its tools; `dataset` has the other fallbacks filled in.
+        args: The run's settings, read for the tools; `dataset` already has all other fallbacks.
         dataset: `config.eval_config.EvalDataset`.
         tokenizer: HF tokenizer.
 
@@ -344,7 +344,7 @@ def eval_samples(args: Args, dataset: Any, tokenizer: Any) -> list[Group]:
 
 
 def _apply_dataset_settings(prompt: Sample, dataset: Any) -> None:
-    """A row's own reward and generate function win over its data set's; `metadata_overrides` win over the row."""
+    """Apply a data set's settings: a row keeps its own reward and generate function, overrides replace its metadata."""
     prompt.metadata.update({**(dataset.metadata_overrides or {}), "source_name": dataset.name})
     if not (prompt.custom_rm_path or prompt.metadata.get("rm_type")):
         prompt.custom_rm_path = dataset.custom_rm_path
@@ -358,7 +358,7 @@ def _state_path(directory: str | Path, rollout_id: int) -> Path:
 
 
 def _check_unchanged(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, spec: str) -> None:
-    """Raise CheckpointError naming each difference; a file that only moved is the same data."""
+    """Raise CheckpointError with each difference; a file that only moved counts as the same data."""
     if then is None or now is None:
         if then is not now:
             raise CheckpointError("the checkpoint and this run differ in whether they have a data set (--prompt-data)")

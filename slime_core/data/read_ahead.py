@@ -17,25 +17,28 @@ from typing import TypeAlias
 from slime_core.types import Sample
 
 Place: TypeAlias = tuple[int, int]
-"""Epoch, and number of the row in its order."""
+"""Epoch, and position of the row in its order."""
 Read: TypeAlias = Callable[[int], Sample | None]
 
 
 class ReadAhead:
-    """A window of rows that are being read."""
+    """A window of rows that threads read in advance."""
 
     def __init__(self, make_reader: Callable[[], Read], workers: int, window: int) -> None:
-        """`make_reader` is called once in each thread, since a tokenizer serves one at a time."""
+        """Create the window; `make_reader` is called once per thread, since a tokenizer serves one thread at a time."""
         self._window = window
         self._of_thread = threading.local()
         self._make_reader = make_reader
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="slime-data")
         self._reading: deque[tuple[Place, Future[Sample | None]]] = deque()
         self._upcoming: Iterator[tuple[Place, int]] = iter(())
-        """What comes after the rows that are being read."""
+        """Places and rows that follow the rows being read."""
 
     def take(self, place: Place, upcoming: Callable[[], Iterator[tuple[Place, int]]]) -> Sample | None:
-        """The sample of the row at `place`, the first of `upcoming()`; the next are begun. Raises as reading."""
+        """Return the sample of the row at `place`, the first of `upcoming()`, and start reading the next rows.
+
+        Raises what the reader raises.
+        """
         if not self._reading or self._reading[0][0] != place:
             self._forget()
             self._upcoming = upcoming()

@@ -1,7 +1,7 @@
-"""One row of a data set -> one PENDING sample: prompt, ids, label, metadata, tools.
+"""Convert a row of a data set to a PENDING sample: prompt, ids, label, metadata, tools.
 
 `prompts.py` reads training and evaluation rows through `PromptReader`. A conversation that ends with the assistant is
-no prompt; it keeps its messages and gets no ids (the rollout `sft` writes those).
+not a prompt: it keeps its messages and gets no ids (the rollout `sft` writes the ids).
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold what, and how prompts are spelled."""
+    """Meaning of the data set's columns, and the format of prompts."""
 
     input: str | None
-    """None: recognised in the first row (`layouts`), and the label with it."""
+    """Column of the prompt. None: recognised in the first row (`layouts`), together with the label."""
     label: str | None
     metadata: str | None
     tools: str | None
     apply_chat_template: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     run_tools: tuple[Mapping[str, Any], ...] = ()
-    """Schemas given to the chat template where a row has none of its own."""
+    """Tool schemas for the chat template if a row has none."""
     max_prompt_len: int | None = None
-    """Longer prompts are left out, counted in tokens."""
+    """Limit in tokens; longer prompts are skipped."""
     multimodal: Mapping[str, str] = field(default_factory=dict)
     """Kind -> column (`--multimodal-keys`); empty: text only."""
     checkpoint: str | None = None
-    """Whose processor makes tokens of prompts with images."""
+    """Checkpoint whose processor tokenizes prompts with images."""
     system: str | None = None
     """System message put before every prompt that has none (`--system-prompt`)."""
     args: Args | None = None
-    """Read for `content_special_tokens`."""
+    """The run's settings, read for `content_special_tokens`."""
     demonstrates: bool = False
-    """Rows are answers to learn, not problems: a supervised run's."""
+    """True in a supervised run, whose rows are answers to learn instead of problems."""
 
     @classmethod
     def of_run(cls, args: Args) -> Columns:
-        """The training data's."""
+        """Return the columns of the training data."""
         return cls._of(args, args, args.rollout_max_prompt_len, demonstrates=not args.compute_advantages_and_returns)
 
     @classmethod
     def of_eval(cls, dataset: EvalDataset, args: Args) -> Columns:
-        """An evaluation data set's, whose fallbacks are filled in; `args` has the tools."""
+        """Return the columns of an evaluation data set that has its fallbacks; `args` has the tools."""
         return cls._of(dataset, args, dataset.max_prompt_len)
 
     @classmethod
@@ -91,7 +91,7 @@ class Columns:
 
 
 class PromptReader:
-    """Reads samples by row index; `processor` is for prompts with images, by default the checkpoint's."""
+    """Reader of samples by row index; `processor` is for prompts with images, by default the checkpoint's."""
 
     def __init__(
         self, rows: Rows, tokenizer: Any, columns: Columns, spec: str | Path, *, processor: Any = None
@@ -111,7 +111,7 @@ class PromptReader:
             self._images = ImagePrompts(processor, columns.multimodal, path.parent)
 
     def read(self, index: int) -> Sample | None:
-        """The row's sample without group and index, or None when its prompt is too long.
+        """Return the row's sample without group and index, or None if its prompt is too long.
 
         Raises:
             DataError: The row cannot be used; the message names file and line.
@@ -183,7 +183,7 @@ class PromptReader:
             messages = quoted_messages(self._tokenizer, messages, self._columns.args, sample.metadata)
             text = render_prompt(self._tokenizer, messages, tools, self._columns.template_kwargs)
             if sample.multimodal_inputs and self._images is not None:
-                # Image tokens are the processor's, so nobody's text; the whole prompt is one span.
+                # Image tokens come from the processor and have no author, so the whole prompt is one span.
                 refs = sample.multimodal_inputs[IMAGES]
                 sample.tokens, sample.multimodal_train_inputs = self._images.encode(text, refs)
             else:
@@ -201,7 +201,7 @@ class PromptReader:
 
 
 def is_conversation(prompt: str | list[dict[str, Any]]) -> bool:
-    """Whether the messages end with the assistant, so that there is nothing to generate."""
+    """Return whether the messages end with the assistant, so that there is nothing to generate."""
     return not isinstance(prompt, str) and prompt[-1].get("role") == "assistant"
 
 
@@ -232,13 +232,13 @@ _IMAGE_PARTS = {"image", "image_url"}
 
 
 def checked_prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
-    """Text, or chat messages as templates take them.
+    """Return the prompt as text, or as chat messages in the form that templates take.
 
-    Messages of ShareGPT's form (`from`, `value`) are given roles, and content in parts of text becomes one text. Null
+    Messages in ShareGPT's form (`from`, `value`) get roles, and content in text parts becomes one text. Null
     keys are dropped, since Parquet gives every message the union of all keys.
 
     Raises:
-        DataError: The value of column `key` is neither.
+        DataError: The value of column `key` is neither text nor chat messages.
     """
     if isinstance(value, str):
         return value
@@ -266,7 +266,7 @@ def checked_prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
 
 
 def _metadata(row: Row, key: str | None) -> dict[str, Any]:
-    """The row's metadata; text that is no JSON is kept under the column's name."""
+    """Return the row's metadata; text that is not JSON is kept under the column's name."""
     value = row.get(key) if key else None
     if isinstance(value, str):
         try:

@@ -1,9 +1,9 @@
-"""What comes between two sampled turns, as ids: the rest of the turn's end, new messages, the next generation prompt.
+"""Token ids between two sampled turns: the rest of the turn's end, new messages, the next generation prompt.
 
-Generators with a chat template call `turn_delta` after each turn; the data source calls `rendered_spans` for prompts.
-Sampled text is never encoded again. The conversation is rendered with a placeholder in the place of the sampled turn,
-and only the text after the placeholder becomes ids, so a template which would write earlier turns differently by now
-(Qwen3 strips their reasoning) cannot change what the policy has seen.
+Generators with a chat template call `turn_delta` after each turn. The data source calls `rendered_spans` for prompts.
+Sampled text is never encoded again. The conversation is rendered with a placeholder for the sampled turn, and only the
+text after the placeholder becomes ids. So a template that renders earlier turns differently later (Qwen3 strips their
+reasoning) cannot change the tokens that the policy has seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slime_core.provenance import Source, Spans, source_of
 logger = logging.getLogger(__name__)
 
 PLACEHOLDER = "assistantturnplaceholder"
-"""Stands for a sampled turn: one word, so that no template trims or splits it."""
+"""Placeholder for a sampled turn: a single word, so that no template trims or splits it."""
 
 Message = Mapping[str, Any]
 
@@ -41,25 +41,24 @@ def turn_delta(
     template_kwargs: Mapping[str, Any] | None = None,
     noted: MutableMapping[str, Any] | None = None,
 ) -> list[tuple[list[int], Source]]:
-    """Ids to append after a sampled assistant turn, with their sources, in order.
+    """Return the ids to append after a sampled assistant turn, with their sources, in order.
 
     Args:
         tokenizer: HF tokenizer with a chat template.
         args: Read for `apply_chat_template_kwargs`, unless `template_kwargs` is given, and for
             `content_special_tokens`: the new messages are an environment's. None: the caller has `quoted` them.
         messages: The conversation before the sampled turn.
-        new_messages: What came after it: tools' answers, the user's next message. Consecutive tool messages must come
-            in one call: templates group them.
+        new_messages: Messages after the turn: tool results, the user's next message. Consecutive tool messages must
+            come in one call, because templates group them.
         tools: Tool schemas, as given for the prompt.
-        sampled_ids: The turn's ids. What of the turn's end they hold already is not repeated.
-        assistant: The sampled turn as a message, for templates that look at its `tool_calls`; its `content` is not
-            used.
-        add_generation_prompt: End with what makes the assistant begin.
-        template_kwargs: For the chat template.
-        noted: The sample's metadata, where those tokens are counted.
+        sampled_ids: The turn's ids. Tokens of the turn's end that they already contain are not repeated.
+        assistant: The sampled turn as a message, for templates that read its `tool_calls`; its `content` is not used.
+        add_generation_prompt: End with the generation prompt of the assistant.
+        template_kwargs: Arguments for the chat template.
+        noted: The sample's metadata, in which quoted tokens are counted.
 
     Raises:
-        DataError: The template refuses the messages, or what it writes after the turn cannot be told; names it.
+        DataError: The template refuses the messages, or its text after the turn cannot be determined.
     """
     if template_kwargs is None and args is not None:
         template_kwargs = args.apply_chat_template_kwargs
@@ -91,12 +90,12 @@ def rendered_spans(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[list[int], Spans]:
-    """A rendered prompt's ids and who wrote them; an assistant's messages in it are demonstrations, as context.
+    """Return a rendered prompt's ids and their authors; an assistant's messages in it count as demonstrations.
 
     Args:
         tokenizer: HF tokenizer with a chat template.
-        messages: The conversation; `quoted_messages` has seen it.
-        text: What `render_prompt` made of it with the other arguments.
+        messages: The conversation, after `quoted_messages`.
+        text: The result of `render_prompt` for the conversation and the other arguments.
         tools: Tool schemas.
         template_kwargs: For the chat template.
     """
@@ -113,11 +112,11 @@ def rendered_spans(
 
 
 class _Turn:
-    """Renders what comes after one sampled turn, with a placeholder for it, and cuts there.
+    """Render the text after one sampled turn, with a placeholder for the turn, and cut at the placeholder.
 
-    How the template ends such a turn is asked by rendering the conversation once more, with nothing behind the turn.
-    That is not needed where the turn was sampled up to a special token which the template has there, too: then what
-    follows that token follows the turn, whatever the template thinks of the conversation's length or its last message.
+    A second rendering, with no message after the turn, shows how the template ends such a turn. It is not needed if
+    the turn was sampled up to a special token that the template also writes there. Then the text after the token
+    follows the turn, however the template treats the conversation's length or its last message.
     """
 
     def __init__(
@@ -135,12 +134,12 @@ class _Turn:
         self._calls = assistant is not None and bool(assistant.get("tool_calls"))
         self._turn = {**(assistant or {}), **self._plain} if self._calls else self._plain
         self.end = ""
-        """What ends the turn, as far as it matters for what was sampled of it; once `after` has been called."""
+        """Text that ends the turn, as far as it matters for the sampled text; set by `after`."""
         self._before: str | None = None
-        """The conversation up to there, with the calls."""
+        """The conversation up to the end of the turn, with the calls."""
 
     def after(self, new: Sequence[Message], generation_prompt: bool) -> str:
-        """The end of the turn, `new`, and the generation prompt."""
+        """Return the end of the turn, `new`, and the generation prompt."""
         whole = self._render([*self._messages, self._turn, *new], generation_prompt)
         return self._after_calls(whole) if self._calls else self._after_text(whole)
 
@@ -158,7 +157,7 @@ class _Turn:
         if self._before is None:
             self._before = self._render([*self._messages, self._turn], False)
         before = self._before
-        if PLACEHOLDER in before:  # what comes before the turn may be rewritten: it is not looked at
+        if PLACEHOLDER in before:  # text before the turn may be rewritten and is ignored
             before, whole = self._behind(before, "the turn"), self._behind(whole, "the turn and new messages")
         if PLACEHOLDER in self._before and self._closing and self._closing in before:
             self.end = before[before.rindex(self._closing) :]
@@ -173,7 +172,7 @@ class _Turn:
         return self.end + whole[len(before) :]
 
     def _ask(self) -> None:
-        """Have the template write the turn's text with nothing behind it."""
+        """Render the turn's text with no message after it."""
         if not self.end:
             self.end = self._behind(self._render([*self._messages, self._plain], False), "the turn")
 
@@ -195,7 +194,7 @@ class _Turn:
 
 
 def _closing(tokenizer: Any, sampled_ids: Sequence[int]) -> str:
-    """The special token that the sampled turn ends with, if there is one and nowhere else in it."""
+    """Return the special token at the end of the sampled turn, if it occurs only there."""
     if not sampled_ids or not _is_special(tokenizer, sampled_ids[-1]) or sampled_ids[-1] in sampled_ids[:-1]:
         return ""
     return str(tokenizer.decode(list(sampled_ids[-1:]), skip_special_tokens=False))
@@ -212,12 +211,12 @@ _Render = Callable[[Sequence[Message], bool], str]
 
 
 def _places(text: str, messages: Sequence[Message], render: _Render) -> list[_Place]:
-    """Where the messages' own words are in `text`, in order.
+    """Return the places of the messages' own words in `text`, in order.
 
-    A message whose words occur once is there. Else the same messages are rendered with marks for words, which tells
-    the template's text between them. From a message on that cannot be found either (a template that writes its words
-    as JSON), all but the generation prompt is that message's. Of many messages the marks come first, since a search
-    through the text for each takes its square.
+    If a message's words occur exactly once, that is their place. Otherwise the same messages are rendered with marks
+    instead of words, which shows the template's text between them. If a message cannot be found this way either (a
+    template that writes its words as JSON), it gets all remaining text except the generation prompt. If there are many
+    messages, the marks are tried first, because a search through the text for each message takes quadratic time.
     """
     if len(messages) > _MANY and len(framed := _framed_places(text, messages, render)) == len(messages):
         return framed
@@ -264,7 +263,7 @@ def _framed_places(text: str, messages: Sequence[Message], render: _Render) -> l
 
 
 def _words(message: Message) -> str:
-    """A message's text; of content in parts, that of its text parts."""
+    """Return a message's text; if the content has parts, the text of its text parts."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -274,10 +273,10 @@ def _words(message: Message) -> str:
 
 
 def _encoded(tokenizer: Any, text: str, places: Sequence[_Place]) -> tuple[list[int], list[Source], list[int]]:
-    """Ids of `text`, who wrote each, and the character each ends before.
+    """Return the ids of `text`, the author of each, and the character before which each ends.
 
-    A token is its message's when any of its characters is. A tokenizer without offsets gives all to the message with
-    most characters, and no ends.
+    A token belongs to a message if any of its characters does. With a tokenizer without offsets, all tokens belong to
+    the message with the most characters, and there are no ends.
     """
     if not tokenizer.is_fast:
         ids = encode_rendered(tokenizer, text)
@@ -303,7 +302,7 @@ def _encoded(tokenizer: Any, text: str, places: Sequence[_Place]) -> tuple[list[
 
 
 def _spelled_places(tokenizer: Any, text: str, places: Sequence[_Place]) -> list[_Place]:
-    """The places in the spelled text, which is longer than what stands for it."""
+    """Return the places in the spelled text, which is longer than the original text."""
     found: list[_Place] = []
     at = length = 0
     for begin, end, source in places:
@@ -316,10 +315,10 @@ def _spelled_places(tokenizer: Any, text: str, places: Sequence[_Place]) -> list
 
 
 def _already_sampled(tokenizer: Any, ids: Sequence[int], sampled_ids: Sequence[int], num_end: int) -> int:
-    """How many of `ids` the sampled turn ends with already.
+    """Return how many of `ids` are already at the end of the sampled turn.
 
-    At most the `num_end` that end a turn; where the template writes no end, a special token that begins the next
-    message, which GLM-4 samples to say who speaks next.
+    At most the `num_end` ids that end a turn. If the template writes no end, a special token that begins the next
+    message: GLM-4 samples it to name the next speaker.
     """
     longest = num_end or int(bool(ids) and _is_special(tokenizer, ids[0]))
     for count in range(min(longest, len(sampled_ids)), 0, -1):

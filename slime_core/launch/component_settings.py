@@ -1,8 +1,9 @@
-"""What the run's components say about settings: which ones they act on, and what they find wrong with them.
+"""Check the settings against the run's components: which settings a component uses, and which it refuses.
 
-`prepare` asks once, before anything starts. The traits of an engine, a trainer or a weight transport say which
-settings of `config.support.BY_COMPONENT` it `uses`; its class may have the classmethods `missing(args)`, what it needs
-and is not installed, with what to type (empty when all is there), and `check_settings(settings)`.
+`prepare` calls the check once, before anything starts. The traits of an engine, a trainer or a weight transport list
+the settings of `config.support.BY_COMPONENT` that it `uses`. Its class may have two classmethods: `missing(args)`
+returns the packages that are not installed and the command that installs them (empty if nothing is missing), and
+`check_settings(settings)` returns warnings.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _TRAITS: Mapping[str, type[Any]] = {
     "rollout_engine": EngineTraits,
     "train_backend": TrainerTraits,
 }
-"""The setting that names a component -> what it says of itself."""
+"""Setting that names a component -> class of the component's traits."""
 
 OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_tolerance"})
-"""Settings that a launcher acts on for an engine in a process that it started (`LauncherTraits.restarts_engines`)."""
+"""Settings that a launcher applies to an engine process that it started (`LauncherTraits.restarts_engines`)."""
 
 
 def check_component_settings(settings: Settings, parts: Components) -> None:
-    """Log warnings. Raises ConfigError for a setting nobody acts on, and for what a component refuses."""
+    """Log warnings. Raises ConfigError for a setting that no component uses or that a component refuses."""
     flags = _chosen(parts)
     _check_installed(settings, flags)
     warn_unsupported(settings, parts)
@@ -47,7 +48,7 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
 
 
 def _settle_weight_files(settings: Settings, transport: Any) -> None:
-    """A transport that writes files has a directory for them. Raises ConfigError."""
+    """Set the directory of a transport that writes files. Raises ConfigError."""
     args = settings.args
     if transport is None or not transport.traits.writes_files or args.update_weight_disk_dir is not None:
         return
@@ -59,7 +60,7 @@ def _settle_weight_files(settings: Settings, transport: Any) -> None:
 
 
 def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
-    """Log and return warnings about settings that none of the components acts on. Raises ConfigError."""
+    """Log and return warnings about settings that no component uses. Raises ConfigError."""
     flags, uses = _chosen(parts), set[str]()
     for part, name in flags:
         acts_on = set(traits_of(part, _TRAITS[name]).uses)
@@ -82,13 +83,13 @@ def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
 
 
 def _chosen(parts: Components) -> list[tuple[Any, str]]:
-    """(Class, the setting that names it) of transport, engine and trainer, where there are any."""
+    """Return (class, setting that names it) of the transport, the engine and the trainer that the run has."""
     named = zip((parts.weight_transport, parts.engine, parts.trainer), _TRAITS)
     return [(part, name) for part, name in named if part]
 
 
 def _check_installed(settings: Settings, flags: Sequence[tuple[Any, str]]) -> None:
-    """Raise one ConfigError for all that the chosen components need and is not there, with the way without it."""
+    """Raise one ConfigError that lists all missing packages of the chosen components, with an alternative if any."""
     missing = {name: part.missing(settings.args) for part, name in flags if hasattr(part, "missing")}
     lacking = [f"{settings.cite(name)}: {text}" for name, text in missing.items() if text]
     if not lacking:

@@ -1,7 +1,7 @@
-"""Settings -> the components they name, all resolved and signature-checked before anything is started.
+"""Resolve and signature-check all components that the settings name, before anything is started.
 
-Every launcher calls `resolve_components` first: an unknown name, a typo in a path or a wrong signature ends the
-command here, with one line that says which setting it came from.
+Every launcher calls `resolve_components` first. An unknown name, a typo in a path or a wrong signature ends the
+command here, with one line that names the setting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Components:
-    """Classes and functions, not yet constructed."""
+    """The classes and functions of a run, not yet constructed."""
 
     data_source: Any = None
     rollout_function: Any = None
@@ -50,25 +50,25 @@ class Components:
     dynamic_filter_name: str = ""
     estimator: Any = None
     advantage_function: Any = None
-    """`--custom-advantage-function-path`, on top of the estimator."""
+    """Function of `--custom-advantage-function-path`, on top of the estimator."""
     loss: Any = None
     objective: Objective | None = None
-    """The loss and what it is built with."""
+    """The loss and its constructor inputs."""
     engine: Any = None
     trainer: Any = None
     weight_transport: Any = None
-    """The one that the settings name; None: the engine's best, which is known once it has started."""
+    """The transport that the settings name; None: the engine's best transport, which is known once it has started."""
     post_process_rewards: Callable[..., Any] | None = None
     convert_samples: Callable[..., Any] | None = None
     hooks: Hooks = field(default_factory=nobody)
-    """Those of installed plugins, and the functions that settings name."""
+    """Hooks of installed plugins, and the functions that settings name for hooks."""
     user: RolloutHooks = field(default_factory=RolloutHooks)
-    """Those of a rollout."""
+    """Hooks that a rollout calls."""
     needs_address: bool = False
-    """A generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
+    """True if a generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
 
     def build_estimator(self, args: Args) -> Any:
-        """The estimator, wrapped where a function computes the advantages; None for a loss without advantages."""
+        """Build the estimator, wrapped if a function computes the advantages; None for a loss without advantages."""
         if self.estimator is None:
             return None
         estimator = self.estimator(args)
@@ -80,16 +80,16 @@ class Components:
 
     @property
     def needs_critic(self) -> bool:
-        """The estimator computes advantages from values."""
+        """True if the estimator computes advantages from values."""
         return self.estimator is not None and self.estimator.needs_values
 
     def build_trainers(self, args: Args) -> Trainers:
-        """The actor's trainer, and the critic's where there is one."""
+        """Build the actor's trainer, and the critic's if the run needs a critic."""
         needed = self.needs_critic and args.compute_advantages_and_returns
         return Trainers(args, self.trainer, with_critic=needed, hooks=self.hooks)
 
     def build_loss(self, args: Args, estimator: Any) -> Any:
-        """The objective of the run."""
+        """Build the run's loss."""
         assert self.objective is not None, "resolved without the training side"
         return self.objective.build(args, estimator)
 
@@ -97,12 +97,12 @@ class Components:
 def resolve_components(
     settings: Settings, manager: pluggy.PluginManager | None = None, *, learn: bool = True
 ) -> tuple[Components, Resolver]:
-    """Resolve everything the run names; `learn=False` leaves out the training side.
+    """Resolve every component that the settings name; `learn=False` leaves out the training side.
 
-    `manager` has the installed hook plugins; it gets the functions that settings name for hooks.
+    `manager` holds the installed hook plugins; the functions that settings name for hooks are registered with it.
 
     Raises:
-        PluginError: Something cannot be found, loaded or called.
+        PluginError: A component cannot be found, loaded or called.
         ConfigError: No reward function is set and the rollout needs one.
     """
     r = Resolver(settings)
@@ -116,7 +116,7 @@ def resolve_components(
     if r.args.load_debug_rollout_data:
         parts.data_source, parts.rollout_function, parts.eval_function = UnusedSource, SavedRollout(), None
         parts.user = RolloutHooks(told=parts.hooks, generates=False)
-    r.setting("buffers", "buffer_filter_path")  # checked here; the data source resolves it again where it lives
+    r.setting("buffers", "buffer_filter_path")  # checked here; the data source resolves it again in its own process
     parts.post_process_rewards = r.function("reward_post_processes", "custom_reward_post_process_path")
     parts.convert_samples = r.function("sample_converters", "custom_convert_samples_to_train_data_path")
     generators: list[GenerateCaller] = []
@@ -146,7 +146,7 @@ def resolve_components(
             )
         _check_pairs(settings, parts)
     elif settings.command != "eval" and settings.is_given("advantage_estimator"):
-        # Nothing is trained, but the samples may need its greedy baseline when they are trained on later.
+        # This run does not train, but later training on its samples may need the estimator's greedy baseline.
         parts.estimator = _estimator(r)
     if settings.args.multimodal_keys or any(dataset.multimodal_keys for dataset in settings.args.eval_datasets):
         from slime_core.launch.images import check_images
@@ -156,7 +156,7 @@ def resolve_components(
 
 
 def named_transport(r: Resolver) -> Any:
-    """The transport that `--update-weight-transport` names; None for words that leave the choice to the engine."""
+    """Return the transport that `--update-weight-transport` names, or None if its value leaves the engine to choose."""
     name = "update_weight_transport"
     if r.args.update_weight_transport in NO_NAMES:
         return None
@@ -166,7 +166,7 @@ def named_transport(r: Resolver) -> Any:
 
 
 def _data_source(r: Resolver) -> Callable[[Any], Any]:
-    """What makes the data source of the settings."""
+    """Return the constructor of the run's data source."""
     found, name = r.setting("data_sources", "data_source_path"), option_name(r.used[-1].ref)
     if r.args.data_source_path is not None:
         from slime_core.data.flat_source import FlatSource, is_flat
@@ -183,7 +183,7 @@ def _estimator(r: Resolver) -> Any:
 
 
 def _warn_of_unasked(r: Resolver, rollout_function: Any) -> None:
-    """Say so when the chosen rollout leaves the sample hooks of settings out."""
+    """Warn if the chosen rollout function does not call the sample hooks that the settings name."""
     name = "rollout_sample_hook_path"
     if r.args.rollout_sample_hook_path and "context" not in inspect.signature(rollout_function).parameters:
         logger.warning(
@@ -194,7 +194,7 @@ def _warn_of_unasked(r: Resolver, rollout_function: Any) -> None:
 
 
 def _resolve_generation(parts: Components, r: Resolver) -> list[GenerateCaller]:
-    """Everything between prompt and reward; the generate functions that settings name."""
+    """Resolve all components between prompt and reward; return the generate functions that settings name."""
     args = r.args
     name = "custom_generate_function_path"
     parts.generator = r.generator(r.named(name) or DEFAULTS[name], r.origin(name))
@@ -233,7 +233,7 @@ def _resolve_generation(parts: Components, r: Resolver) -> list[GenerateCaller]:
 
 
 def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> GenerateCaller:
-    """The data set's generate function, after all that its entry names has been found."""
+    """Resolve all components that the data set's entry names; return its generate function."""
     origin = f"evaluation data set {dataset.name!r}"
     if dataset.custom_generate_function_path:
         dataset.custom_generate_function_path = absolute_spec(dataset.custom_generate_function_path)
@@ -270,11 +270,11 @@ _PAIRS = (
         "does not tell or use what tokens are sampled among",
     ),
 )
-"""Settings that need a trait of the engine and one of the trainer, and what is wrong where one lacks it."""
+"""(setting, engine trait, trainer trait, error text): settings that need a trait of the engine and of the trainer."""
 
 
 def _check_pairs(settings: Settings, parts: Components) -> None:
-    """`_PAIRS` are for engines and trainers that declare it, and for losses on the trainer's own log-probs."""
+    """Raise ConfigError if a setting of `_PAIRS` lacks its traits, or a loss on the trainer's own log-probs."""
     for setting, of_engine, of_trainer, wrong in _PAIRS:
         if not getattr(settings.args, setting):
             continue
@@ -298,11 +298,11 @@ _OTHER_SIGNALS = (
     "rollout_function_path custom_advantage_function_path custom_reward_post_process_path use_opd loss_type"
     " load_debug_rollout_data custom_convert_samples_to_train_data_path"
 )
-"""Settings with which a prompt's only answer may teach something."""
+"""Settings that can give a training signal when a prompt has only one answer."""
 
 
 def _check_requirements(settings: Settings, estimator: Any) -> None:
-    """Raise ConfigError if the algorithm lacks a setting, or a group to compare."""
+    """Raise ConfigError if the algorithm lacks a required setting, or a group of answers to compare."""
     args = settings.args
     chosen = f"--advantage-estimator {args.advantage_estimator!r}"
     if args.n_samples_per_prompt == 1 and args.rewards_normalization and estimator.compares_group:
@@ -322,7 +322,7 @@ def _check_requirements(settings: Settings, estimator: Any) -> None:
 
 
 def _warn_of_unread(settings: Settings, parts: Components) -> None:
-    """Warn of settings that the estimator `ignores`, and of those whose readers it does not override."""
+    """Warn of settings that the estimator `ignores`, and of settings whose readers it does not override."""
     from slime_core.estimator import EstimatorBase
 
     estimator, chosen = parts.estimator, f"--advantage-estimator {settings.args.advantage_estimator!r}"
@@ -332,7 +332,7 @@ def _warn_of_unread(settings: Settings, parts: Components) -> None:
     reads_rewards_only = estimator.advantages is EstimatorBase.advantages
     if reads_rewards_only:
         unread |= {"gamma", "lambd"}
-    if parts.advantage_function is not None:  # which may read what it likes
+    if parts.advantage_function is not None:  # it may read any setting
         unread -= {"gamma", "lambd"}
     elif settings.args.kl_coef and reads_rewards_only:
         logger.warning(
@@ -343,7 +343,7 @@ def _warn_of_unread(settings: Settings, parts: Components) -> None:
 
 
 def _check_roles(settings: Settings, parts: Components) -> None:
-    """The models beside the actor that the algorithm needs, and settings of a critic that it does not have."""
+    """Check that the algorithm has the teacher or critic it needs; warn of critic settings without a critic."""
     args = settings.args
     chosen = f"--advantage-estimator {args.advantage_estimator!r}"
     if parts.estimator.needs_teacher and not args.use_opd:

@@ -1,15 +1,15 @@
-"""SIGTERM or ctrl-C during training: finish or interrupt what runs, and commit, so that no trained weights are lost.
+"""Drain on SIGTERM or ctrl-C during training: finish or interrupt running work and commit, so no weights are lost.
 
-A launcher puts `with Drain(seconds) as drain:` around its loop; the command's handlers of both signals
-(`cli/termination.py`) offer the first one to `current()`::
+A launcher puts `with Drain(seconds) as drain:` around its loop. The command's handlers of both signals
+(`cli/termination.py`) pass the first signal to `current()`::
 
     signal --> Drain.ask --> drain.asked, and every `on_ask` callback   rollout stage: interrupt the rollout
                          \\-> clock of --drain-timeout --> SIGTERM: the run ends at once, exit status 143
 
-The loop commits and returns early. Outside of such a block, for every other command, and as the second signal inside of
-it, both end the process at once; ctrl-C also where slime is called from a program, which has a use of its own for it.
-Ranks other than 0 take their turn from rank 0's messages, so for them a drain is only to outlive a signal that all
-processes get.
+The loop commits and returns early. Both signals end the process at once outside of such a block, for every other
+command, and as the second signal inside the block. Ctrl-C also does so if slime is called from a program, which has its
+own use for ctrl-C. Ranks other than 0 follow rank 0's messages, so they only need to survive a signal that all
+processes receive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slime_core.errors import TrainError
 from slime_core.waits import asked_to_end
 
 SAME_REQUEST = 1.0
-"""Seconds: `timeout` and schedulers signal a process and then its group, which is one request and not two."""
+"""Seconds within which two signals count as one: `timeout` and schedulers signal a process and then its group."""
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "ctrl-C"}
 _current: Drain | None = None
 _of_command: Callable[[int, FrameType | None], None] | None = None
@@ -38,22 +38,22 @@ class Drain:
     """A request to end soon, with a deadline.
 
     Args:
-        seconds: `--drain-timeout`: from the request until the run is ended at once.
-        quiet: Say nothing; another process does.
+        seconds: `--drain-timeout`: time from the request until the run is ended without a commit.
+        quiet: Print nothing, because another process prints.
     """
 
     def __init__(self, seconds: float, *, quiet: bool = False) -> None:
         self.seconds = seconds
         self.asked = False
-        """Whether the run is to end early. Any thread may read it; it never becomes False again."""
+        """True once the run is to end early. Any thread may read it; it never becomes False again."""
         self.late = False
-        """Whether the deadline has passed."""
+        """True once the deadline has passed."""
         self._quiet = quiet
         self.number = signal.SIGTERM
-        """The signal that asked."""
+        """The signal that requested the drain."""
         self._since = 0.0
         self._on_interrupt: Any = None
-        """What handled SIGINT before; None where this does not handle it."""
+        """The SIGINT handler before this drain; None if this drain does not handle SIGINT."""
         self._owner = os.getpid()
         self._callbacks: list[Callable[[], None]] = []
         self._clock: threading.Timer | None = None
@@ -78,19 +78,19 @@ class Drain:
             self._clock.cancel()
 
     def on_ask(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when asked (at once, if that was before).
+        """Register a callback for the drain request; call it now if the request was already made.
 
-        It is called in the thread that asks, for a signal in the middle of anything: it must return at once and take
-        no lock.
+        The requesting thread calls it. A signal may interrupt that thread anywhere, so the callback must return at once
+        and take no lock.
         """
         self._callbacks.append(callback)
         if self.asked:
             callback()
 
     def ask(self, number: signal.Signals) -> bool:
-        """Ask for the end, as that signal does; False when that is a second request, so it is to be now.
+        """Request the drain for signal `number`; return False for a second request, which must end the run at once.
 
-        Any thread may call it, and a signal handler.
+        Any thread and any signal handler may call it.
         """
         if os.getpid() != self._owner:
             return False
@@ -112,12 +112,12 @@ class Drain:
         return True
 
     def check_goes_on(self, error: Exception) -> None:
-        """Raise TrainError where a run could be brought back from `error` but is to end anyway."""
+        """Raise TrainError if the run could recover from `error` but was already requested to end."""
         if self.asked:
             raise TrainError(f"{error}; not restarted, since the run was asked to end") from error
 
     def _end(self) -> None:
-        """The deadline has passed: what a second signal does."""
+        """End the run when the deadline has passed, as a second signal does."""
         self.late = True
         if not self._quiet:
             print(
@@ -129,25 +129,25 @@ class Drain:
 
 
 def current() -> Drain | None:
-    """The drain of the run that this process is in the middle of."""
+    """Return the drain of the run in progress in this process; None without a run."""
     return _current
 
 
 def interrupt_handler() -> Any:
-    """What SIGINT does where it is no request to drain: for a second signal, and outside of every drain."""
+    """Return the SIGINT handler for signals that do not request a drain: a second signal, or one outside any drain."""
     own = None if _current is None else _current._on_interrupt
     return signal.getsignal(signal.SIGINT) if own is None else own
 
 
 def handle_interrupts(handler: Callable[[int, FrameType | None], None] | None) -> None:
-    """Have SIGINT handled by the command around every drain to come; None leaves it as it is."""
+    """Set the command's SIGINT handler for all later drains; with None, drains leave SIGINT unchanged."""
     global _of_command
     _of_command = handler
 
 
 @contextmanager
 def outliving() -> Iterator[None]:
-    """Around the loop of a rank other than 0: a first signal changes nothing, since rank 0 says when to end."""
+    """Ignore a first signal around the loop of a rank other than 0, since rank 0 decides when to end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
-"""A run from its record's beginning to its summary, whatever launched it: resume, loop, hooks, end.
+"""Drive a run from the start of its record to its summary, with any launcher: resume, loop, hooks, end.
 
-Each launcher builds the parts of its run and calls `drive` in the process that records it: the real parts (`inline`),
-or stand-ins for those that live elsewhere. `drive` may run the loop several times, where the launcher says what it
-survives; only the last end is the run's.
+Each launcher builds the parts of its run and calls `drive` in the process that records the run. It passes the real
+parts (`inline`), or stand-ins for parts in other processes. If the launcher names errors that the run survives, `drive`
+may run the loop several times; only the last end counts as the run's end.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from slime_core.weights.sync import WeightReceiver, WeightSync
 
 @dataclass
 class RunParts:
-    """The parts of a run as its leading process has them: the real ones, or stand-ins for those that live elsewhere."""
+    """The parts of a run in its leading process: real objects, or stand-ins for objects in other processes."""
 
     trainers: Any
     """Has `load`."""
     save_trainers: Callable[[Path], None]
-    """All ranks' part of a checkpoint into the directory."""
+    """Writes all ranks' part of a checkpoint into the directory."""
     stage: Any
     """Has `save`, `load`, `interrupt` and `stop` (`RolloutStage`)."""
     rollout: Any
-    """What the loop generates with."""
+    """The rollout part of the loop's stages (`loop.Stages`)."""
     learner: Any
     weights: Any
-    """Has `version` besides what the loop needs (`WeightSync`)."""
+    """Has `version` and the methods that the loop needs (`WeightSync`)."""
     together: Callable[..., AbstractContextManager[None]] = lambda do, **_: nullcontext()
-    """`follow.Leader.together`, where other training processes do the same."""
+    """`follow.Leader.together` if other training processes run the same calls."""
     unpushed: bool = False
-    """Weights have been trained that no engine serves: with `--update-weights-interval`, or amid a step."""
+    """True if no engine serves the newest trained weights: with `--update-weights-interval`, or during a step."""
     unfinished: list[int] = field(default_factory=list)
     """See `loop.Stages`."""
     survives: tuple[type[Exception], ...] = ()
-    """Errors of the loop after which the generation side is kept, for `recover`."""
+    """Loop errors after which the generation side stays up and `recover` is called."""
     recover: Callable[[Exception, Journal], int] | None = None
-    """Puts the parts into the state of the last commit; the rollout to go on with. Raises when that cannot be."""
+    """Restores the parts to the last commit and returns the next rollout id. Raises if that is impossible."""
 
 
 def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -> dict[str, Any]:
-    """The run from its record's beginning to its summary, for every launcher: resume, loop, hooks, stop."""
+    """Drive the run from the start of its record to its summary, for every launcher: resume, loop, hooks, stop."""
     args, run_dir, stage, weights = run.args, run_dir_of(run.args), parts.stage, parts.weights
     journal = Journal(
         args,
@@ -102,7 +102,7 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
 
 
 def _to_the_end(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
-    """Run the loop, again from the last commit after what `parts` survives; returns how many rollouts are done."""
+    """Run the loop, again from the last commit after errors in `parts.survives`; return the number of rollouts done."""
     while True:
         try:
             return _run_loop(args, parts, journal, start)
@@ -114,7 +114,7 @@ def _to_the_end(args: Args, parts: RunParts, journal: Journal, start: int) -> in
 
 
 def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
-    """Run the loop to its end, an early one included; returns how many rollouts are done."""
+    """Run the loop to its regular or early end; return the number of rollouts done."""
     offloads = args.offload_train or args.offload_rollout
     if offloads:
         from slime_core.launch.offload import make_room, offloading
@@ -137,7 +137,7 @@ def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
 
 
 async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int) -> int:
-    """From the start of the engines to their end, which an error that the run survives leaves out."""
+    """Start the engines, run the loop and stop the engines; after an error that the run survives, keep them up."""
     survived: BaseException | None = None
     try:
         await loop.answer(stages.rollout.start())
@@ -156,13 +156,13 @@ async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int) ->
 
 
 class _Training:
-    """Learner and weights of the loop: together with all training processes, and `unpushed` known."""
+    """The loop's learner and weights: runs calls on all training processes and keeps `unpushed` up to date."""
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
 
     def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
-        """All optimizer steps of one rollout."""
+        """Run all optimizer steps of one rollout."""
         with self._parts.together("train", rollout_id=rollout_id, batch=batch):
             metrics: dict[str, float] = self._parts.learner.train(rollout_id, batch)
         self._parts.unpushed = True
@@ -177,7 +177,7 @@ class _Training:
 
 
 def begin_run_dir(run: Prepared, commit: Path | None) -> None:
-    """Create the run directory and say what the run starts from. Raises ConfigError, RolloutError."""
+    """Create the run directory and print the starting points of the run. Raises ConfigError, RolloutError."""
     args = run.args
     if args.load_debug_rollout_data:
         check_saved(args, first_rollout(args, commit))
@@ -191,12 +191,12 @@ def begin_run_dir(run: Prepared, commit: Path | None) -> None:
 def build_weights(
     run: Prepared, trainers: Trainers, receiver: WeightReceiver, on_update: Callable[[int], object]
 ) -> WeightSync:
-    """What pushes weights, in the process of rank 0; `on_update` is told each version once it is served."""
+    """Build the weight sync of the rank-0 process; it calls `on_update` with each version once engines serve it."""
     return WeightSync(run.args, trainers.actor, receiver, on_update, run.hooks.caller("slime_weights_written"))
 
 
 def build_learner(run: Prepared, trainers: Trainers) -> Any:
-    """What trains, in the process of each rank."""
+    """Build the learner of this rank's process."""
     from slime_core.learning.learner import Learner
 
     estimator = run.parts.build_estimator(run.args)
@@ -210,7 +210,7 @@ def build_learner(run: Prepared, trainers: Trainers) -> Any:
 
 
 def rollouts_of(args: Args, source: Any) -> int:
-    """`--num-epoch` in rollouts."""
+    """Convert `--num-epoch` to a number of rollouts. Raises ConfigError."""
     if not hasattr(source, "__len__"):
         raise ConfigError("--num-epoch needs a data source with a length; set --num-rollout instead")
     assert args.num_epoch is not None, "one of the two lengths is required"
@@ -225,7 +225,7 @@ def rollouts_of(args: Args, source: Any) -> int:
 
 @contextmanager
 def run_hooks(run: Prepared, run_dir: Path) -> Iterator[None]:
-    """Write `config.yaml`; `slime_run_start` before, `slime_run_end` on every way out."""
+    """Write `config.yaml`; call `slime_run_start` on entry and `slime_run_end` on every exit."""
     write_text(run_dir / CONFIG, run.settings.to_yaml(directory=os.getcwd()))
     run.hooks.slime_run_start(args=run.args, run_dir=run_dir)
     try:

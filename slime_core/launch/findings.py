@@ -1,4 +1,4 @@
-"""What is found wrong with a run before it starts: the lines of the report, and what a run makes of them."""
+"""Findings of the checks before a run starts: the lines of the report, and how a run reacts to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -29,23 +29,23 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report."""
+    """A line of the report."""
 
     subject: str
-    """What was looked at: "components", "data", ..."""
+    """Subject of the check: "components", "data", ..."""
     level: Level
     message: str
 
 
 def preflight(run: Prepared) -> list[Finding]:
-    """What plugins find of a run whose settings are valid and whose components are there (hook `slime_preflight`)."""
+    """Return the findings of all plugins (hook `slime_preflight`) for a run with valid settings and components."""
     with waiting("the checks before the run", deadline=None, then="each has a deadline of its own"):
         told: list[Iterable[Finding]] = run.hooks.slime_preflight(run=run)
         return [finding for findings in told for finding in findings]
 
 
 def run_preflight(run: Prepared) -> None:
-    """Log warnings. Raises ConfigError with every error found."""
+    """Run the preflight checks and log warnings. Raises ConfigError with every error found."""
     if not run.hooks.implemented("slime_preflight"):
         logger.warning("nothing installed checks a run before it starts; slime's checks: pip install %s", BUNDLE)
     findings = preflight(run)

@@ -1,14 +1,14 @@
-"""Several training processes as one: rank 0 runs the loop and says what is done together, the others follow.
+"""Several training processes as one: rank 0 runs the loop and announces collective work, the other ranks follow.
 
 ::
 
     rank 0   {"do": "train", batch}  Learner.train | {"do": "push"}  WeightSync       | ... | {"do": "end"}
     others   Follower                Learner.train |                 FollowingWeights | ... |
 
-So the others know nothing of rollouts, evaluations and intervals, in any mode. While rank 0 works alone they wait in a
-collective call that has a deadline (`--distributed-timeout-minutes`). It says several times within it that it is at
-work, so the deadline is that of a process that hangs or is gone, and a rollout may take as long as it takes. This is
-about processes, of which several may be one data-parallel rank.
+The other ranks know nothing of rollouts, evaluations and intervals, in any mode. While rank 0 works alone, they wait in
+a collective call that has a deadline (`--distributed-timeout-minutes`). Rank 0 sends several keep-alive messages within
+the deadline. Only a process that hangs or has died misses it, and a rollout may take any time. Ranks here are
+processes; several of them may form one data-parallel rank.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from slime_core.waits import waiting
 _AT_WORK = {"do": "wait"}
 _WORDS_PER_DEADLINE = 4
 _LAST_WORD = 5.0
-"""Seconds that a collective call which goes on at the end gets to be over; after that nothing more is said."""
+"""Seconds to wait at the end for a running collective call; after that no message is sent."""
 
 
 class Leader:
-    """Rank 0: a word to the other processes before each collective call, and a sign of life between them.
+    """Rank 0's side: announces each collective call to the other processes, and sends keep-alives in between.
 
     Args:
-        trainer: Has the connection to the others.
-        deadline_minutes: Of their wait for a word: `--distributed-timeout-minutes`.
+        trainer: Trainer that holds the connection to the other processes.
+        deadline_minutes: Deadline of their wait for a message: `--distributed-timeout-minutes`.
     """
 
     def __init__(self, trainer: Trainer, deadline_minutes: float) -> None:
         self._trainer = trainer
         self._period = deadline_minutes * 60 / _WORDS_PER_DEADLINE
         self._turn = threading.Lock()
-        """Collective calls come in one order: whoever holds it makes them."""
+        """Lock that orders collective calls: only its holder makes them."""
         self._over = threading.Event()
         self._problem: Exception | None = None
-        """Why the others could not be told anything."""
+        """Error of a failed keep-alive message."""
         self._failed = False
-        """A collective call has raised, so the others may be in the middle of it."""
+        """True after a collective call raised: the other processes may still be inside it."""
         self._device = current_device()
         threading.Thread(target=self._say_at_work, name="tells the other ranks", daemon=True).start()
 
     @contextmanager
     def together(self, do: str, **details: Any) -> Iterator[None]:
-        """Around what the others do, too.
+        """Announce `do` and hold the turn while the block runs, which the other processes run, too.
 
         Raises:
-            RolloutError: They could not be told that this process is at work.
+            RolloutError: A keep-alive message to the other processes failed.
         """
         with waiting("the thread that tells other ranks", deadline=None, then="--distributed-timeout-minutes ends it"):
             self._turn.acquire()
@@ -78,7 +78,7 @@ class Leader:
             self._turn.release()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tell the others that it is over, and how; nothing where they may be in the middle of a call."""
+        """Send the end of the run and its error, unless the other processes may still be inside a call."""
         self._over.set()
         if not self._turn.acquire(timeout=_LAST_WORD):
             return
@@ -109,53 +109,53 @@ def _json(value: Any) -> Any:
 
 
 class LedTrainers:
-    """Rank 0's trainers as its launcher sees them: what they do the other processes do, too."""
+    """Rank 0's trainers as its launcher sees them: the other processes run every call, too."""
 
     def __init__(self, leader: Leader, trainers: Trainers) -> None:
         self._leader, self._trainers = leader, trainers
 
     def save(self, directory: Path) -> None:
-        """All processes' part of a checkpoint."""
+        """Save every process's part of a checkpoint."""
         with self._leader.together("save", directory=str(directory)):
             self._trainers.save(directory)
 
     def load(self, directory: Path) -> None:
-        """Inverse of `save`."""
+        """Load every process's part of a checkpoint; inverse of `save`."""
         with self._leader.together("load", directory=str(directory)):
             self._trainers.load(directory)
 
     def offload(self) -> None:
-        """Give up what only training needs; returns when all processes have."""
+        """Free the memory that only training needs; return when all processes have done so."""
         with self._leader.together("offload"):
             self._trainers.offload()
 
     def onload(self) -> None:
-        """Take it again."""
+        """Take the memory for training again."""
         with self._leader.together("onload"):
             self._trainers.onload()
 
 
 class Follower:
-    """Ranks 1..n-1: does what rank 0 says, and records nothing.
+    """The side of ranks 1..n-1: runs the calls that rank 0 announces, and records nothing.
 
     Args:
-        trainers: Of this process.
-        learner: On these trainers.
-        weights: `weights.collective.FollowingWeights`.
+        trainers: Trainers of this process.
+        learner: Learner on these trainers.
+        weights: A `weights.collective.FollowingWeights`.
     """
 
     def __init__(self, trainers: Trainers, learner: Any, weights: Any) -> None:
         self._trainers, self._learner, self._weights = trainers, learner, weights
 
     def run(self) -> None:
-        """Until rank 0 says that it is over. Raises RolloutError when it failed."""
+        """Run announced calls until rank 0 ends the run. Raises RolloutError if rank 0 failed."""
         while (word := self._next())["do"] != "end":
             self._follow(**word)
         if "error" in word:
             raise RolloutError(f"rank 0 failed: {word['error']}")
 
     def _next(self) -> dict[str, Any]:
-        """The next word that is more than a sign of life; each comes within the process group's deadline."""
+        """Wait for the next message that is no keep-alive; every message comes within the process group's deadline."""
         word: dict[str, Any] = _AT_WORK
         while word == _AT_WORK:
             with waiting("a word of rank 0", deadline=None, then="--distributed-timeout-minutes ends it"):

@@ -1,6 +1,6 @@
-"""What a run leaves behind: metrics through the hooks, checkpoints, and `summary.json`.
+"""The record of a run: metrics through the hooks, checkpoints, and `summary.json`.
 
-Rank 0 has it; the other training processes record nothing (`launch.follow`).
+Only rank 0 has a `Journal`; the other training processes record nothing (`launch.follow`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slime_core.waits import named, progress
 
 
 class Journal:
-    """Records a run in its directory and tells the hooks."""
+    """Records a run in its directory and calls the hooks."""
 
     def __init__(
         self,
@@ -33,9 +33,10 @@ class Journal:
         plugins: list[dict[str, Any]],
         started: float,
     ) -> None:
-        """`writers` fill a checkpoint directory; `facts` gives what else a commit must remember.
+        """Begin the record of a run.
 
-        `started` is `time.perf_counter()` at the start of the command, so preparation counts as part of the run.
+        `writers` fill a checkpoint directory; `facts` returns the other state that a commit stores. `started` is
+        `time.perf_counter()` at the start of the command, so preparation counts as part of the run.
         """
         self.args = args
         self.run_dir = run_dir
@@ -54,7 +55,7 @@ class Journal:
         self._started = started
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record metrics under `step` finished rollouts; nothing to say is not recorded."""
+        """Record metrics under `step`, the number of finished rollouts; empty metrics are not recorded."""
         if not metrics:
             return
         for dataset in self.args.eval_datasets or []:
@@ -68,7 +69,7 @@ class Journal:
             settle_replaced(self.args)
 
     def step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        """One rollout has been trained on."""
+        """Record the metrics of a rollout that has been trained on."""
         progress(step=rollout_id + 1)
         self.log(rollout_id + 1, metrics)
         self._hooks.slime_step_end(rollout_id=rollout_id, metrics=metrics)
@@ -91,13 +92,13 @@ class Journal:
         self._hooks.slime_checkpoint_saved(path=self.checkpoint, rollout_id=rollout_id)
 
     def best(self, *rollouts: int) -> set[int]:
-        """Return the rollouts of the commits with the best score of each evaluation data set, with `rollouts` new."""
+        """Return the rollout with the best score of each evaluation data set, among the commits and `rollouts`."""
         there = {*map(rollout_of, self.store.commits()), *rollouts}
         scores = [{r: score for r, score in of.items() if r in there} for of in self.scores.values()]
         return {max(of, key=lambda r: (of[r], r)) for of in scores if of}
 
     def restore(self, commit: Path, state: Mapping[str, Any]) -> None:
-        """Take over the record of the run that is resumed."""
+        """Load the record of the resumed run."""
         self.checkpoint = commit
         self.evals = {name: dict(scores) for name, scores in state["evals"].items()}
         scores = state.get("scores", {})
@@ -107,17 +108,17 @@ class Journal:
             self._hooks.slime_load_state(state=state["plugin_state"])
 
     def rewind(self, commit: Path, state: Mapping[str, Any]) -> None:
-        """`restore` in the middle of a run: its record after the commit is void, the time it took is not."""
+        """Restore in the middle of a run: discard the record after the commit, but keep its wall time."""
         before = self.seconds_before
         self.restore(commit, state)
         self.seconds_before = before
 
     def seconds(self) -> float:
-        """Wall time of the run, interruptions left out."""
+        """Return the wall time of the run without interruptions."""
         return self.seconds_before + time.perf_counter() - self._started
 
     def finish(self, command: str, rollouts: int, resumed_from: str | None, *, early: bool = False) -> dict[str, Any]:
-        """Write and return `summary.json`; `early`: a drain ended the run, which is not done."""
+        """Write and return `summary.json`; `early` if a drain ended the run before its last rollout."""
         first = next(iter(self.evals.values()), {})
         summary: dict[str, Any] = {
             "command": command,
@@ -138,7 +139,7 @@ class Journal:
 
 
 def _merged(states: list[Any]) -> dict[str, Any]:
-    """The plugins' states as one mapping. Raises PluginError for what a checkpoint cannot hold."""
+    """Merge the plugins' states into one mapping. Raises PluginError if a state is not JSON."""
     merged: dict[str, Any] = {}
     for state in states:
         try:

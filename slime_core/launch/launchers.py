@@ -1,11 +1,11 @@
-"""Which launcher a run gets: `--launcher NAME`, a component of kind `launchers`, or what the surroundings say.
+"""Choose the launcher of a run: `--launcher NAME`, a component of kind `launchers`, or by settings and environment.
 
     --launcher auto   the launcher one of whose settings is given, such as --ray-address
                       inline in processes that torchrun started
                       the launcher one of whose environment variables is set
                       inline otherwise
 
-`slime_core.launch.run` asks.
+Called by `slime_core.launch.run`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 AUTO, INLINE = "auto", "inline"
 KIND = "launchers"
 SETTINGS = ("ray_address",)
-"""Settings that mean nothing to a launcher that does not name them in its traits."""
+"""Settings that have no effect with a launcher unless its traits name them."""
 
 
 class InlineLauncher:
@@ -43,11 +43,11 @@ class InlineLauncher:
     traits = LauncherTraits()
 
     def missing(self, args: Args) -> str:
-        """Nothing."""
+        """Return an empty string: this launcher needs nothing else."""
         return ""
 
     def train(self, settings: Settings) -> dict[str, Any]:
-        """In this process, or as one of its ranks."""
+        """Train in this process, or as a rank of a process group."""
         with waiting("loading code", deadline=None, then="as long as it takes"):
             from slime_core.launch import inline, process
         with process.as_rank():
@@ -55,11 +55,11 @@ class InlineLauncher:
 
 
 def settle_launcher(settings: Settings) -> Launcher:
-    """The run's launcher; `args.launcher` names it from now on.
+    """Return the run's launcher and write its name to `args.launcher`.
 
     Raises:
-        ConfigError: Something that it needs is not installed, or the settings contradict each other.
-        PluginError: It cannot be found or loaded.
+        ConfigError: A requirement of the launcher is not installed, or the settings contradict each other.
+        PluginError: The launcher cannot be found or loaded.
     """
     args = settings.args
     search_as(args)
@@ -97,17 +97,17 @@ def settle_launcher(settings: Settings) -> Launcher:
 
 
 def launcher_traits(settings: Settings) -> LauncherTraits:
-    """What the run's launcher can do; where none has been settled yet, as in `slime check`, what inline can.
+    """Return the traits of the run's launcher, or of the inline launcher if none is chosen yet, as in `slime check`.
 
     Raises:
-        PluginError: It cannot be found or loaded.
+        PluginError: The launcher cannot be found or loaded.
     """
     spec = settings.args.launcher
     return load(INLINE if spec == AUTO else spec, settings.cite("launcher")).traits
 
 
 def warn_inline_only(settings: Settings, what: str) -> None:
-    """Warn of settings of other launchers that `what`, which does everything in this process, does not follow."""
+    """Warn of settings of other launchers, which `what` ignores because it does everything in this process."""
     args = settings.args
     asked = ["launcher"] if settings.is_given("launcher") and args.launcher not in (AUTO, INLINE) else []
     asked += [name for name in SETTINGS if getattr(args, name)]
@@ -117,7 +117,7 @@ def warn_inline_only(settings: Settings, what: str) -> None:
 
 
 def _all() -> Mapping[str, Launcher]:
-    """Every launcher that can be loaded, by what one types. Logs a warning for each of the others."""
+    """Return every launcher that can be loaded, by name. Logs a warning for each launcher that cannot."""
     found = {}
     for name in current_registry().names(KIND):
         try:
@@ -128,10 +128,10 @@ def _all() -> Mapping[str, Launcher]:
 
 
 def load(spec: str, origin: str) -> Launcher:
-    """The launcher that `spec` names, built.
+    """Load and build the launcher that `spec` names.
 
     Raises:
-        PluginError: It cannot be found, loaded or built, or does not say what it can do.
+        PluginError: The launcher cannot be found, loaded or built, or declares no traits.
     """
     resolved = resolve(KIND, spec, origin=origin)
     launcher: Launcher = construct(resolved.obj, None) if inspect.isclass(resolved.obj) else resolved.obj
@@ -142,7 +142,7 @@ def load(spec: str, origin: str) -> Launcher:
 
 
 def _guess(args: Args, known: Mapping[str, Launcher], by_torchrun: bool) -> tuple[str, str]:
-    """What `auto` means, and why. Raises ConfigError where two launchers are meant."""
+    """Return the launcher for `auto` and the reason. Raises ConfigError if two launchers apply."""
     flags = {
         name: flag_specs()[setting].flag
         for name, each in known.items()

@@ -1,14 +1,15 @@
-"""`--offload`: trainer and engines share devices, so each gives its memory up while the other works.
+"""`--offload`: trainer and engines share devices, so each frees its memory while the other works.
 
-`offloading` puts itself around two of the loop's verbs, on every process of the trainer and for every launcher; the
-loop does not change::
+`offloading` wraps two of the loop's stage methods, on every process of the trainer and for every launcher; the loop
+does not change::
 
     generate -> [engines release, trainer onload] -> train -> [trainer offload, engines resume weights] -> push
              -> [engines resume KV cache] -> evaluate, save, generate
 
-`settle_offload` decides before anything starts whether the run's components can do it. While it generates the trainer
-is offloaded, and a checkpoint is written then, too; a trainer saves from where its state is. In the first push nothing
-has been released, and the engines have what they loaded.
+`settle_offload` decides before anything starts whether the run's components support offloading. The trainer is
+offloaded while the engines generate and while a checkpoint is written; it saves its state from host memory or device
+memory, wherever the state is. Before the first push nothing has been released, and the engines hold the weights that
+they loaded.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ OFFLOAD_TIME, ONLOAD_TIME = "perf/offload_time", "perf/onload_time"
 
 
 def settle_offload(settings: Settings, parts: Components) -> None:
-    """Turn off what the components cannot do, or what there is nobody to do it for, with a warning."""
+    """Turn off the offload settings whose component is missing or cannot offload; warn about defaulted settings."""
     args = settings.args
     sides = (
         ("offload_rollout", parts.engine, "rollout_engine", traits_of(parts.engine, EngineTraits).uses),
@@ -46,24 +47,24 @@ def settle_offload(settings: Settings, parts: Components) -> None:
         if not getattr(args, name) or name in uses:
             continue
         flag = name.replace("_", "-")
-        if part is not None and not settings.is_given(name):  # where the user gave it, `uses` has been asked before
+        if part is not None and not settings.is_given(name):  # if the user gave it, `uses` has been checked before
             logger.warning("--%s, from %s: %s keeps its memory", flag, settings.origins[name], settings.cite(chosen))
         settings.derive(name, False, chosen)
 
 
 def make_room(args: Args, trainers: Trainers | LedTrainers) -> None:
-    """Before the engines start, which then find the memory that they will have; also before a loop that begins anew."""
+    """Offload the trainers before the engines start, so that these see their memory; also before a loop restarts."""
     if args.offload_train:
         trainers.offload()
 
 
 def offloading(args: Args, stages: Stages, trainers: Trainers | LedTrainers) -> Stages:
-    """The stages, with `train` and `push` as above; the same ones when nothing is offloaded.
+    """Return the stages with `train` and `push` wrapped, or unchanged if nothing is offloaded.
 
     Args:
         args: The run's settings.
-        stages: Of the loop; `rollout` is a `rollout.stage.RolloutStage`, or has its methods for memory.
-        trainers: Of this process, or the stand-in for all of them.
+        stages: Stages of the loop; `rollout` is a `rollout.stage.RolloutStage`, or has its memory methods.
+        trainers: Trainers of this process, or the `LedTrainers` that stand for all processes.
     """
     if not (args.offload_train or args.offload_rollout):
         return stages
@@ -73,7 +74,7 @@ def offloading(args: Args, stages: Stages, trainers: Trainers | LedTrainers) -> 
 
 
 class _Turns:
-    """`loop.Learning` and `loop.Weights` of sides that take turns; None where one keeps its memory."""
+    """`loop.Learning` and `loop.Weights` for sides that take turns; a side that keeps its memory is None."""
 
     def __init__(self, stages: Stages, engines: Any, trainers: Trainers | LedTrainers | None) -> None:
         self._learner, self._weights = stages.learner, stages.weights
@@ -81,7 +82,7 @@ class _Turns:
         self._seconds = {OFFLOAD_TIME: 0.0, ONLOAD_TIME: 0.0}
 
     def train(self, rollout_id: int, batch: TrainBatch) -> Any:
-        """All optimizer steps of one rollout; meanwhile the engines have nothing to do."""
+        """Run all optimizer steps of one rollout, while the engines are idle."""
         if self._engines is not None:
             with self._timed(OFFLOAD_TIME):
                 self._engines.release_memory()
@@ -89,13 +90,13 @@ class _Turns:
             with self._timed(ONLOAD_TIME):
                 self._trainers.onload()
         metrics = self._learner.train(rollout_id, batch)
-        if self._trainers is not None:  # from now on it only hands its weights over and saves
+        if self._trainers is not None:  # from now on it only sends its weights and saves
             with self._timed(OFFLOAD_TIME):
                 self._trainers.offload()
         return metrics
 
     def push(self) -> dict[str, float]:
-        """Make the engines serve the newest weights; `perf/offload_time` and `perf/onload_time` of the whole step."""
+        """Push the newest weights; return metrics with `perf/offload_time` and `perf/onload_time` of the whole step."""
         self._resume(("weights",))
         metrics: Any = self._weights.push()
         self._resume(("kv_cache",))

@@ -1,6 +1,6 @@
-"""Settings -> a run that can start: every component resolved and checked, and inputs that a recipe makes there.
+"""Prepare a run from settings: resolve and check every component, and let a recipe make missing inputs.
 
-Every command that runs something begins with `prepare`; nothing is loaded yet.
+Every command that runs something begins with `prepare`, before data or models are loaded.
 """
 
 from __future__ import annotations
@@ -48,44 +48,44 @@ class Prepared:
     parts: Components
     resolver: Resolver
     hooks: Hooks
-    """Those of installed plugins, and the functions that settings name."""
+    """Hooks of installed plugins, and the hook functions that settings name."""
     processes: int
-    """That train together; more than there are now where the launcher has yet to start them."""
+    """Number of processes that train together, including those that the launcher has yet to start."""
     plugins: list[dict[str, Any]]
     """Provenance of every component and hook plugin in use."""
     starting_points: list[str]
-    """Where the weights of frozen models and the critic come from, in words."""
+    """Lines of text that name the source of the weights of frozen models and the critic."""
 
     @property
     def args(self) -> Any:
-        """The settings' values."""
+        """Return the values of the settings."""
         return self.settings.args
 
     def rollout_stage(
         self, *, draws: bool = True, runner: LoopThread | None = None, eval_record: EvalRecord | None = None
     ) -> RolloutStage:
-        """A rollout stage in this process, not yet started; without `draws` it can only evaluate.
+        """Build a rollout stage in this process without starting it; without `draws` it can only evaluate.
 
-        With `runner`, which turns its event loop, several threads may call it at once. `eval_record` is where an
-        evaluation that can be resumed keeps what it has done.
+        With `runner`, which runs its event loop, several threads may call the stage at once. A resumable evaluation
+        keeps its progress in `eval_record`.
         """
         parts = self.args, self.parts, self.resolver, self.hooks
         return build_rollout(*parts, draws=draws, runner=runner, eval_record=eval_record)
 
 
 def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Prepared:
-    """Resolve every component, then let the recipe make missing inputs (with `make`; without, they may be missing).
+    """Resolve every component. With `make`, let the recipe make missing inputs; without, inputs may be missing.
 
     Raises:
         ConfigError: A setting is wrong.
-        PluginError: A component is.
+        PluginError: A component is wrong.
     """
     with waiting("loading plugins", deadline=None, then="as long as it takes"):
         return _prepare(settings, learn, make)
 
 
 def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
-    """The steps, in order: each reads what those before it have settled, and may add to the settings."""
+    """Run the steps in order; each step uses the results of earlier steps and may add to the settings."""
     args, directory = settings.args, os.getcwd()
     set_up_process(args)
     manager = build_manager(args)
@@ -98,7 +98,7 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
         from slime_core.launch.offload import settle_offload
 
         settle_offload(settings, parts)
-    _inputs(settings, resolver, make)  # from here on, files that the settings name are there
+    _inputs(settings, resolver, make)  # from here on, files that the settings name exist
     points = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
     check_named_model(settings)
     check_routing_replay(settings, parts)
@@ -112,7 +112,7 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
 
 
 def _check_options(settings: Settings, used: Sequence[Resolved]) -> None:
-    """Of the run, and of evaluation data sets that have their own."""
+    """Check the plugin options of the run, and of evaluation data sets that have their own."""
     args = settings.args
     check_plugin_options(args, current_registry(), str(settings.origins["plugins"]), used)
     for dataset in args.eval_datasets:
@@ -140,8 +140,8 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 def _check_made_inputs(settings: Settings) -> None:
     """Raise ConfigError if the recipe would make a missing input that was not named together with the recipe.
 
-    A run file names its recipe and the recipe's paths. A model or data set that is named elsewhere, as by a flag, is
-    the user's own, and a made one must not stand in for it. A recipe that is a flag itself makes what is missing.
+    A run file names its recipe and the recipe's paths. A model or data set that is named elsewhere, for example by a
+    flag, is the user's own, and the recipe must not replace it. A recipe that a flag names makes all missing inputs.
     """
     args = settings.args
     paths = {"hf_checkpoint": [args.hf_checkpoint or ""], "prompt_data": [args.prompt_data or ""]}
@@ -180,11 +180,11 @@ LOCK_DEADLINE = 3600.0
 
 
 def make_inputs(settings: Settings, resolver: Resolver) -> None:
-    """Run the recipe under the lock. Raises ConfigError when another process holds it for too long.
+    """Run the recipe under the lock. Raises ConfigError if another process holds the lock for too long.
 
-    Every process (all ranks under torchrun, two runs that share inputs) takes the same lock and calls the recipe: the
-    first one works, the others find everything there. So a recipe is idempotent; it may say in `args.hf_checkpoint`
-    that the model went elsewhere.
+    Every process (all ranks under torchrun, two runs that share inputs) takes the same lock and calls the recipe. The
+    first process makes the inputs, the others find them. So a recipe must be idempotent. It may set
+    `args.hf_checkpoint` if it writes the model to another directory.
     """
     args = settings.args
     named = args.hf_checkpoint
@@ -200,7 +200,7 @@ def make_inputs(settings: Settings, resolver: Resolver) -> None:
 
 
 def columns_in_words(args: Args) -> list[str]:
-    """A line per data set whose columns nobody has named, but for `input` alone; files that are not there have none."""
+    """Return a line per data set with recognised columns; skip missing files and data with only an `input` column."""
     sets = []
     if args.prompt_data and args.rollout_global_dataset and not args.data_source_path:
         sets.append((args.prompt_data, Columns.of_run(args), "--prompt-data"))
@@ -209,7 +209,7 @@ def columns_in_words(args: Args) -> list[str]:
     for spec, columns, origin in sets:
         if columns.input is not None or not split_path(spec)[0].is_file():
             continue
-        with suppress(DataError):  # who reads the data says what is wrong with it; perhaps nobody does
+        with suppress(DataError):  # the data source reports unreadable data, if it is ever read
             rows = open_rows(spec, origin, stream=split_path(spec)[1] == slice(None))  # the first rows tell
             with closing(rows):
                 layout = recognised(rows, columns)
@@ -220,14 +220,14 @@ def columns_in_words(args: Args) -> list[str]:
 
 # By config.json alone, since a trainer may know families that no plugin here describes.
 _NUMBER_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Names under which HF configurations give it."""
+"""Names of this field in HF configurations."""
 
 
 def check_routing_replay(settings: Settings, parts: Components) -> None:
-    """Engine, trainer, loss and model must be able to.
+    """Check that engine, trainer, loss and model support routing replay.
 
     Raises:
-        ConfigError: One of them is not.
+        ConfigError: One of them does not.
     """
     args = settings.args
     if not args.use_routing_replay:

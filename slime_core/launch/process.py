@@ -1,5 +1,5 @@
-"""What every process of a run sets once, threads, seeds, how often garbage is collected; how many there are, and which
-one this is."""
+"""Initial setup of every process of a run (threads, seeds, garbage collection), the number of processes, and the rank
+of this process."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args
 
 GC_THRESHOLDS = (50_000, 20, 10)
-"""Of the cyclic garbage collector, by generation. With Python's 700, scanning the samples and tasks of a large rollout
-again and again takes more than half of the CPU time of dispatching them (`benchmarks/overhead.py`)."""
+"""Thresholds of the cyclic garbage collector, by generation. With Python's 700, repeated scans of the samples and tasks
+of a large rollout take more than half of the CPU time of dispatching them (`benchmarks/overhead.py`)."""
 SELF = "RANK_PID_OF_SLIME"
-"""Environment variable: the rank's own process id, by which it knows itself from what it starts."""
+"""Environment variable: the rank's process id, which distinguishes a rank from its child processes."""
 ROLLOUTS = "ROLLOUTS_OF_SLIME"
-"""Environment variable: how many rollouts `--num-epoch` is, which the process that starts the ranks has counted."""
+"""Environment variable: number of rollouts of `--num-epoch`, counted by the process that starts the ranks."""
 
 
 def set_up_process(args: Args) -> None:
     """Set the number of threads, seed every random generator, and let the garbage collector run less often.
 
-    Collector thresholds of the embedding program that are off or higher stay as they are.
+    Keep the embedding program's collector thresholds if they are off or higher.
     """
     if 0 < gc.get_threshold()[0] < GC_THRESHOLDS[0]:
         gc.set_threshold(*GC_THRESHOLDS)
-    # At exit the interpreter collects several times over what torch and transformers left, half a second for nothing.
+    # At exit the interpreter collects the objects of torch and transformers several times, which wastes half a second.
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
     if args.num_threads:
@@ -47,12 +47,12 @@ def set_up_process(args: Args) -> None:
 
 
 def is_leader() -> bool:
-    """Whether this process is torch's rank 0, which rolls out and records."""
+    """Return whether this process is torch's rank 0, which runs rollouts and records metrics."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def num_processes() -> int:
-    """Processes that train together, of which this is one. Raises ConfigError when torchrun's word is no number."""
+    """Return the number of processes that train together. Raises ConfigError if torchrun's value is not a number."""
     text = os.environ.get("WORLD_SIZE", "1")
     try:
         return int(text)
@@ -63,14 +63,14 @@ def num_processes() -> int:
 
 
 def processes_of(settings: Settings, trainer: Any) -> int:
-    """Processes that train together in this run, on all nodes.
+    """Return the number of processes that train together in this run, on all nodes.
 
     Args:
-        settings: The run's.
+        settings: The run's settings.
         trainer: The trainer's class; None for a run that does not train.
 
     Raises:
-        ConfigError: torchrun has started another number, or has to start them, since there are several nodes.
+        ConfigError: torchrun started another number, or the run has several nodes and needs torchrun.
     """
     started = num_processes()
     by_torchrun = "WORLD_SIZE" in os.environ
@@ -99,21 +99,21 @@ def processes_of(settings: Settings, trainer: Any) -> int:
 
 
 def is_rank() -> bool:
-    """Whether this process is one that `start_ranks` started."""
+    """Return whether `start_ranks` started this process."""
     return os.environ.get(SELF) == str(os.getpid())
 
 
 def rollouts_told() -> int | None:
-    """What the process that started this rank has counted; None in others."""
+    """Return the number of rollouts that the process that started this rank counted; None if this is not a rank."""
     return int(os.environ[ROLLOUTS]) if is_rank() else None
 
 
 @contextmanager
 def as_rank() -> Iterator[None]:
-    """Around the work of every process: one that `start_ranks` started reports its error to the one that did.
+    """Wrap the work of every process: a process that `start_ranks` started reports its error to its starter.
 
     Raises:
-        SystemExit: Such a process has failed.
+        SystemExit: A process that `start_ranks` started has failed.
     """
     if not is_rank():
         yield
@@ -121,7 +121,7 @@ def as_rank() -> Iterator[None]:
     from slime_core.launch.rank_errors import ASKED_TO_END, report
 
     if not is_leader():
-        # It has nothing to clean up, and a handler would not run while it waits in a collective call.
+        # The rank has nothing to clean up, and a handler would not run while it waits in a collective call.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
     try:

@@ -1,8 +1,8 @@
-"""From the error of a rank to the error of the command: which of several failed first, and what it said.
+"""Turn the errors of ranks into the error of the command: the error of the rank that failed first.
 
-The ranks `report`; the process that started them (`launch/ranks.py`) asks for the `first_error`. The report lies where
-torch's elastic agent looks for it, so torchrun shows it as well. A rank killed by a signal reports nothing, and its
-peers then report broken connections; so a rank without a report goes first.
+Each rank calls `report`; the process that started the ranks (`launch/ranks.py`) calls `first_error`. The report is
+written where torch's elastic agent reads it, so torchrun shows it as well. A rank killed by a signal writes no report,
+and its peers then report broken connections; so a rank without a report takes precedence.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from slime_core.text import plain
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch's elastic agent."""
 ASKED_TO_END = 128 + signal.SIGTERM
-"""Exit status of a rank that ended because it was told to."""
+"""Exit status of a rank that ended on SIGTERM."""
 TAIL_LINES = 20
-"""Of the output of a rank that ended without a word."""
+"""Number of output lines shown for a rank that ended without a report."""
 _REPORTED = "_slime_reported"
-"""Attribute of an error that `report` has seen."""
+"""Attribute that `report` sets on an error that it has reported."""
 
 
 def report(error: Exception) -> None:
-    """Leave the error for the process that started this rank; printed here when nobody reads it.
+    """Write the error for the process that started this rank, or print it if no process reads reports.
 
-    Call it before anything is closed: peers fail of that at once, and would report first. Once per error.
+    Call it before anything is closed: closing makes the peers fail at once, and they would report first. An error is
+    reported once.
     """
     if getattr(error, _REPORTED, False):
         return
@@ -57,32 +58,32 @@ def report(error: Exception) -> None:
     }
     part = Path(f"{path}.part")
     part.write_text(json.dumps(found), encoding="utf-8")
-    part.replace(path)  # the agent may read it at this moment, since another rank has failed
+    part.replace(path)  # atomic: the agent may be reading the report now, if another rank has failed
 
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended."""
+    """The end of a rank: exit status, error report and output."""
 
     status: int
-    """Exit status; 128 and the number of the signal that killed it."""
+    """Exit status; 128 plus the signal number for a rank killed by a signal."""
     pid: int
     report: dict[str, Any] | None = None
-    """What it has left of its error."""
+    """Error report that the rank wrote."""
     log: Path | None = None
-    """With its output; None: that is the command's."""
+    """File with the rank's output; None if the rank prints to the command's output."""
     begin: int = 0
-    """Byte of the log at which its output begins."""
+    """Byte of the log at which the rank's output begins."""
 
     @classmethod
     def of(cls, rank: Guarded, error_file: Path) -> RankEnd:
-        """Of a process that has ended."""
+        """Build from a process that has ended."""
         found = json.loads(error_file.read_text(encoding="utf-8")) if error_file.exists() else {}
         return cls(rank.poll() or 0, rank.child, found if "kind" in found else None, rank.log, rank.begin)
 
 
 def first_error(failures: Mapping[int, RankEnd], count: int, grace: float) -> SlimeError:
-    """What to raise when ranks have failed; prints the traceback of an unexpected error.
+    """Return the error to raise when ranks have failed; print the traceback of an unexpected error.
 
     Args:
         failures: Rank -> how it ended.
@@ -101,7 +102,7 @@ def first_error(failures: Mapping[int, RankEnd], count: int, grace: float) -> Sl
 
 
 def _was_asked(failure: RankEnd, reports: Mapping[int, Any], grace: float) -> bool:
-    """It ended because another one had failed."""
+    """Return True if the rank ended because another rank had failed."""
     if failure.status == ASKED_TO_END:
         return True
     earliest = min((found["time"] for found in reports.values()), default=time.time())
@@ -128,7 +129,7 @@ def _silent(failure: RankEnd, whose: str) -> SlimeError:
 
 
 def _tail(failure: RankEnd) -> str:
-    """The end of its output; rank 0's has been seen."""
+    """Return the end of the rank's output; empty for rank 0, whose output is on the terminal."""
     if failure.log is None:
         return ""
     lines = failure.log.read_bytes()[failure.begin :].decode(errors="replace").splitlines()[-TAIL_LINES:]

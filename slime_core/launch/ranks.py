@@ -1,14 +1,14 @@
-"""Several training processes on this machine: starting them, and waiting for their end.
+"""Start several training processes on this machine, and wait for their end.
 
-Called by `launch/inline.py` where the trainer's class asks for processes and torchrun has not started any. This process
-starts the same command once per rank, each under a guard (`procs/guard.py`), and has the store at which they meet::
+Called by `launch/inline.py` if the trainer's class needs processes and torchrun has not started any. This process
+starts the same command once per rank, each under a guard (`procs/guard.py`), and hosts the store at which they meet::
 
     slime train ...   checks everything, starts the ranks, waits
       rank 0          the run; its output is the command's
       rank 1, 2 ...   output in RUN_DIR/ranks
 
-No rank prints its error. It leaves it to the process that started it, which tells the first one
-(`launch/rank_errors.py`), since a rank that fails makes the others fail, too.
+No rank prints its error. The process that started the ranks reports the first error (`launch/rank_errors.py`), since a
+rank that fails makes the others fail, too.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from slime_core.launch.prepare import Prepared
 
 FOLDER = "ranks"
-"""Folder of the run directory with the output of all ranks but 0."""
+"""Folder of the run directory with the output of all ranks except 0."""
 PARENT = "RANK_OF_SLIME"
-"""Environment variable: the process that started this rank."""
+"""Environment variable with the id of the process that started this rank."""
 GRACE_S = 30.0
-"""From the signal that ends a rank to SIGKILL: rank 0 stops its engines meanwhile."""
+"""Seconds from the signal that ends a rank to SIGKILL; rank 0 stops its engines in this time."""
 _LEFTOVER_S = 10.0
-"""For the guards of what a killed rank had started."""
+"""Seconds for guards to end the processes that a killed rank had started."""
 
 
 def start_ranks(run: Prepared) -> dict[str, Any]:
-    """Run the command in `run.processes` processes on this machine, to the end; returns rank 0's summary.
+    """Run the command in `run.processes` processes on this machine, to the end; return rank 0's summary.
 
-    `args.num_rollout` is known, also where it comes from `--num-epoch`.
+    `args.num_rollout` is set, even if it comes from `--num-epoch`.
 
     Raises:
-        SlimeError: What the first rank to fail raised, or how it ended; the others have been ended.
-        KeyboardInterrupt: SIGINT or SIGTERM; all of them have been ended.
+        SlimeError: The error of the first rank that failed, or its exit status; the other ranks have been ended.
+        KeyboardInterrupt: SIGINT or SIGTERM arrived; all ranks have been ended.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -57,12 +57,12 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
 
     args, count = run.args, run.processes
     command = [*python(), "-m", "slime_core", run.settings.command, *run.settings.argv]
-    # The store is here and not in rank 0, so that no rank needs a free port.
+    # This process hosts the store, so that no rank needs a free port.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     folder = run_dir_of(args) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     ranks = [_guarded(rank, folder) for rank in range(count)]
-    # Below the run directory, where one that a kill left behind is no riddle.
+    # Inside the run directory, so that the origin of a folder left behind by a kill is clear.
     with Drain(args.drain_timeout) as draining, tempfile.TemporaryDirectory(prefix=".errors-", dir=folder) as errors:
         draining.on_ask(lambda: _tell(ranks, draining))
         try:
@@ -87,14 +87,14 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
 
 def _guarded(rank: int, folder: Path) -> Guarded:
     log = folder / f"rank_{rank}.log" if rank else None
-    # Killed at once when the command is: what they hold, the run's lock among it, may be wanted by the next one.
+    # Killed together with the command, since the next command may need what they hold, such as the run's lock.
     return Guarded(
         f"rank {rank}", stop_s=GRACE_S, orphan_s=0.0, leftover_s=_LEFTOVER_S, log=log, pid_as=SELF, error=TrainError
     )
 
 
 def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, str]:
-    """As torchrun sets it, and what the ranks of a command inherit besides."""
+    """Return a rank's environment: torchrun's variables, and those that slime's ranks also inherit."""
     from slime_core.launch.rank_errors import ERROR_FILE
 
     args, count = run.args, run.processes
@@ -103,7 +103,7 @@ def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, 
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     torch = {**meeting, "TORCHELASTIC_RESTART_COUNT": 0, ERROR_FILE: Path(errors, str(rank))}
     ours: dict[str, Any] = {PARENT: os.getpid(), ROLLOUTS: args.num_rollout}
-    if not args.save:  # outputs/train holds a run by the time that a rank looks for a free directory
+    if not args.save:  # outputs/train already holds a run when a rank looks for a free directory
         ours["SLIME_RUN_DIR"] = args.run_dir
     if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:  # their share of the cores
         ours["OMP_NUM_THREADS"] = max(1, len(os.sched_getaffinity(0)) // count)
@@ -111,7 +111,7 @@ def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, 
 
 
 def _wait(ranks: Sequence[Guarded]) -> None:
-    """Until all have ended, or one has failed."""
+    """Wait until all ranks have ended, or one has failed."""
     running = {os.pidfd_open(rank.pid): rank for rank in ranks if rank.pid is not None}
     try:
         while running:
@@ -125,7 +125,7 @@ def _wait(ranks: Sequence[Guarded]) -> None:
 
 
 def _end(ranks: Sequence[Guarded]) -> None:
-    """At the same time."""
+    """End all ranks at the same time."""
     for rank in ranks:
         rank.ask_to_stop()
     for rank in ranks:
@@ -133,7 +133,7 @@ def _end(ranks: Sequence[Guarded]) -> None:
 
 
 def _tell(ranks: Sequence[Guarded], draining: Drain) -> None:
-    """Hand SIGTERM on: rank 0 drains, and the others know a second one when it comes. Before there are any, end."""
+    """Forward SIGTERM: rank 0 drains, and the others can recognise a second signal. End at once if no rank started."""
     if not any(rank.alive for rank in ranks):
         draining.late = True
         signal.raise_signal(draining.number)

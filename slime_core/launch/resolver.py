@@ -1,4 +1,4 @@
-"""Specs of one run -> the objects they name, remembering what was used and who asked for it."""
+"""Resolve the specs of one run to objects, and record each object with the setting that named it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULTS = {
     "custom_generate_function_path": "single_turn",
     "buffer_filter_path": "fifo",
 }
-"""Component names that stand for a setting that was not given."""
+"""Default component names of settings that are not given."""
 
 
 _OF_THE_BUNDLE = {
@@ -44,11 +44,11 @@ _OF_THE_BUNDLE = {
     "rm_type": "rewards",
     "custom_rm_path": "rewards",
 }
-"""Setting -> kind, where slime's own components are not the core's."""
+"""Setting -> kind, for kinds whose own components are in the bundle and not in the core."""
 
 
 class Resolver:
-    """Resolves specs of one run, remembering what was used and where each spec came from."""
+    """Resolve the specs of one run, and record the components used and the origin of each spec."""
 
     def __init__(self, settings: Settings) -> None:
         self.args = settings.args
@@ -58,7 +58,7 @@ class Resolver:
         self._workers: WorkerPool | None = None
 
     def need_bundle(self) -> None:
-        """Raise PluginNotFoundError with every registered name that the run needs and only the bundle has."""
+        """Raise PluginNotFoundError if the run needs several components of the bundle and it is not installed."""
         if installed(BUNDLE) is not None:
             return
         registry = current_registry()
@@ -74,18 +74,18 @@ class Resolver:
             raise PluginNotFoundError(f"the run needs plugins that are not installed: {shown}; pip install {BUNDLE}")
 
     def setting(self, kind: str, name: str) -> Any:
-        """The object that setting `name` (or its default) selects; None when it selects nothing."""
+        """Return the object that setting `name` (or its default) selects, or None if it selects nothing."""
         spec = self.named(name)
         return None if spec is None else self.spec(kind, spec, self.origin(name)).obj
 
     def function(self, kind: str, name: str) -> Any:
-        """As `setting`, for a plain function: what it raises later names the setting."""
+        """Return the plain function that setting `name` selects; its later errors name the setting."""
         found = self.setting(kind, name)
         lasting = kind in ("rollouts", "recipes")
         return None if found is None else guarded(found, f"{self.origin(name)} {self.named(name)!r}", lasting=lasting)
 
     def each(self, kind: str, name: str) -> list[tuple[Any, str]]:
-        """As `setting`, for every function that a flag names, in order: (object, how errors call it)."""
+        """Return (function, label for errors) of every function that setting `name` lists, in order."""
         given = getattr(self.args, name) or []
         specs = [absolute_spec(spec) for spec in ([given] if isinstance(given, str) else given)]
         if given:
@@ -93,7 +93,7 @@ class Resolver:
         return [(self.spec(kind, spec, self.origin(name)).obj, f"{self.origin(name)} {spec!r}") for spec in specs]
 
     def hooks(self, manager: pluggy.PluginManager, *, learn: bool) -> Hooks:
-        """Those of the process, with the functions that settings name; without `learn` not those of training."""
+        """Return the process's hooks plus the functions named by settings; `learn` includes training hooks."""
         for row in hook_flags().values():
             if learn or not row.trains:
                 for function, label in self.each(row.name, row.setting):
@@ -101,7 +101,7 @@ class Resolver:
         return Hooks(manager)
 
     def named(self, name: str) -> str | None:
-        """The spec that setting `name` holds, its file path made absolute for other processes; or the default's."""
+        """Return the spec in setting `name` or its default; a file path is made absolute for other processes."""
         spec: str | None = getattr(self.args, name)
         if spec:
             spec = absolute_spec(spec)
@@ -109,11 +109,11 @@ class Resolver:
         return spec or DEFAULTS.get(name)
 
     def origin(self, name: str) -> str:
-        """`--flag (where it was set)`, for error messages."""
+        """Return `--flag (origin of its value)`, for error messages."""
         return f"--{name.replace('_', '-')} ({self._settings.origins[name]})"
 
     def spec(self, kind: str, spec: str, origin: str) -> Resolved:
-        """Resolve and remember."""
+        """Resolve a spec and record the result."""
         resolved = resolve(kind, spec, origin=origin)
         if inspect.isclass(resolved.obj) and kind_of(kind).construct is BUILT_BY_NAME:
             try:
@@ -124,7 +124,7 @@ class Resolver:
         return resolved
 
     def reward(self, spec: str, origin: str = "sample.custom_rm_path") -> RewardCaller:
-        """A reward function ready to be called."""
+        """Return the caller of a reward function."""
         spec = absolute_spec(spec)
         if self.args.group_rm:
             spec = with_list_function("rewards", spec, origin)
@@ -138,7 +138,7 @@ class Resolver:
         return caller
 
     def workers(self) -> WorkerPool:
-        """The processes of plain rewards; none is started before one is called."""
+        """The worker processes of plain rewards; they start at the first call."""
         if self._workers is None:
             from slime_core.plugins.workers.pool import WorkerPool
 
@@ -147,20 +147,20 @@ class Resolver:
         return self._workers
 
     def settings_changed(self) -> None:
-        """Have the processes of rewards see the settings as they are now."""
+        """Send the current settings to the worker processes of rewards."""
         if self._workers is not None:
             self._workers.settings_changed()
 
     def close(self) -> None:
-        """End the processes of rewards. Safe to call twice."""
+        """End the worker processes of rewards. Safe to call twice."""
         if self._workers is not None:
             self._workers.close()
 
     def generator(self, spec: str, origin: str = "sample.generate_function_path") -> GenerateCaller:
-        """A generate function ready to be called."""
+        """Return the caller of a generate function."""
         return GenerateCaller(self.spec("generators", spec, origin))
 
     def provenance(self) -> list[dict[str, Any]]:
-        """Name, distribution, version and source hash of every component in use, once each."""
+        """Return name, distribution, version and source hash of every component in use, without duplicates."""
         facts = {(p["kind"], p["name"]): p for p in (found.ref.provenance() for found in self.used)}
         return [facts[key] for key in sorted(facts)]

@@ -1,4 +1,4 @@
-"""Finds the commit that `--load` means and restores every stage from it, saying so."""
+"""Find the commit that `--load` names, restore every stage from it, and print the result."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 _MOST_EXPORTS = 10_000
 _PLACES = {"load", "save", "run_dir", "config", "overwrite", "prepare_path", "start_rollout_id", "num_rollout"}
-"""Settings that may differ between a run and its continuation without being worth a word."""
+"""Settings whose change between a run and its continuation is not reported."""
 
 
 def commit_to_resume(args: Args) -> Path | None:
-    """The commit (or HF directory) that `--load` names; None for a fresh start (which is said).
+    """Return the commit (or HF directory) that `--load` names; print a line and return None for a fresh start.
 
     Raises:
-        CheckpointError: It is torn or foreign, or there is none in a directory this run does not write to.
+        CheckpointError: The commit is torn or foreign, or a directory that this run does not write to has no commit.
     """
     commit = named_commit(args)
     if args.load and commit is None:
@@ -43,13 +43,13 @@ def commit_to_resume(args: Args) -> Path | None:
 
 
 def named_commit(args: Args) -> Path | None:
-    """`commit_to_resume` without a word."""
+    """Do as `commit_to_resume` without printing."""
     if not args.load:
         return _initial(args)
     if not is_checkpoint(args.load) and (source := source_in(Path(args.load))) is not None:
         if args.ckpt_step is not None:
             raise CheckpointError(f"--ckpt-step {args.ckpt_step}: --load {args.load} is {source}, which has no steps")
-        args.finetune = True  # THUDM/slime's `--load` of an HF directory: its weights, nothing else
+        args.finetune = True  # THUDM/slime's `--load` of an HF directory loads only its weights
         return Path(args.load)
     commit = find(args.load, args.ckpt_step)
     if commit is None and (not _loads_own(args) or args.ckpt_step is not None):
@@ -58,7 +58,7 @@ def named_commit(args: Args) -> Path | None:
 
 
 def how_to_go_on(args: Args, rollouts: int, *, committed: bool) -> str:
-    """What to type after a run that ended before its last rollout, with `rollouts` of them done."""
+    """Return the advice for a run that ended early, with `rollouts` rollouts done: the command that resumes it."""
     done, own = f"{rollouts} of {args.num_rollout} rollouts done", _loads_own(args)
     if not committed:
         way = "" if own else " with --overwrite"
@@ -73,7 +73,7 @@ def _loads_own(args: Args) -> bool:
 
 
 def _initial(args: Args) -> Path | None:
-    """Where `--initial-megatron-checkpoint` has weights to start from, and nothing else."""
+    """Return the directory of `--initial-megatron-checkpoint` and load only its weights; None without the flag."""
     if not args.initial_megatron_checkpoint:
         return None
     args.finetune = True
@@ -81,10 +81,10 @@ def _initial(args: Args) -> Path | None:
 
 
 def goes_on(settings: Settings, commit: Path | None) -> bool:
-    """Whether the records in the run directory are this run's, to go on with.
+    """Return True if the records in the run directory belong to this run and are continued.
 
-    They are where `--load` names a commit beside them, or the same command has been there and not got to its first
-    commit: what a scheduler starts again. Records of other settings, without a commit to go on from, are another run's.
+    They do if `--load` names a commit in the same run, or if the same command ran there and ended before its first
+    commit (a scheduler restarts it). Records of other settings without a commit to resume from belong to another run.
     """
     args = settings.args
     if not args.load:
@@ -93,34 +93,34 @@ def goes_on(settings: Settings, commit: Path | None) -> bool:
     if commit is not None and not places.isdisjoint(commit.resolve().parents):
         return True
     config, own = run_dir_of(args) / CONFIG, settings.to_yaml(directory=os.getcwd())
-    if not config.is_file():  # killed while its processes started, of which there is output alone
+    if not config.is_file():  # killed while its processes started: only their output exists
         used = check_run_dir(args, resume=True)
         return {path.name for path in used} <= {*OUTPUT}
     return _given(config.read_text(encoding="utf-8", errors="replace")) == _given(own)
 
 
 def _given(config: str) -> list[str]:
-    """The lines of a `config.yaml` without origins, derived values, and settings that may differ."""
+    """Return the lines of a `config.yaml` without origins, derived values, and settings that may differ."""
     lines = [line.rpartition("  # ")[0] for line in config.splitlines() if not line.startswith("#")]
     return [line for line in lines if line.partition(":")[0] not in _PLACES]
 
 
 def first_rollout(args: Args, commit: Path | None) -> int:
-    """Number of the first rollout to do."""
+    """Return the number of the first rollout to run."""
     if commit is None or args.finetune:
         return args.start_rollout_id or 0
     return int(read_state(commit)["rollout_id"]) + 1
 
 
 def unfinished_evaluations(commit: Path) -> list[int]:
-    """Steps whose evaluation the commit's run had not finished: to be done first, with the commit's weights."""
+    """Return the steps whose evaluation the commit's run did not finish; they run first, with the commit's weights."""
     return [int(step) for step in read_state(commit).get("unfinished_evaluations", ())]
 
 
 def restore(
     args: Args, commit: Path, settings: Mapping[str, Any], *, trainer: Any, stage: Any, weights: Any, journal: Journal
 ) -> None:
-    """Put every stage into the state of the commit. Raises CheckpointError when it does not fit this run."""
+    """Restore every stage to the state of the commit. Raises CheckpointError if the commit does not fit this run."""
     trainer.load(commit)
     if args.finetune:
         print(f"weights of {commit}, {source_in(commit)}; everything else starts over (--finetune)", flush=True)
@@ -131,7 +131,7 @@ def restore(
     # The loop's first push serves the restored weights, under the version they had.
     weights.version = state["weight_version"] - 1
     journal.restore(commit, state)
-    # Last: what lies after the commit is deleted, and a resume that is refused deletes nothing.
+    # Last, because this deletes records after the commit, and a refused resume must delete nothing.
     if commit.parent.resolve() == journal.store.root.resolve():
         journal.store.rewind(commit, keep=args.keep_checkpoints, spared=journal.best())
     changed = _changes(state["settings"], settings)
@@ -145,7 +145,7 @@ def restore(
 
 
 def _taken(args: Args) -> str:
-    """What of a commit a run goes on with."""
+    """Return the parts of a commit that a resumed run loads, as text."""
     left_out = {"optimizer": args.no_load_optim, "RNG": args.no_load_rng}
     taken = ["weights", "optimizer", "data cursor", "buffer", "RNG"]
     names = [name for name in taken if not left_out.get(name)]
@@ -158,7 +158,7 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _warn_about_plugins(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
-    """One line per difference between the plugins of the run that made the checkpoint and those of this one."""
+    """Log a warning for each difference between the plugins of the checkpoint's run and those of this run."""
     before, after = {(p["kind"], p["name"]): p for p in then}, {(p["kind"], p["name"]): p for p in now}
     for key in sorted(before.keys() - after.keys()):
         logger.warning("%s %r was part of the run that made the checkpoint and is not part of this one", *key)
@@ -180,7 +180,7 @@ def _plugin_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 
 def starting(run: Prepared) -> Iterator[Finding]:
-    """What a run that trains finds by itself at its start: a place in use, nothing to resume from or to read."""
+    """Yield the findings of a training run at its start: a directory in use, or nothing to resume from or to read."""
     args = run.args
     if run.settings.command not in ("train", "sft"):
         return

@@ -1,7 +1,7 @@
-"""Where the weights of a run begin: what each setting names, looked at before anything starts, and one line for each.
+"""Check the initial weights of a run before anything starts: find the model of each setting and describe it in a line.
 
-Called by `launch/prepare.py`. The engines read `--hf-checkpoint` too, so it is in HF's layout always; the other
-settings may name Megatron's, for a trainer that reads it (`Trainer.reads_megatron`).
+Called by `launch/prepare.py`. The engines read `--hf-checkpoint` too, so it must be in HF's layout. The other settings
+may name a Megatron directory if the trainer reads it (`Trainer.reads_megatron`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _USED = {"ref_load": "reference", "opd_teacher_load": "teacher", "critic_load": 
 
 
 def check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) -> list[str]:
-    """Look at every directory with a model that the settings name.
+    """Check every model directory that the settings name.
 
     Args:
-        settings: The run's.
-        trainer: Its class; None for a run that does not train.
-        may_come: A recipe has yet to make them, so that one that is missing is no mistake.
+        settings: Settings of the run.
+        trainer: Class of the trainer; None for a run that does not train.
+        may_come: A recipe has yet to create the directories, so a missing directory is not an error.
 
     Returns:
-        What was found for reference, teacher and critic, and what of it is taken.
+        One line each for reference, teacher and critic: the directory used and the model found in it.
 
     Raises:
-        ConfigError: There is no model, or not in a format that can be read.
-        CheckpointError: A commit that is named is torn, or not there.
+        ConfigError: A directory has no model, or its format cannot be read.
+        CheckpointError: A named commit is torn or missing.
     """
     args = settings.args
     _check_steps(settings)
@@ -69,7 +69,7 @@ def check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) -
 
 
 def _of_load(settings: Settings) -> Source | None:
-    """A model that `--load` names; not a commit, which `launch/resume.py` looks at."""
+    """Return the model that `--load` names; None for a commit, which `launch/resume.py` handles."""
     load = settings.args.load
     return None if not load or is_checkpoint(load) else source_in(Path(load))
 
@@ -102,17 +102,17 @@ def _check_format(settings: Settings, name: str, source: Source, trainer: Any) -
 
 
 def no_checkpoint(path: str) -> str:
-    """Why `--load` cannot be followed."""
+    """Return the message that `--load` names no checkpoint."""
     return f"--load {path}: no slime checkpoint there. {looked_for(path)}"
 
 
 def check_named_model(settings: Settings) -> None:
-    """Compare the checkpoint, where its `config.json` is there, with the model that `--model` names.
+    """Compare the checkpoint, if it has a `config.json`, with the model that `--model` names.
 
-    A number that the user gave as a Megatron flag is that flag's: the trainer compares it.
+    Numbers that the user gave as Megatron flags are skipped, because the trainer compares them.
 
     Raises:
-        ConfigError: The checkpoint is another model; every number that differs is listed.
+        ConfigError: The checkpoint is a different model; the message lists every number that differs.
     """
     args = settings.args
     if args.model is None or not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
@@ -131,7 +131,7 @@ def check_named_model(settings: Settings) -> None:
 
 
 def _is_given(settings: Settings, flag: str) -> bool:
-    """Whether the user gave the flag, under whatever name its value is kept."""
+    """Return whether the user gave the flag, under any name of its value."""
     name = flag.replace("-", "_")
     owner = find_foreign(find_owners([], {})[0], name)
     origin = settings.origins.get(owner.parser({}).by_name[name].dest) if owner is not None else None

@@ -1,4 +1,4 @@
-"""One thread for everything that the trainer does in an asynchronous run: training, weight updates, checkpoints.
+"""The trainer thread of an asynchronous run: it does all training, weight updates and checkpoints.
 
 ::
 
@@ -7,8 +7,8 @@
     stage threads    RolloutStage.generate_groups, evaluate       wait for the loop thread
     loop thread      engine, generate functions, rewards          takes turns (`rollout.loop_thread`)
 
-`launch.drive` puts the stages of the loop into it. A call cannot be interrupted. `close` waits for the one that runs,
-up to a deadline, and then leaves its thread to end with the process.
+`launch.drive` moves the stages of the loop into this thread. A call cannot be interrupted. `close` waits for the
+running call up to a deadline, and then leaves the thread to end with the process.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CLOSE_DEADLINE = 30.0
-"""Seconds that the call that runs gets to end."""
+"""Seconds to wait for the running call when the thread is closed."""
 
 
 class TrainerThread:
-    """Calls in the order in which they come."""
+    """A thread that runs calls in the order in which they are queued."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = queue.Queue()
@@ -44,19 +44,19 @@ class TrainerThread:
         self._thread.start()
 
     def stages(self, stages: Stages) -> Stages:
-        """The same, of which learner, weights and journal work in this thread while the loop goes on."""
+        """Return a copy of the stages whose learner, weights and journal run in this thread, beside the loop."""
         beside = _InThread(self, stages)
         return replace(stages, learner=beside, weights=beside, journal=beside)
 
     async def call(self, what: str, fn: Callable[[], T]) -> T:
-        """What `fn` returns in the thread."""
+        """Run `fn` in the thread and return its result; raise any exception of `fn`. `what` names the wait."""
         future: Future[T] = Future()
         self._queue.put((future, fn))
         with waiting(what, deadline=None, then="its own deadline: --train-timeout, --weight-push-timeout, ..."):
             return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Drop what is queued, wait for the call that runs and end the thread; safe to call twice."""
+        """Wait for the calls up to `CLOSE_DEADLINE` and end the thread; safe to call twice."""
         self._queue.put(None)
         self._thread.join(CLOSE_DEADLINE)
         if self._thread.is_alive():
@@ -78,13 +78,13 @@ class TrainerThread:
 
 
 class _InThread:
-    """Learner, weights and journal, in the thread."""
+    """Learner, weights and journal whose methods run in the trainer thread."""
 
     def __init__(self, thread: TrainerThread, stages: Stages) -> None:
         self._call, self._stages = thread.call, stages
 
     async def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
-        """All optimizer steps of one rollout."""
+        """Run all optimizer steps of one rollout."""
         learner: Any = self._stages.learner
         found: dict[str, float] = await self._call(
             f"training on rollout {rollout_id}", lambda: learner.train(rollout_id, batch)
@@ -102,7 +102,7 @@ class _InThread:
         await self._call("the journal", lambda: self._stages.journal.log(step, metrics))
 
     async def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:
-        """A rollout has been trained on."""
+        """Record that training on a rollout is done."""
         await self._call("the journal", lambda: self._stages.journal.step_end(rollout_id, metrics))
 
     async def save(self, rollout_id: int) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slime_core.config.role_settings import Role
 
 CRITIC = "critic"
-"""Folder of a checkpoint that holds what the critic's trainer saves."""
+"""Folder of a checkpoint in which the critic's trainer saves."""
 OF_CRITIC: Mapping[str, Any] = {
     "kl_coef": 0.0,
     "use_kl_loss": False,
@@ -27,11 +27,11 @@ OF_CRITIC: Mapping[str, Any] = {
     "keep_old_actor": False,
     "custom_advantage_function_path": None,
 }
-"""What a critic's trainer sees whatever the run's settings are: it has no reference, no teacher and no advantages."""
+"""Settings that are fixed for a critic's trainer, which has no reference, no teacher and no advantages."""
 
 
 def role_args(args: Args, role: Role) -> Any:
-    """The settings that a role's trainer is built with: a copy of `args`, or `args` itself where nothing differs.
+    """Return the settings to build a role's trainer with: a copy of `args`, or `args` itself if nothing differs.
 
     Raises:
         ConfigError: The file of --megatron-config-path cannot be used.
@@ -49,13 +49,13 @@ def role_args(args: Args, role: Role) -> Any:
 
 
 class Trainers:
-    """One or two trainers.
+    """The actor's trainer and, if the estimator needs values, the critic's.
 
     Args:
-        args: The run's settings; each role's trainer gets them with its own of `--megatron-config-path`.
+        args: The run's settings; each role's trainer gets them with the role's overrides in `--megatron-config-path`.
         make: Trainer class or factory, called as `make(args)` and `make(args, role="critic")`.
         with_critic: Whether the estimator needs values.
-        hooks: Those of the process, for a class that takes the keyword `hooks`, since it has hooks of its own.
+        hooks: Hooks of the process, passed to a class that takes the keyword `hooks` because it calls hooks itself.
     """
 
     def __init__(
@@ -73,20 +73,20 @@ class Trainers:
                 raise
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        """Rank 0's bytes on every rank."""
+        """Return rank 0's bytes on every rank."""
         return self.actor.broadcast(payload)
 
     def save(self, directory: Path) -> None:
-        """The actor into `directory`, the critic into `directory/critic`."""
+        """Save the actor into `directory` and the critic into `directory/critic`."""
         self.actor.save(directory)
         if self.critic is not None:
             self.critic.save(directory / CRITIC)
 
     def load(self, directory: Path) -> None:
-        """Inverse of `save`; `--finetune` from a directory without a critic leaves the critic as it started.
+        """Load what `save` wrote; `--finetune` from a directory without a critic keeps the critic's initial weights.
 
         Raises:
-            CheckpointError: The checkpoint does not fit, or lacks the critic that the run goes on with.
+            CheckpointError: The checkpoint does not fit, or lacks the critic of the run to resume.
         """
         self.actor.load(directory)
         if self.critic is None:
@@ -101,20 +101,20 @@ class Trainers:
             )
 
     def offload(self) -> None:
-        """Give up what only training needs, under `--offload-train`; returns when all processes have."""
+        """Release the memory that only training needs (`--offload-train`); return when all processes have."""
         for trainer in self._both():
             trainer.offload()
 
     def onload(self) -> None:
-        """Take it again."""
+        """Take the released memory again."""
         for trainer in self._both():
             trainer.onload()
 
-    def _both(self) -> list[Any]:  # `offload` is of those whose traits say so
+    def _both(self) -> list[Any]:  # only trainers whose traits say so have `offload`
         return [self.actor] if self.critic is None else [self.actor, self.critic]
 
     def close(self) -> None:
-        """Leave process groups and free memory; the actor, which joined them, last."""
+        """Leave process groups and free memory; the actor, which joined the groups, closes last."""
         try:
             if self.critic is not None:
                 self.critic.close()

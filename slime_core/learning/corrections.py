@@ -1,8 +1,8 @@
 """Off-policy corrections of the policy loss: log-probs of trainer and engine -> weights and a mask.
 
-What a component of kind "corrections" gets and returns (`--use-tis`, `--custom-tis-function-path`); `corrector.py`
-calls them. A correction weighs a whole optimizer step at once, before its first micro-batch, so normalisation over the
-step does not depend on how samples are split.
+Here are the inputs and outputs of components of kind "corrections" (`--use-tis`, `--custom-tis-function-path`), which
+`corrector.py` calls. A correction weighs a whole optimizer step at once, before its first micro-batch, so normalisation
+over the step does not depend on how samples are split.
 """
 
 from __future__ import annotations
@@ -19,37 +19,40 @@ SETTINGS = (
     *("tis_batch_normalize", "use_rs", "rs_level", "rs_lower_bound", "rs_upper_bound"),
     *("rs_veto_threshold", "rs_trust_region", "rs_tr_threshold"),
 )
-"""Every setting that a correction of slime's may read; each says in `reads` which ones it does."""
+"""All settings that slime's corrections may read; each correction lists its settings in `reads`."""
 
 
 @dataclass
 class CorrectionInputs:
-    """Response tokens of whole samples laid end to end: [T] tensors without gradients, T = sum(sample_lengths)."""
+    """Concatenated response tokens of whole samples: [T] tensors without gradients, T = sum(sample_lengths)."""
 
     train_log_probs: torch.Tensor
-    """Of the trainer's policy at the start of the update (the proximal policy)."""
+    """Log-probs of the trainer's policy at the start of the update (the proximal policy)."""
     rollout_log_probs: torch.Tensor
-    """Of the engine that sampled the tokens (the behaviour policy)."""
+    """Log-probs of the engine that sampled the tokens (the behaviour policy)."""
     loss_mask: torch.Tensor
     sample_lengths: list[int]
     staleness: torch.Tensor | None = None
     """Weight versions between sampling and this update; None when every token is fresh."""
     all_reduce: AllReduce | None = None
-    """Sum over data-parallel ranks; the samples of all ranks are those of one optimizer step. None when only one
+    """Sum over data-parallel ranks; the samples of all ranks together form one optimizer step. None when only one
     micro-batch is known at a time (`--proximal-policy interpolate`)."""
     sibling_counts: list[int] | None = None
     """[n] fan-out siblings of each sample, itself included, for means over sequences, which count a rollout
-    once; None: no sample has any."""
+    once; None if no sample has siblings."""
 
 
 @dataclass
 class CorrectionOutputs:
-    """What a correction makes of the policy loss: loss_t * weights_t * loss_mask_t over unchanged denominators."""
+    """Weights and mask that a correction applies to the policy loss.
+
+    The corrected loss is loss_t * weights_t * loss_mask_t over unchanged denominators.
+    """
 
     weights: torch.Tensor
     """[T]"""
     loss_mask: torch.Tensor
-    """[T] the mask without what is rejected."""
+    """[T] the mask without rejected tokens."""
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
     """name -> [T]; logged as `train/<name>`, a mean over the tokens of the original mask."""
 
@@ -57,15 +60,15 @@ class CorrectionOutputs:
 class Correction(Protocol):
     """Off-policy correction by importance weights and rejection. Constructed as `cls(args)`.
 
-    Called on every rank once per optimizer step with the rank's samples of the step, so that what it takes over
-    the step (with `all_reduce`) does not depend on how samples are split. THUDM/slime's functions, which see one
-    micro-batch, are accepted too.
+    Called on every rank once per optimizer step with the rank's samples of the step, so that sums and means over the
+    step (with `all_reduce`) do not depend on how samples are split. THUDM/slime's functions, which see one micro-batch,
+    are accepted too.
     """
 
     whole_step: bool
-    """Needs `CorrectionInputs.all_reduce`."""
+    """True if the correction needs `CorrectionInputs.all_reduce`."""
     reads: ClassVar[tuple[str, ...]]
-    """Settings of the corrections that this one reads; setting another one is an error."""
+    """Settings that this correction reads; setting any other correction's setting is an error."""
 
     def weigh(self, inputs: CorrectionInputs) -> CorrectionOutputs:
-        """Weights and mask; no gradient flows through them."""
+        """Return weights and mask; no gradient flows through them."""

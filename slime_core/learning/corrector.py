@@ -24,7 +24,7 @@ Corrected = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
 class Corrector:
-    """One run's correction (or only its metrics), as the policy loss calls it.
+    """The correction of a run, or only its metrics, in the form in which the policy loss calls it.
 
     Args:
         component: A `Correction`, a function with THUDM/slime's signature, or None for the mismatch metrics alone.
@@ -49,7 +49,7 @@ class Corrector:
     def for_step(
         self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators
     ) -> Callable[[LossInputs, Sequence[int], torch.Tensor], Corrected]:
-        """The correction of one optimizer step: `(inputs, positions, [T] loss)` of a micro-batch -> corrected.
+        """Return the correction of an optimizer step: `(inputs, positions, [T] loss)` of a micro-batch -> `Corrected`.
 
         Raises:
             TrainError: The samples carry no log-probs of the engine.
@@ -82,9 +82,10 @@ class Corrector:
         return correct
 
     def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
-        """The loss masks without what the correction rejects or gives no weight, before the first of `steps`.
+        """Return the loss masks without tokens that the correction rejects or weighs 0, before the first of `steps`.
 
-        As they are where it is known only in the steps: with a function, or a policy that is blended there.
+        The masks are unchanged if rejections are known only within a step: with a function, or with a policy that is
+        blended in the step.
         """
         train = tensors.old_log_probs if tensors.train_log_probs is None else tensors.train_log_probs
         masks = list(tensors.loss_masks)
@@ -97,7 +98,7 @@ class Corrector:
     def _over_step(
         self, batch: TrainBatch, tensors: TrainTensors, train: Column, denominators: Denominators
     ) -> dict[int, CorrectionOutputs]:
-        """Weights of every sample of the step on this rank, by position."""
+        """Compute the weights of every sample of the step on this rank, by position."""
         assert self._weigh is not None
         positions = denominators.positions
         lengths = [batch.response_lengths[p] for p in positions]
@@ -121,7 +122,7 @@ class Corrector:
     def _call(
         self, seen: CorrectionInputs, batch: TrainBatch, positions: Sequence[int], loss: torch.Tensor
     ) -> Corrected:
-        """THUDM/slime's call: per-sample lists, the micro-batch's loss laid end to end."""
+        """Call the function with THUDM/slime's arguments: per-sample lists, and the concatenated micro-batch loss."""
         assert self._function is not None
         lengths = seen.sample_lengths
         masks = list(torch.split(seen.loss_mask, lengths))

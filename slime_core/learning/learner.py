@@ -1,8 +1,8 @@
 """Stages 8 to 10 of one rollout: `TrainBatch` -> optimizer steps -> metrics, on one data-parallel rank.
 
-Called by the loop with the whole batch on every rank; each rank schedules it alike and takes its share: first the
-forward passes (`learning/passes.py`), then the critic's steps, if the estimator needs values, then the actor's
-(`learning/steps.py`). The critic's update does not change this rollout's advantages, which come from its values before.
+The loop calls it with the whole batch on every rank. Each rank computes the same schedule and takes its share: first
+the forward passes (`learning/passes.py`), then the critic's steps, if the estimator needs values, then the actor's
+(`learning/steps.py`). The critic's update does not change this rollout's advantages, which use its earlier values.
 
 Metrics: `train/*` are means over the rollout's optimizer steps (`train/lr`: the last one;
 `train/skipped_steps`: their number), `train/critic-*` the critic's likewise, `rollout/*` describe the
@@ -33,7 +33,7 @@ from slime_core.waits import named
 logger = logging.getLogger(__name__)
 
 _SMALL_PASS = 512
-"""Tokens, below which a pass costs more than they do."""
+"""Number of tokens below which the fixed cost of a pass dominates."""
 
 
 class Learner:
@@ -45,8 +45,8 @@ class Learner:
         estimator: None for losses that need no advantages.
         loss: The objective of the actor.
         critic: This rank's trainer of the critic, where the estimator `needs_values`.
-        postprocess: Tells the hook `slime_train_data`.
-        on_trained: Tells the hook `slime_rollout_trained`.
+        postprocess: Calls the hook `slime_train_data`.
+        on_trained: Calls the hook `slime_rollout_trained`.
 
     Raises:
         ConfigError: The loss needs advantages but nothing may compute them.
@@ -88,7 +88,7 @@ class Learner:
             batch: All samples of the rollout, the same on every rank.
 
         Returns:
-            Metrics, the same on every rank but for `perf/*`, and `train/update_ratio` of a model that is split.
+            Metrics, equal on every rank except `perf/*`, and except `train/update_ratio` if the model is split.
 
         Raises:
             TrainError: Nothing to train on, a column is missing, or a loss or gradient is not finite.
@@ -134,11 +134,11 @@ class Learner:
         return metrics | clock.metrics()
 
     def _probes(self) -> torch.Tensor | None:
-        """Some of the trained weights, copied, from a trainer that shows them (`weight_probes`)."""
+        """Return copies of some trained weights, if the trainer has `weight_probes`."""
         return self.trainer.weight_probes().double() if hasattr(self.trainer, "weight_probes") else None
 
     def _warn_of_small_passes(self, local: TrainBatch, share: RankSchedule) -> None:
-        """Once: most of the time goes to the passes, not to the tokens in them."""
+        """Warn once if passes are so small that their fixed cost dominates."""
         passes, tokens = sum(map(len, share.steps)), sum(map(len, local.tokens))
         if self._warned or self.args.use_dynamic_batch_size or passes < 8 or tokens >= _SMALL_PASS * passes:
             return
@@ -152,7 +152,7 @@ class Learner:
     # -- the steps -----------------------------------------------------------------------------------
 
     def _policy(self) -> PackingPolicy:
-        """Micro-batches that suit the actor and the critic."""
+        """Return the packing of micro-batches that suits actor and critic."""
         trainers = [trainer for trainer in (self.trainer, self.critic) if trainer is not None]
         return PackingPolicy.from_args(
             self.args,
@@ -162,7 +162,7 @@ class Learner:
         )
 
     def _denominators(self, batch: TrainBatch, schedule: Schedule, share: RankSchedule) -> list[Denominators]:
-        """Of each optimizer step."""
+        """Return the denominators of each optimizer step."""
         per_token = self.args.calculate_per_token_loss
         return [
             replace(
@@ -213,7 +213,7 @@ class Learner:
         own = tensors.train_log_probs if self.args.use_rollout_logprobs else tensors.old_log_probs
         known = {p: part for p, part in enumerate(own or ()) if len(part) == local.response_lengths[p]}
         if steps and (not known or self._passes.reuses_own_log_probs):
-            known |= steps[0].log_probs  # the first step's samples were looked at with the weights before the update
+            known |= steps[0].log_probs  # the first step's log-probs predate the update
         trained = TrainedRollout(self.trainer, batch, local, share.indices, tensors, steps, known, clock.spans)
         metrics = rollout_report(batch, local, tensors, trained.log_probs, self.trainer)
         if tensors.rollout_log_probs is not None and known:
@@ -230,7 +230,7 @@ def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
 
 
 def _sample_cost(args: Args, trainer: Trainer) -> Cost:
-    """Forward FLOPs by number of tokens when a balancing switch asks for them."""
+    """Return forward FLOPs by number of tokens, if a balancing option needs them."""
     if not (args.balance_data or args.balance_by_flops):
         return float
     from slime_core.models.family import decoder_shape

@@ -1,4 +1,4 @@
-"""Stage 9: a micro-batch's log-probs -> the scalar to differentiate and the metrics to add up.
+"""Stage 9: a micro-batch's log-probs -> the scalar to differentiate and the metrics to sum.
 
 A loss is a component of kind "losses", named by `--loss-type`; the learner binds it to each optimizer step and the
 trainer calls the result per micro-batch. Nothing here is a mean over a micro-batch. Every term is a sum of values times
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
     from slime_core.learning.reducers import MakeReducer
 
 OldPolicy = Literal["reused", "recomputed", "interpolated"]
-"""Where old log-probs come from: the first step's own, a pass of the trainer over all samples, or the loss itself."""
+"""Source of old log-probs: the first step's own, a pass of the trainer over all samples, or the loss itself."""
 
 
 class Loss(Protocol):
     """A training objective. Constructed as `cls(args, estimator)`."""
 
     needs_advantages: bool | None
-    """False (SFT): no old or reference log-probs are computed and the estimator is not called. None, of a class: where
-    the settings have advantages computed; its objects then say which."""
+    """False (SFT): no old or reference log-probs are computed and the estimator is not called. None, on a class only:
+    the settings decide whether advantages are computed, and each instance has True or False."""
     needs_entropy: bool
-    """The trainer computes the entropy of every token."""
+    """True if the trainer must compute the entropy of every token."""
     needs_logits: ClassVar[bool]
-    """The trainer hands over logits instead of log-probs."""
+    """True if the trainer must pass logits instead of log-probs."""
     needs_function: ClassVar[bool]
-    """It is nothing without `--custom-loss-function-path`."""
+    """True if the loss needs `--custom-loss-function-path`."""
     old_policy: OldPolicy
     ignores: ClassVar[Sequence[str]]
-    """Settings of the policy loss that it leaves without effect: a user who gives one is told."""
+    """Policy-loss settings that have no effect with this loss; setting one logs a warning."""
 
     def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
-        """The loss masks without what the loss is going to reject: what `--normalize-advantages` runs over."""
+        """Return the loss masks without the tokens that the loss will reject; `--normalize-advantages` uses them."""
 
     def bind(self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
-        """The loss function of one optimizer step over the rank's local `batch`."""
+        """Return the loss function of one optimizer step over the rank's local `batch`."""
 
 
 class LossBase:
-    """The defaults of a loss."""
+    """Default attributes and methods of a loss."""
 
     needs_advantages: bool | None = None
     needs_entropy: bool = False
@@ -66,22 +66,22 @@ class LossBase:
         self.args = args
 
     def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
-        """See `Loss.kept`: all."""
+        """Return all masks unchanged; see `Loss.kept`."""
         return tensors.loss_masks
 
 
 class PolicyLoss(LossBase):
     """The estimator's policy loss, minus `entropy_coef` * entropy, plus `kl_loss_coef` * KL(policy || reference).
 
-    On the policy loss alone act, in this order: off-policy sequence masking (`--use-opsm`), the off-policy correction
-    (`--use-tis`) and the reducer. Entropy and KL keep the plain mask and the plain mean.
+    Three steps apply to the policy loss only, in this order: off-policy sequence masking (`--use-opsm`), the off-policy
+    correction (`--use-tis`) and the reducer. Entropy and KL keep the plain mask and the plain mean.
 
     Metrics: `loss`, `pg_loss`, `entropy_loss` (the mean entropy), `kl_loss` (with `--use-kl-loss`), the estimator's
     own (`pg_clipfrac`, `ppo_kl`), `opsm_clipfrac`, and the correction's with `ois`, the ratio to the old policy.
 
     Args:
         args: The run's settings.
-        estimator: Gives the loss of every token.
+        estimator: Computes the loss of every token.
         corrector: Off-policy correction, or its metrics.
         reducer: Replaces the mean over rollouts or tokens, for the policy loss.
     """
@@ -105,11 +105,11 @@ class PolicyLoss(LossBase):
             self.old_policy = "interpolated"
 
     def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
-        """See `Loss.kept`: all but what the correction rejects."""
+        """Return the masks without the tokens that the correction rejects; see `Loss.kept`."""
         return tensors.loss_masks if self.corrector is None else self.corrector.kept(batch, tensors, steps)
 
     def bind(self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
-        """See `Loss.bind`; without `tensors.old_log_probs` the policy is its own old policy.
+        """Return the loss function of a step; without `tensors.old_log_probs` the policy is its own old policy.
 
         Raises:
             TrainError: A correction or an interpolated policy needs the engine's log-probs, which are missing.
@@ -166,7 +166,7 @@ class PolicyLoss(LossBase):
         denominators: Denominators,
     ) -> torch.Tensor:
         if self.reducer is None:
-            # The denominators are those of the original mask, whatever a correction has taken out of `mask`.
+            # The denominators use the original mask, even if a correction has removed tokens from `mask`.
             return weighted_sum(loss, denominators.weights(batch, positions, mask))
         from slime_core.learning.reducers import reduced
 
@@ -197,7 +197,7 @@ class PolicyLoss(LossBase):
 
 
 def loss_inputs(batch: TrainBatch, tensors: TrainTensors, output: MicroBatchOutput) -> LossInputs:
-    """The micro-batch's share of every column, laid end to end like `output.log_probs`."""
+    """Return the micro-batch's part of every column, concatenated like `output.log_probs`."""
     positions = output.positions
     mask, advantages = gather(tensors.loss_masks, positions), gather(tensors.advantages, positions)
     assert mask is not None

@@ -1,6 +1,7 @@
-"""Stage 7b: which samples make which optimizer step, on which rank, in which micro-batch.
+"""Stage 7b: assign samples to optimizer steps, ranks and micro-batches.
 
-Called by the learner on every rank with the whole batch; a pure function of it, so all ranks agree without talking.
+The learner calls it on every rank with the whole batch. The result depends only on the batch, so all ranks agree
+without communication.
 `RankSchedule` counts positions in the rank's *local* batch, `Step` counts positions in the whole one.
 
     steps          rollouts in order of appearance, `global_batch_size` at a time; siblings stay together
@@ -8,8 +9,8 @@ Called by the learner on every rank with the whole batch; a pure function of it,
     ranks          the same number of micro-batches each: every dp-th one, or balanced by FLOPs (Karmarkar-Karp);
                    a multiple of the trainer's `micro_batch_multiple`
 
-Rollouts that do not fill a step are never dropped. They form a last, smaller step; if that had fewer samples than
-the ranks need, one for each micro-batch, they join the step before. A batch with fewer samples than that is an error.
+Rollouts that do not fill a step are never dropped. They form a last, smaller step. If this step had fewer samples than
+the ranks need (one for each micro-batch), its rollouts join the step before. A batch with too few samples is an error.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ Cost = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step."""
+    """The samples of an optimizer step, by rank and micro-batch."""
 
     micro_batches: list[list[list[int]]]
     """[rank][micro-batch] -> positions in the whole batch."""
     num_rollouts: int
-    """Distinct rollout ids."""
+    """Number of distinct rollout ids."""
 
     @property
     def samples(self) -> list[int]:
-        """Positions in the whole batch of everything in this step."""
+        """Positions in the whole batch of all samples in this step."""
         return [i for rank in self.micro_batches for micro_batch in rank for i in micro_batch]
 
 
 @dataclass(frozen=True)
 class RankSchedule:
-    """One rank's share."""
+    """The share of one data-parallel rank."""
 
     indices: list[int]
-    """Which samples of the whole batch make the rank's local batch, in order."""
+    """Positions in the whole batch of the samples in the rank's local batch, in order."""
     steps: list[list[list[int]]]
     """[step][micro-batch] -> positions in the local batch; laid end to end they count 0, 1, 2, ..."""
 
@@ -58,7 +59,7 @@ class Schedule:
     steps: list[Step]
 
     def for_rank(self, rank: int) -> RankSchedule:
-        """The share of data-parallel rank `rank`."""
+        """Return the share of data-parallel rank `rank`."""
         indices: list[int] = []
         steps: list[list[list[int]]] = []
         for step in self.steps:
@@ -71,25 +72,25 @@ class Schedule:
 
 @dataclass(frozen=True)
 class PackingPolicy:
-    """How micro-batches are made."""
+    """The settings that decide how micro-batches are formed."""
 
     world_size: int
     global_batch_size: int
-    """Rollouts per optimizer step."""
+    """Number of rollouts per optimizer step."""
     micro_batch_size: int = 1
-    """Most samples per micro-batch when `max_tokens` is None."""
+    """Maximum number of samples per micro-batch without `max_tokens`."""
     max_tokens: int | None = None
-    """Most tokens per micro-batch; a longer sample gets one of its own."""
+    """Maximum number of tokens per micro-batch; a longer sample gets a micro-batch of its own."""
     balance: bool = False
     """Give every rank about the same cost, not just the same number of micro-batches."""
     balance_by_flops: bool = False
     """Also form the micro-batches by equal cost; they may then exceed `max_tokens`."""
     multiple: int = 1
-    """A rank's micro-batches of a step come in multiples of this."""
+    """Divisor of the number of micro-batches that a rank gets in a step."""
 
     @property
     def unit(self) -> int:
-        """The micro-batches of a step come in multiples of this."""
+        """Divisor of the number of micro-batches in a step, over all ranks."""
         return self.world_size * self.multiple
 
     @classmethod
@@ -101,7 +102,7 @@ class PackingPolicy:
         Args:
             args: The run's settings.
             world_size: Data-parallel ranks.
-            multiple: See the field.
+            multiple: See the field `multiple`.
             context_parallel_size: Processes, and so GPUs, that share the tokens of a micro-batch.
         """
         max_tokens = None
@@ -162,10 +163,10 @@ def _step_samples(rollout_ids: Sequence[int], policy: PackingPolicy) -> list[lis
 
 
 def _micro_batches(lengths: Sequence[int], policy: PackingPolicy, cost: Cost) -> list[list[int]]:
-    """Bins of positions in `lengths`; their number is a multiple of the policy's unit.
+    """Return bins of positions in `lengths`; their number is a multiple of the policy's unit.
 
-    Where there are too few samples for the next multiple, the smallest bins are joined down to the previous one,
-    even above the cap: a rank without work would wait, and a rank with a missing micro-batch would hang its peers.
+    If there are too few samples for the next multiple, the smallest bins are joined down to the previous multiple, even
+    above the cap: a rank without work would wait, and a rank with a missing micro-batch would hang its peers.
     """
     n, unit = len(lengths), policy.unit
     if policy.max_tokens is None:
@@ -183,7 +184,7 @@ def _micro_batches(lengths: Sequence[int], policy: PackingPolicy, cost: Cost) ->
 
 
 def _distribute(bins: list[list[int]], costs: Sequence[float], policy: PackingPolicy) -> list[list[list[int]]]:
-    """[rank] its bins, in their order."""
+    """Return the bins of each rank, in their order."""
     dp = policy.world_size
     if not policy.balance:
         return [bins[rank::dp] for rank in range(dp)]
@@ -196,7 +197,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 Bin = list[int]
-"""Positions in the list of sizes that it was made from. Ties go to the lower position, so bins repeat."""
+"""Positions in the list of sizes. Ties go to the lower position, so results are deterministic."""
 
 
 def first_fit(sizes: Sequence[int], capacity: int) -> list[Bin]:
@@ -217,8 +218,9 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[Bin]:
 def split_bins(bins: Sequence[Bin], sizes: Sequence[int], count: int) -> list[Bin]:
     """Split the largest bin of several items in two until there are `count` bins.
 
-    The halves are made longest item first into the lighter half; the heavier keeps the bin's place, the other goes to
-    the end. Among equally large bins the one with more items is split. `count` must not exceed the number of items.
+    Items go to the halves longest first, each into the lighter half. The heavier half keeps the bin's place, the other
+    half goes to the end. Of equally large bins, the bin with more items is split. `count` must not exceed the number of
+    items.
     """
     out = [list(members) for members in bins]
     while len(out) < count:
@@ -255,9 +257,9 @@ def _halves(members: Bin, sizes: Sequence[int]) -> tuple[Bin, Bin]:
 def karmarkar_karp(costs: Sequence[float], count: int, *, equal_size: bool) -> list[Bin]:
     """Split the items into `count` bins of nearly equal cost by the largest differencing method (Karmarkar, Karp 1982).
 
-    Every item starts as a partial solution of one filled bin (equal_size: every run of `count` items in order of cost
-    starts as one with an item per bin). The two with the largest spread are merged, heaviest bin onto lightest, until
-    one is left.
+    Every item starts as a partial solution with one filled bin. With `equal_size`, every run of `count` items in order
+    of cost starts as a partial solution with an item per bin. The two partial solutions with the largest spread are
+    merged, heaviest bin onto lightest, until one is left.
 
     Args:
         costs: Cost of each item, >= 0.
@@ -295,7 +297,7 @@ class _State:
         return _State([(a + b, items + more) for (a, items), (b, more) in pairs], len(self.bins))
 
     def __lt__(self, other: _State) -> bool:
-        """Widest spread first; then the one with the heaviest bin."""
+        """Order states by widest spread, then by heaviest bin."""
         if self.spread != other.spread:
             return self.spread > other.spread
         mine, theirs = self.bins[0], other.bins[0]

@@ -1,11 +1,12 @@
-"""The forward passes of one rollout before its optimizer steps: batch -> log-probs, values, advantages.
+"""The forward passes of a rollout before its optimizer steps, which compute log-probs, values and advantages.
 
-Called by the learner once per rollout, on every rank. The "old" log-probs. Samples of the first optimizer step use that
-step's own, detached, which costs no extra pass; those of later steps' samples are recomputed here. Estimators that need
-them beforehand (KL in the reward, `needs_log_probs`), distillation, `--use-rollout-entropy`, the hook
-`slime_train_data` and `--use-routing-replay` (without the engine's routing) get recomputed ones for all. With
-`--use-rollout-logprobs` they are the engine's, with `--keep-old-actor` those of the weights that were served last;
-off-policy corrections take recomputed ones for all, or (`--proximal-policy interpolate`) none.
+Called by the learner once per rollout, on every rank. The "old" log-probs have several sources. Samples of the first
+optimizer step use that step's own log-probs, detached, which costs no extra pass. Log-probs of later steps' samples are
+recomputed here. Estimators that need log-probs beforehand (KL in the reward, `needs_log_probs`), distillation,
+`--use-rollout-entropy`, the hook `slime_train_data` and `--use-routing-replay` (without the engine's routing) get
+recomputed log-probs of all samples. With `--use-rollout-logprobs` the old log-probs are the engine's. With
+`--keep-old-actor` they come from the weights that were served last. Off-policy corrections take recomputed log-probs of
+all samples, or none (`--proximal-policy interpolate`).
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from slime_core.protocols import AdvantageEstimator, Args, Trainer
 from slime_core.types import TrainBatch
 
 DataPostprocess = Callable[..., object]
-"""Tells the hook `slime_train_data`: (*, args, rollout_id, rollout_data), which is changed in place."""
+"""Caller of the hook `slime_train_data`: (*, args, rollout_id, rollout_data), which may change the data in place."""
 
 
 @dataclass
 class Passes:
-    """What is computed before the update, and from what."""
+    """The forward passes and advantages computed before the update, and the objects that compute them."""
 
     args: Args
     trainer: Trainer
     loss: Loss
     estimator: AdvantageEstimator | None = None
-    """None for losses that need no advantages."""
+    """Advantage estimator; None for losses that need no advantages."""
     critic: Trainer | None = None
     postprocess: DataPostprocess | None = None
 
     @property
     def reuses_own_log_probs(self) -> bool:
-        """The first step's policy is its own old policy."""
+        """True if the first step's policy is its own old policy."""
         return bool(self.loss.needs_advantages) and not self.args.use_rollout_logprobs and not self._needs_own_log_probs
 
     @property
@@ -52,12 +53,12 @@ class Passes:
 
     @property
     def _needs_own_log_probs(self) -> bool:
-        """The trainer's log-probs of all samples are needed before the first step."""
+        """True if the trainer's log-probs of all samples are needed before the first step."""
         args, old_policy = self.args, self.loss.old_policy
         if not self.loss.needs_advantages:
             return bool(args.use_rollout_entropy)
         if args.use_routing_replay and not args.use_rollout_routing_replay:
-            return True  # it records the routing that the steps replay
+            return True  # the pass records the routing that the steps replay
         if args.keep_old_actor:
             return True
         if args.use_rollout_entropy or args.true_on_policy_mode or old_policy == "recomputed":
@@ -77,12 +78,12 @@ class Passes:
         *,
         trains_actor: bool = True,
     ) -> TrainTensors:
-        """This rank's samples as tensors, with all that the loss needs.
+        """Run the passes and return this rank's samples as tensors, with all inputs of the loss.
 
         Args:
             local: This rank's samples.
-            share: Its part of the schedule.
-            steps: What each optimizer step sums over.
+            share: This rank's part of the schedule.
+            steps: The samples over which each optimizer step sums.
             clock: Times each pass.
             trains_actor: False when the rollout trains the critic only; passes that only the actor's later steps
                 would read are left out.
@@ -137,7 +138,7 @@ class Passes:
     def _other_models(
         self, local: TrainBatch, micro_batches: list[list[int]], tensors: TrainTensors, clock: Clock
     ) -> None:
-        """Log-probs of reference and teacher, values of the critic."""
+        """Compute the log-probs of reference and teacher and the values of the critic."""
         args = self.args
         if args.kl_coef or args.use_kl_loss:
             with clock.timed("ref_log_probs"):
@@ -156,7 +157,10 @@ class Passes:
                 tensors.values = self.critic.values(local, micro_batches)
 
     def _later_log_probs(self, local: TrainBatch, share: RankSchedule) -> Column:
-        """Those of all but the first step's samples, which come first in the local batch and get empty tensors."""
+        """Return the log-probs of all samples after the first step's.
+
+        The first step's samples come first in the local batch and get empty tensors.
+        """
         first = sum(map(len, share.steps[0]))
         micro_batches = [[p - first for p in micro_batch] for step in share.steps[1:] for micro_batch in step]
         later = local.select(range(first, len(local)))
@@ -165,10 +169,10 @@ class Passes:
 
 
 def check_same_bits(local: TrainBatch, tensors: TrainTensors) -> None:
-    """`--true-on-policy-mode`: the engine's log-probs of all trained tokens are the trainer's, bit for bit.
+    """Check for `--true-on-policy-mode` that engine and trainer log-probs of all trained tokens are the same bits.
 
     Raises:
-        TrainError: They differ, or the samples carry none.
+        TrainError: The log-probs differ, or the samples have no engine log-probs.
     """
     own = tensors.old_log_probs if tensors.train_log_probs is None else tensors.train_log_probs
     assert own is not None, "the pass before computed them"
@@ -191,21 +195,21 @@ def check_same_bits(local: TrainBatch, tensors: TrainTensors) -> None:
 
 
 class Clock:
-    """Adds up wall time by name, of the passes here and of the learner's steps."""
+    """A clock that adds up wall time by name, for the passes here and the learner's steps."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, float, float]] = []
-        """Name, beginning and end, by `time.perf_counter`."""
+        """Name, start and end of each span, by `time.perf_counter`."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Count the time inside under `name`; an exception counts nothing."""
+        """Add the time of the block under `name`; add nothing if it raises."""
         started = time.perf_counter()
         yield
         self.spans.append((name, started, time.perf_counter()))
 
     def metrics(self) -> dict[str, float]:
-        """`perf/<name>_time`, in seconds."""
+        """Return `perf/<name>_time` for each name, in seconds."""
         found: dict[str, float] = {}
         for name, started, ended in self.spans:
             found[f"perf/{name}_time"] = found.get(f"perf/{name}_time", 0.0) + ended - started

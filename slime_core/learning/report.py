@@ -1,10 +1,10 @@
-"""What one rollout's training data looked like: `rollout/*` means, the log-prob gap, and sample by sample.
+"""Report the training data of one rollout: `rollout/*` means, the log-prob gap, and one row per sample.
 
-Called by the learner after the optimizer steps, with the data from before them. Token values are averaged like
-THUDM/slime's metrics, a mean over rollouts of masked means, whatever the loss uses; the gap is a plain mean over
-tokens. Both cover all ranks. Samples
-go to the hook `slime_rollout_trained` and to `--save-debug-train-data`: columns of the batch under the names of
-THUDM/slime's `rollout_data`, and the trainer's (`log_probs`, its own at the start of the update, `advantages`, ...).
+The learner calls it after the optimizer steps, with the data from before the steps. Token values are averaged like
+THUDM/slime's metrics: a mean over rollouts of masked means, independent of the loss. The gap is a plain mean over
+tokens. Both cover all ranks. Samples go to the hook `slime_rollout_trained` and to `--save-debug-train-data`. Their
+columns are those of the batch, under the names of THUDM/slime's `rollout_data`, and those of the trainer (`log_probs`
+from the start of the update, `advantages`, ...).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ GAP = "train/train_rollout_logprob_abs_diff"
 def rollout_report(
     batch: TrainBatch, local: TrainBatch, tensors: TrainTensors, log_probs: Column | None, trainer: Trainer
 ) -> dict[str, float]:
-    """`rollout/*` of the whole rollout, the same on every rank.
+    """Return the metrics `rollout/*` of the whole rollout, the same on every rank.
 
     Args:
         batch: The whole rollout.
         local: This rank's samples.
-        tensors: Their columns.
-        log_probs: Of the policy at the start of the update, where they are known.
-        trainer: For the sum over ranks.
+        tensors: Columns of this rank's samples.
+        log_probs: Log-probs of the policy at the start of the update, if known.
+        trainer: Trainer that sums over ranks.
     """
     of_rollout = "ref_log_probs rollout_log_probs advantages returns kl entropy values teacher_log_probs opd_reverse_kl"
     columns = {"log_probs": log_probs, **{name: getattr(tensors, name) for name in of_rollout.split()}}
@@ -46,7 +46,7 @@ def rollout_report(
 
 
 def _row_means(batch: TrainBatch) -> dict[str, float]:
-    """Means over rollouts of the means over their samples; rewards over those that are trained on."""
+    """Return means over rollouts of the means over their samples; rewards only over samples that are trained on."""
     trained = [i for i, mask in enumerate(batch.loss_masks) if any(mask)]
     among_trained = [1.0 / batch.sibling_counts[i] for i in trained]
     shares = [1.0 / count for count in sibling_counts(batch.rollout_ids)]
@@ -79,12 +79,12 @@ def _token_means(
 
 
 def log_prob_gap(tensors: TrainTensors, log_probs: Mapping[int, torch.Tensor], trainer: Trainer) -> dict[str, float]:
-    """Mean and maximum of |trainer - engine| over the unmasked tokens of the samples known, on all ranks.
+    """Return mean and maximum of |trainer - engine| over the unmasked tokens of samples with log-probs, on all ranks.
 
     Args:
-        tensors: This rank's columns.
-        log_probs: Of the trainer before the update, by position in the local batch.
-        trainer: For the sums over ranks.
+        tensors: Columns of this rank's samples.
+        log_probs: Log-probs of the trainer before the update, by position in the local batch.
+        trainer: Trainer that sums over ranks.
     """
     assert tensors.rollout_log_probs is not None
     # Slots 0 and 1: sum and count; then one slot per rank, so that a sum over ranks carries every rank's maximum.
@@ -100,35 +100,35 @@ def log_prob_gap(tensors: TrainTensors, log_probs: Mapping[int, torch.Tensor], t
 
 @dataclass(frozen=True)
 class TrainedRollout:
-    """A rollout whose steps are taken, in one trainer process: what the hook `slime_rollout_trained` is told."""
+    """A rollout after its optimizer steps, in one trainer process: the argument of the hook `slime_rollout_trained`."""
 
     trainer: Trainer
-    """Of the actor. The gradients of its last step are still there."""
+    """Trainer of the actor. It still holds the gradients of its last step."""
     batch: TrainBatch
     """The whole rollout, the same on every rank."""
     local: TrainBatch
     """This rank's samples."""
     indices: Sequence[int]
-    """Positions of those in `batch`."""
+    """Positions of the samples of `local` in `batch`."""
     tensors: TrainTensors
-    """Columns of this rank's samples, in that order."""
+    """Columns of this rank's samples, in the order of `indices`."""
     steps: Sequence[StepResult]
-    """Of the actor."""
+    """Results of the actor's optimizer steps."""
     known: Mapping[int, torch.Tensor]
     """Position in `local` -> the trainer's log-probs from before the update, [response_length], as far as known."""
     spans: Sequence[tuple[str, float, float]] = ()
-    """What this process did (`log_probs`, `actor_train`, ...), from when to when by `time.perf_counter`."""
+    """Work of this process: (name, start, end) by `time.perf_counter`; names are `log_probs`, `actor_train`, ..."""
 
     @property
     def log_probs(self) -> Column | None:
-        """`known`, where it has all samples: every rank has some in every step, so all ranks agree on this."""
+        """Values of `known` if it has all samples, else None; all ranks agree, since each has samples in every step."""
         return [self.known[p] for p in range(len(self.local))] if len(self.known) == len(self.local) else None
 
     def rows(self, *names: str) -> list[dict[str, Any]]:
-        """One mapping per sample of all ranks, by `sample_indices`, with these columns, as far as there are such.
+        """Return one mapping per sample of all ranks, sorted by `sample_indices`, with the named columns that exist.
 
-        A sum over ranks: every process calls it, with the same names. Those other than rank 0 get no rows. Columns are
-        those of `slime_train_data`, with the trainer's `log_probs`; none named is all of them.
+        Every process must call it with the same names, because it sums over ranks. Ranks other than 0 get no rows.
+        The columns are those of `slime_train_data` and the trainer's `log_probs`; without names, all of them.
         """
         columns = {f.name: getattr(self.tensors, f.name) for f in fields(self.tensors)} | {"log_probs": self.log_probs}
         lengths = self.batch.response_lengths
@@ -145,7 +145,7 @@ class TrainedRollout:
 
 
 def save_trained(path: str, trained: TrainedRollout) -> None:
-    """`--save-debug-train-data`; every rank calls it."""
+    """Write the file of `--save-debug-train-data`; every rank calls it."""
     rollout_id = trained.batch.rollout_id
     rows = trained.rows()
     if not trained.trainer.rank:
@@ -154,16 +154,16 @@ def save_trained(path: str, trained: TrainedRollout) -> None:
 
 
 def _is_whole(column: Any, lengths: Sequence[int]) -> bool:
-    """One [response_length] tensor for every sample of this rank."""
+    """Return whether a column has one [response_length] tensor for every sample of this rank."""
     return isinstance(column, list) and [t.shape for t in column] == [(n,) for n in lengths]
 
 
 def _gathered(
     columns: dict[str, Column], indices: Sequence[int], lengths: Sequence[int], trainer: Trainer
 ) -> dict[str, list[Any]]:
-    """Columns of one rank -> those of all ranks as arrays of float32, in the order of the whole batch.
+    """Gather the columns of all ranks as float32 arrays, in the order of the whole batch.
 
-    Each rank fills its samples into zeros, so that the sum over ranks is every rank's values, bit for bit.
+    Each rank writes its samples into a tensor of zeros, so the sum over ranks has every rank's values bit for bit.
     """
     if not columns:
         return {}

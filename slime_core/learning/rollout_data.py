@@ -1,8 +1,8 @@
-"""A rank's batch and tensors <-> THUDM/slime's dictionary, which users' functions on the training side read.
+"""Convert a rank's batch and tensors to and from THUDM/slime's dictionary, for user functions of the training side.
 
-Two of them do: the hook `slime_train_data` gets the whole local batch and may change it, a custom loss gets one
-micro-batch. The names. `log_probs` are the old policy's, `rollout_log_probs` the engine's, `raw_reward` the rewards
-before they were shaped.
+Two functions read it: the hook `slime_train_data` gets the whole local batch and may change it, and a custom loss gets
+one micro-batch. In the dictionary, `log_probs` are the old policy's, `rollout_log_probs` the engine's, and `raw_reward`
+the rewards before shaping.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from slime_core.protocols import MicroBatchOutput
 from slime_core.types import TrainBatch
 
 _RENAMED = {"old_log_probs": "log_probs"}
-"""Field of `TrainTensors` -> key, where they differ."""
+"""Key of each field of `TrainTensors` whose name differs."""
 
 
 def rollout_data(batch: TrainBatch, tensors: TrainTensors) -> dict[str, Any]:
-    """The batch's columns as lists, and the tensors' as lists of [response_length] tensors of its own."""
+    """Return the batch's columns as lists, and the tensors' columns as lists of copied [response_length] tensors."""
     data = {**batch.to_rollout_data(), "tokens": [torch.tensor(row) for row in batch.tokens]}
     lengths = batch.response_lengths
     for name, column in _columns(tensors):
-        # Old log-probs that a step takes from itself are empty tensors: not known, so not shown.
+        # Old log-probs that a step takes from itself are empty tensors here, so they are left out.
         if [len(part) for part in column] == lengths:
             data[_RENAMED.get(name, name)] = [part.clone() for part in column]
     return data
 
 
 def taken_over(data: Mapping[str, Any], tensors: TrainTensors, source: str) -> TrainTensors:
-    """The tensors with what a function left in the dictionary.
+    """Return the tensors with the values that a function left in the dictionary.
 
-    Denominators stay those of the batch as it was: a token masked here adds nothing, and the others weigh what they
-    did.
+    Denominators stay those of the original batch: a token masked here adds nothing, and the other tokens keep their
+    weights.
 
     Args:
-        data: From `rollout_data`, changed by a function. Columns it did not have before are not looked at.
+        data: Result of `rollout_data`, changed by a function. New columns are ignored.
         tensors: What `data` was made from.
-        source: Names the function in error messages.
+        source: Name of the function in error messages.
 
     Raises:
         PluginError: A column is gone, or has other shapes than before, or a loss mask has entries besides 0 and 1.
@@ -61,10 +61,10 @@ def taken_over(data: Mapping[str, Any], tensors: TrainTensors, source: str) -> T
 
 
 def micro_batch_data(batch: TrainBatch, tensors: TrainTensors, output: MicroBatchOutput) -> dict[str, Any]:
-    """THUDM/slime's `batch` of one micro-batch: `rollout_data` of its samples.
+    """Return THUDM/slime's `batch` of one micro-batch: `rollout_data` of its samples.
 
-    `unconcat_tokens` are the tokens per sample, `tokens` [1, T] all of them, and `log_probs` the old policy's, or
-    where a step is its own old policy, the present ones without gradient.
+    `unconcat_tokens` are the tokens per sample, and `tokens` [1, T] all of them. `log_probs` are the old policy's; if a
+    step is its own old policy, they are the current log-probs without gradient.
     """
     positions = output.positions
     part = batch.select(positions)

@@ -1,12 +1,12 @@
-"""`TrainBatch.routed_experts` of a rank's samples -> the arrays that its trainer replays and completes.
+"""Make the routing arrays of a rank's samples from `TrainBatch.routed_experts`; its trainer replays and completes them.
 
-Called by the learner once per rollout under `--use-routing-replay`. With `--use-rollout-routing-replay` the rows that
-the engine reported stand there already; without, the arrays start empty and the log-prob pass before the update fills
-them (THUDM/slime's stages "record" and "replay"). Rows that the engine did not report are filled by that pass too,
-where there is one.
+The learner calls this module once per rollout under `--use-routing-replay`. With `--use-rollout-routing-replay` the
+arrays contain the rows that the engine reported. Otherwise they start empty, and the log-prob pass before the update
+fills them (THUDM/slime's stages "record" and "replay"). If there is a log-prob pass, it also fills rows that the engine
+did not report.
 
-The arrays are filled in place. `TrainBatch.select` keeps the same arrays, so what a pass over some of the samples
-records, the steps over all of them replay.
+The arrays are filled in place. `TrainBatch.select` keeps the same arrays, so rows recorded in a pass over some samples
+are replayed in the steps over all samples.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from slime_core.types import TrainBatch
 
 
 def routing_arrays(batch: TrainBatch, model: RoutedLayers) -> list[np.ndarray]:
-    """[n] int32 [len(tokens) - 1, layers, top_k], new ones; `FREE` where nothing is known.
+    """Return [n] new int32 arrays [len(tokens) - 1, layers, top_k]; unknown entries are `FREE`.
 
-    A layer's row that names an expert twice is none: engines leave zeros where they did not route.
+    A layer's row that names an expert twice counts as unknown: engines leave zeros where they did not route.
 
     Raises:
-        TrainError: The experts are those of another model.
+        TrainError: The experts do not fit this model.
     """
     rows = batch.routed_experts or [None] * len(batch)
     return [_array(batch, i, value, model) for i, value in enumerate(rows)]

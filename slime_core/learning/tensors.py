@@ -1,7 +1,7 @@
-"""One rank's share of a `TrainBatch` as tensors: a [response_length] tensor per sample and column.
+"""A rank's share of a `TrainBatch` as tensors: a [response_length] tensor per sample and column.
 
-Made by the learner, read by the advantage and loss stages. The tensors of one column are views of a single one, so
-moving a column to a device is one copy.
+The learner makes them; the advantage and loss stages read them. The tensors of a column are views of a single tensor,
+so moving a column to a device is one copy.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class TrainTensors:
 
     loss_masks: Column
     rollout_log_probs: Column | None = None
-    """Of the engine that sampled the tokens."""
+    """Log-probs of the engine that sampled the tokens."""
     old_log_probs: Column | None = None
-    """Of the policy at the start of the update; None or empty tensors where the first step reuses its own."""
+    """Log-probs of the policy at the start of the update; None or empty tensors if the first step reuses its own."""
     ref_log_probs: Column | None = None
     teacher_log_probs: Column | None = None
     train_log_probs: Column | None = None
-    """Of the trainer where `old_log_probs` are the engine's and something compares the two."""
+    """Log-probs of the trainer, if `old_log_probs` are the engine's and both are compared."""
     staleness: Column | None = None
     """Weight versions between sampling and this update; 0 where not sampled; None when all tokens are fresh."""
     entropy: Column | None = None
-    """Of the policy at the start of the update, with `--use-rollout-entropy`."""
+    """Entropy of the policy at the start of the update, with `--use-rollout-entropy`."""
     values: Column | None = None
-    """Of the critic at the start of the update."""
+    """Values of the critic at the start of the update."""
     kl: Column | None = None
     """Estimate of KL(old || reference)."""
     opd_reverse_kl: Column | None = None
@@ -45,7 +45,7 @@ class TrainTensors:
 
     @classmethod
     def from_batch(cls, batch: TrainBatch, device: torch.device) -> TrainTensors:
-        """The columns the rollout brought."""
+        """Return the columns that come from the rollout, on `device`."""
 
         def column(rows: Sequence[Sequence[float]] | None) -> Column | None:
             return None if rows is None else to_column(rows, device)
@@ -70,19 +70,19 @@ def _staleness(batch: TrainBatch) -> list[list[int]] | None:
 
 
 def to_column(rows: Sequence[Sequence[float]], device: torch.device) -> Column:
-    """Lists of numbers -> float32 tensors on `device`."""
+    """Convert lists of numbers to float32 tensors on `device`."""
     flat = torch.tensor([value for row in rows for value in row], dtype=torch.float32)
     return list(torch.split(flat.to(device), [len(row) for row in rows]))
 
 
 def gather(column: Column | None, positions: Sequence[int]) -> torch.Tensor | None:
-    """The samples at `positions` laid end to end, [T]; None for an absent column."""
+    """Return the samples at `positions` concatenated, [T]; None for an absent column."""
     return None if column is None else torch.cat([column[p] for p in positions])
 
 
 @dataclass(frozen=True)
 class Denominators:
-    """What the sums of one optimizer step (or of the whole rollout) are divided by, over all ranks."""
+    """Denominators for the sums of one optimizer step (or of the whole rollout) over all ranks."""
 
     num_rollouts: int
     num_tokens: int
@@ -96,19 +96,19 @@ class Denominators:
 
     @property
     def total(self) -> int:
-        """What a plain sum over the step's tokens is divided by: tokens, or rollouts."""
+        """Denominator of a plain sum over the step's tokens: the number of tokens, or of rollouts."""
         return max(self.num_tokens if self.per_token else self.num_rollouts, 1)
 
     @classmethod
     def of(cls, batch: TrainBatch, samples: Sequence[int], *, per_token: bool) -> Denominators:
-        """Those of `samples`, positions in the whole batch."""
+        """Return the denominators of `samples`, positions in the whole batch."""
         rollouts = {batch.rollout_ids[i] for i in samples}
         return cls(len(rollouts), sum(sum(batch.loss_masks[i]) for i in samples), per_token)
 
     def weights(self, batch: TrainBatch, positions: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
-        """[T] weight of each token of the samples at `positions` of the local `batch`.
+        """Return [T] weights of the tokens of the samples at `positions` of the local `batch`.
 
-        Summed over all micro-batches of all ranks, values times weights are the mean.
+        The sum of values times weights, over all micro-batches of all ranks, is the mean.
         """
         if self.per_token:
             return per_token_weights(mask, self.num_tokens)

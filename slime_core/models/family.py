@@ -1,6 +1,6 @@
-"""What the core asks of a model's family: the numbers by which samples are balanced over ranks, and its routed experts.
+"""Numbers of a model that the core needs: its shape, to balance samples over ranks, and its routed experts.
 
-Of the family's plugin of kind "models"; of a family that has none, as the trainer tells.
+They come from the family's plugin of kind "models", or from the trainer if the family has no plugin.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from slime_core.ops.flops import DecoderShape
 
 @dataclass(frozen=True)
 class RoutedLayers:
-    """The mixture of experts of one model."""
+    """The mixture of experts of a model."""
 
     num_layers: int
-    """Of the decoder, dense ones included."""
+    """Number of decoder layers, dense ones included."""
     layers: tuple[int, ...]
-    """Numbers of those with experts."""
+    """Indices of the layers with experts."""
     num_experts: int
-    """Of each of them."""
+    """Number of experts of each layer with experts."""
     experts_per_token: int
 
 
 def decoder_shape(directory: str | Path, trainer: Any) -> DecoderShape:
-    """Of an HF-layout model: an estimate for balancing. Raises as `_config_or_answer`.
+    """Return the shape of an HF-layout model, an estimate for balancing. Raises as `_config_or_answer`.
 
-    Experts count as those that a token goes through, on average over the layers; linear attention as if it were full.
+    Only the experts that a token passes through count, on average over the layers. Linear attention counts as full.
     """
     config = _config_or_answer(directory, trainer, "decoder_shape")
     if not isinstance(config, ModelConfig):
@@ -44,9 +44,11 @@ def decoder_shape(directory: str | Path, trainer: Any) -> DecoderShape:
 
 
 def routed_layers(directory: str | Path, trainer: Any) -> RoutedLayers:
-    """Of an HF-layout model with experts: what the arrays of routing replay look like. Raises as `_config_or_answer`.
+    """Return the experts of an HF-layout model, which set the shape of routing replay's arrays.
 
-    Arrays have a row for every layer, dense ones included, as the engines report them.
+    The arrays have a row for every layer, dense ones included, as the engines report them.
+
+    Raises as `_config_or_answer`.
     """
     config = _config_or_answer(directory, trainer, "routed_layers")
     if not isinstance(config, ModelConfig):
@@ -57,11 +59,11 @@ def routed_layers(directory: str | Path, trainer: Any) -> RoutedLayers:
 
 
 def _config_or_answer(directory: str | Path, trainer: Any, question: str) -> Any:
-    """The model's `ModelConfig`; of a family without plugin, what the trainer's method `question` answers.
+    """Return the model's `ModelConfig`, or the result of the trainer's method `question` if the family has no plugin.
 
     Raises:
-        ConfigError: `config.json` is not there or is another model's.
-        PluginNotFoundError: Nobody knows the family.
+        ConfigError: `config.json` is missing or describes another model.
+        PluginNotFoundError: Neither a plugin nor the trainer knows the family.
     """
     try:
         return load_model_config(directory)

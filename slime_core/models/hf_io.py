@@ -1,6 +1,6 @@
 """HF-layout directories on disk: weights in safetensors (single file or indexed shards), config, tokenizer files.
 
-Readers and writers of checkpoints and of the disk weight transport call this; nothing here knows a module.
+Readers and writers of checkpoints and the disk weight transport call this module; it does not depend on model code.
 Tied embeddings are stored once, as HF does.
 """
 
@@ -22,7 +22,7 @@ from slime_core.errors import CheckpointError, ConfigError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
-"""Of a file of weights, where nothing else is said; what transformers takes, too."""
+"""Default size limit of a weight file in bytes, the same as in transformers."""
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _ASSETS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -32,7 +32,7 @@ _ASSETS = (
 
 
 def weight_files(directory: str | Path) -> list[Path]:
-    """The safetensors files of the directory, in index order. Raises ConfigError when there are none."""
+    """Return the safetensors files of the directory, in index order. Raises ConfigError if a file is missing."""
     directory = Path(directory)
     if (directory / INDEX).is_file():
         try:
@@ -49,7 +49,7 @@ def weight_files(directory: str | Path) -> list[Path]:
 
 
 def read_weights(directory: str | Path, device: str | torch.device = "cpu") -> Iterator[tuple[str, torch.Tensor]]:
-    """HF names and tensors, one at a time, in the stored dtype. Raises ConfigError when a file cannot be read."""
+    """Yield HF names and tensors, one at a time, in the stored dtype. Raises ConfigError if a file cannot be read."""
     for path in weight_files(directory):
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
@@ -65,8 +65,8 @@ def read_into(
     """Copy every tensor of the files into its namesake; names and shapes are checked before anything is changed.
 
     Args:
-        files: In safetensors.
-        into: Live tensors; each must be there.
+        files: Safetensors files.
+        into: Live tensors; the files must have each of them.
         name_of: Stored name -> name in `into`.
         ignore: A name that `into` may lack.
 
@@ -93,7 +93,7 @@ def read_into(
 
 
 def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], origin: str) -> None:
-    """Raise CheckpointError that lists every name missing, unknown or of another shape."""
+    """Raise CheckpointError with every tensor that is missing, unknown or of another shape."""
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"unknown {name}" for name in found if name not in expected]
     problems += [
@@ -107,7 +107,7 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tu
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object of a file. Raises CheckpointError when there is none."""
+    """Read the JSON object of a file. Raises CheckpointError if the file cannot be read or has no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -123,9 +123,9 @@ def write_weights(
     """Write tensors in HF's layout: one `model.safetensors`, or shards with an index, complete or not at all.
 
     Args:
-        directory: Made where missing; a model that is there is replaced.
-        weights: HF names and tensors, read once and in order. Never more than one shard of them is kept.
-        shard_bytes: Largest file, where no tensor is larger.
+        directory: Created if missing; a model in it is replaced.
+        weights: HF names and tensors, read once and in order. At most one shard of them is in memory.
+        shard_bytes: Largest size of a file, unless a single tensor is larger.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def write_weights(
 
 
 def _publish(directory: Path, partials: list[Path], names: list[list[str]], total: int) -> None:
-    """Give the files their names; the one that readers begin with comes last."""
+    """Rename the files to their final names; the file that readers open first comes last."""
     files = [WEIGHTS]
     if len(partials) > 1:
         files = [f"model-{number:05d}-of-{len(partials):05d}.safetensors" for number in range(1, len(partials) + 1)]
@@ -172,7 +172,7 @@ def _publish(directory: Path, partials: list[Path], names: list[list[str]], tota
 
 
 def copy_assets(source: str | Path, target: str | Path) -> None:
-    """Copy config and tokenizer files, everything of an HF directory but the weights."""
+    """Copy config and tokenizer files: all known files of an HF directory except the weights."""
     source, target = Path(source), Path(target)
     target.mkdir(parents=True, exist_ok=True)
     if source.resolve() == target.resolve():

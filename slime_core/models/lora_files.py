@@ -1,7 +1,7 @@
-"""Adapters on disk as PEFT has them: `adapter_config.json` and `adapter_model.safetensors`.
+"""Adapters on disk in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
-Written into a checkpoint's `adapter/` by the trainers, and read back on resume. `PeftModel.from_pretrained` loads the
-directory onto the base model as it is.
+The trainers write them into a checkpoint's `adapter/` and read them back on resume. `PeftModel.from_pretrained` loads
+the directory unchanged onto the base model.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def write_adapter(
     """Write both files.
 
     Args:
-        directory: Made when it is not there.
+        directory: Created if missing.
         lora: Rank and alpha.
         tensors: float32 under `MODULE.lora_A` [rank, in] and `MODULE.lora_B` [out, rank].
-        modules: Names of all modules of the model; PEFT is told the last parts of the adapted ones where no other
-            module ends so, else their whole names.
+        modules: Names of all modules of the model. `target_modules` lists the last parts of the adapted names if no
+            other module has the same last part, else the whole names.
         base: The base model's directory or hub name.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -59,10 +59,10 @@ def write_adapter(
 
 
 def read_adapter(directory: Path, lora: LoraSettings, into: Mapping[str, torch.Tensor]) -> None:
-    """Copy the stored adapters into `into`, whose names and shapes they must have; nothing is copied unless all fit.
+    """Copy the stored adapters into `into`; names and shapes must match, and nothing is copied unless all do.
 
     Raises:
-        CheckpointError: No adapters there, of other modules, or or with another rank or alpha.
+        CheckpointError: The adapters are missing, of other modules, or of another rank or alpha.
     """
     config = read_json(directory / CONFIG)
     pairs = (("--lora-rank", config.get("r"), lora.rank), ("--lora-alpha", config.get("lora_alpha"), lora.alpha))

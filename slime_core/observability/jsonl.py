@@ -1,4 +1,4 @@
-"""Writes `metrics.jsonl` in the run directory: one line per rollout, always on.
+"""Write `metrics.jsonl` in the run directory: one line per rollout, always on.
 
 On resume the lines after the checkpoint are cut off, so the file reads as if the run had never been interrupted.
 """
@@ -22,35 +22,35 @@ FILE = "metrics.jsonl"
 
 
 class JsonlTracker:
-    """Appends metrics as JSON lines."""
+    """A tracker that appends metrics as JSON lines."""
 
     def __init__(self) -> None:
         self._file: FileIO | None = None
         self._goes_on = False
         self._written, self._known = hashlib.blake2b(digest_size=16), 0
-        """Of the file's first `_known` bytes, which no commit reads again."""
+        """Hash and count of the file's first `_known` bytes, which later commits do not read again."""
 
     @hookimpl
     def slime_run_start(self, args: Args, run_dir: Path) -> None:
-        """Open the file; a resumed run's keeps its whole lines until `cut_after`, as the resume may yet be refused."""
+        """Open the file. A resumed run keeps all complete lines until `cut_after`: the resume may still fail."""
         path = run_dir / FILE
         content = path.read_bytes() if args.start_rollout_id and path.is_file() else b""
         self._goes_on = bool(content)
         partial = path.with_name(f".{FILE}.partial")
         partial.write_bytes(content[: content.rfind(b"\n") + 1])  # without a last line that a kill cut
         os.replace(partial, path)
-        # Not buffered: what cannot be written must not be tried again when the file is closed.
+        # Not buffered: a failed write must not be repeated when the file is closed.
         self._file = path.open("ab", buffering=0)
 
     @hookimpl
     def slime_log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line; `step` counts finished rollouts."""
+        """Append one line; `step` counts finished rollouts."""
         if self._file is not None:
             _append(self._file, orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
 
     @hookimpl
     def slime_save_state(self) -> dict[str, Any]:
-        """What the file holds up to the commit, to tell damage by."""
+        """Return size and hash of the file up to the commit, so that damage can be detected."""
         if self._file is None:
             return {}
         with Path(str(self._file.name)).open("rb") as file:
@@ -62,7 +62,7 @@ class JsonlTracker:
 
     @hookimpl
     def slime_load_state(self, state: Mapping[str, Any]) -> None:
-        """Raises CheckpointError where the run's file is not what the commit knew."""
+        """Raise CheckpointError if the run's file differs from the commit's record."""
         known = state.get(FILE)
         if known is None or not self._goes_on or self._file is None:
             return
@@ -83,7 +83,7 @@ class JsonlTracker:
 
 
 def _append(file: FileIO, line: bytes) -> None:
-    """Add one line. Raises RecordError when it does not fit, or when nobody will find it."""
+    """Append one line. Raises RecordError if the disk is full or the file has been deleted."""
     try:
         written = file.write(line)
     except OSError as error:
@@ -98,12 +98,12 @@ def _append(file: FileIO, line: bytes) -> None:
 
 
 def cut_after(run_dir: Path, step: int, unfinished: Collection[int] = ()) -> None:
-    """Cut off the lines after `step` finished rollouts, while a tracker has the file open: it appends after the cut.
+    """Cut off the lines after `step` finished rollouts. A tracker that has the file open appends after the cut.
 
     Args:
-        run_dir: Of the run.
-        step: That the run goes on from.
-        unfinished: Of these, evaluations will be done (again): what is there after the step's own line is theirs.
+        run_dir: Directory of the run.
+        step: Step from which the run resumes.
+        unfinished: Steps whose evaluations will be done (again): lines after the step's own line belong to them.
     """
     path = run_dir / FILE
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""What a person watches: one line per rollout (reward, held-out score, speed, time left), and a bar on a terminal."""
+"""Print progress: one line per rollout (reward, held-out score, speed, time left), and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = (
 
 
 class ProgressTracker:
-    """Plain lines everywhere; under them a live bar where standard output is a terminal."""
+    """A tracker that prints plain lines, and a live bar below them if standard output is a terminal."""
 
     def __init__(self) -> None:
         self._args: Any = None
@@ -45,7 +45,7 @@ class ProgressTracker:
 
     @hookimpl
     def slime_log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line per rollout; an evaluation before training gets a line of its own."""
+        """Print one line per rollout, and a separate line for an evaluation before training."""
         if self._args is None:
             return
         if step > (self._args.start_rollout_id or 0):
@@ -59,7 +59,7 @@ class ProgressTracker:
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

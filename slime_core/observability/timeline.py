@@ -1,12 +1,12 @@
-"""`trace.jsonl` in the run directory: when each sample and each part of a step began and ended.
+"""`trace.jsonl` in the run directory: start and end times of each sample and each part of a step.
 
-`slime plan --trace RUN` predicts other settings from it. The rollout stage writes samples (`Timeline.sample`), the
-launcher wraps the loop's stages (`timed_stages`), each in its own process; whole lines are appended, so processes share
-the file. Buffered, a few microseconds per sample; after TRACE_BYTES of samples only steps are recorded.
+`slime plan --trace RUN` predicts the speed of other settings from it. The rollout stage writes samples
+(`Timeline.sample`); the launcher wraps the loop's stages (`timed_stages`). Both may run in different processes: whole
+lines are appended, so processes share the file. Writes are buffered, a few microseconds per sample. After TRACE_BYTES
+of samples only steps are recorded.
 
-Times are seconds since 1970 by a clock that never goes back. The file is a record of what was done, not of the run's
-state: a resumed run appends to it, with a line `{"e": "run"}` in front, and rollouts that were done twice are in it
-twice.
+Times are seconds since 1970 by a monotonic clock. The file records events, not the run's state: a resumed run appends
+a line `{"e": "run"}` and then its events, so a repeated rollout appears twice.
 
 Example::
 
@@ -38,11 +38,11 @@ logger = logging.getLogger(__name__)
 
 FILE = "trace.jsonl"
 TRACE_BYTES = 64 << 20
-"""Of samples; some 400,000 of them."""
+"""Size limit of the samples in a trace: some 400,000 samples."""
 _BUFFER_BYTES = 64 << 10
 _NOTED_S = 1e-3
 _FLUSH_EVERY = 1.0
-"""Seconds."""
+"""Longest time between two writes of the buffer, in seconds."""
 SETTINGS = (
     "async_buffer_groups", "async_mode", "async_training", "colocate", "eval_interval", "global_batch_size",
     "max_staleness", "n_samples_per_prompt", "num_rollout", "over_sampling_batch_size", "partial_rollout",
@@ -50,7 +50,7 @@ SETTINGS = (
     "save_interval", "sglang_server_concurrency", "staleness_max_retries", "staleness_policy",
     "update_weights_interval",
 )  # fmt: skip
-"""What a prediction for the same settings needs."""
+"""Settings that `slime plan` needs to reproduce the recorded run."""
 _SPANS: Mapping[str, Mapping[str, str]] = {
     "rollout": {"generate": "rollout", "evaluate": "eval"},
     "learner": {"train": "train"},
@@ -59,11 +59,11 @@ _SPANS: Mapping[str, Mapping[str, str]] = {
 }
 """Part of the loop's stages -> method -> event."""
 _KEPT = ("rollout/groups_drawn", "rollout/groups_given_back", "rollout/surplus_groups")
-"""Metrics of a rollout that are kept with it."""
+"""Metrics of a rollout that are recorded with it."""
 
 
 class Timeline:
-    """Appends what happened. `path` None records nothing; the file is made by the first flush."""
+    """Appends events to the file. With `path` None nothing is recorded; the first flush creates the file."""
 
     def __init__(self, path: Path | None, *, limit: int = TRACE_BYTES) -> None:
         self._path = path
@@ -78,25 +78,25 @@ class Timeline:
         return self._path is not None
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the time in seconds since 1970."""
         return self._epoch + time.perf_counter()
 
     def begin(self, args: Args, start: int) -> None:
-        """Say with which settings the events that follow were made; `start` is the first rollout."""
+        """Record the settings of the events that follow; `start` is the first rollout."""
         settings = {name: getattr(args, name, None) for name in SETTINGS}
         self._write({"e": "run", "t": round(self.now(), 6), "start": start, "settings": settings}, flush=True)
 
     def sample(
         self, siblings: list[Any], times: tuple[float, ...], before: int, outside: float, context: GenerateContext
     ) -> None:
-        """What one call of a generate function returned.
+        """Record the samples that one call of a generate function returned.
 
         Args:
             siblings: Samples of one origin; more than one after fan-out.
-            times: When it asked for a place, began, was generated, was scored.
-            before: Response tokens it began with (partial rollouts).
-            outside: Seconds outside of the engine that it began with.
-            context: What the function got.
+            times: Times at which the call was queued, began, was generated and was scored.
+            before: Response tokens at the start of the call (partial rollouts).
+            outside: Seconds spent outside of the engine before the call.
+            context: The context that the function was called with.
         """
         if self._path is None or self._room <= 0:
             return
@@ -125,19 +125,19 @@ class Timeline:
         self._room -= self._write(event)
 
     def scored(self, group: list[Any], start: float) -> None:
-        """A group has been scored as a whole, from `start` on."""
+        """Record that a group was scored as a whole, from `start` until now."""
         if self._room > 0 and group:
             self._room -= self._write(
                 {"e": "scored", "g": group[0].group_index, "t": [round(start, 6), round(self.now(), 6)]}
             )
 
     def span(self, event: str, start: float, end: float | None = None, **details: Any) -> None:
-        """Something that began at `start` and is over, since `end` where that is not just now."""
+        """Record an event that began at `start` and ended at `end`, by default now."""
         times = [round(start, 6), round(self.now() if end is None else end, 6)]
         self._write({"e": event, "t": times, **details}, flush=True)
 
     def flush(self) -> None:
-        """Write what is buffered; where that fails, a warning, and nothing more is recorded."""
+        """Write the buffered lines. If that fails, log a warning and record nothing more."""
         with self._lock:
             lines, self._lines, self._buffered = self._lines, [], 0
             self._flushed = time.perf_counter()
@@ -164,15 +164,15 @@ class Timeline:
 
 
 def open_timeline(args: Args) -> Timeline:
-    """The run's; one that records nothing with `--no-trace`."""
+    """Return the run's timeline; with `--no-trace` it records nothing."""
     return Timeline(Path(args.run_dir) / FILE if args.trace and args.run_dir else None)
 
 
 def timed_stages(stages: Any, args: Args, start: int) -> Any:
-    """`loop.Stages` whose verbs are recorded; the same with `--no-trace`.
+    """Wrap `loop.Stages` so that the times of their methods are recorded; unchanged with `--no-trace`.
 
     Args:
-        stages: Of the loop.
+        stages: The loop's stages.
         args: The run's settings, which are recorded too.
         start: The first rollout.
     """
@@ -184,7 +184,7 @@ def timed_stages(stages: Any, args: Args, start: int) -> Any:
 
 
 class _Timed:
-    """A stage that records how long its verbs take."""
+    """A stage that records the times of its methods."""
 
     def __init__(self, part: Any, timeline: Timeline, names: Mapping[str, str]) -> None:
         self._part, self._timeline, self._names = part, timeline, names
@@ -214,7 +214,7 @@ class _Timed:
 
 
 def _details(arguments: tuple[Any, ...], result: Any) -> dict[str, Any]:
-    """The rollout's number, and of its batch what predictions need."""
+    """Return the rollout's number, and the sizes of its batch that predictions need."""
     details: dict[str, Any] = {"r": arguments[0]} if arguments and isinstance(arguments[0], int) else {}
     batch = getattr(result, "batch", None)
     if batch is not None:

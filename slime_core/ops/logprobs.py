@@ -1,13 +1,14 @@
-"""Log-probs of given tokens, and entropy, without ever holding more than a chunk of the [T, V] float32 logits.
+"""Compute log-probs of given tokens, and entropy, with at most a chunk of the [T, V] float32 logits in memory.
 
-Called by trainers with the last hidden states and the output matrix. Rows are taken a chunk at a time, forward and
-again backward (the logits are recomputed, but where one chunk has all rows and the functions in C leave them as they
-were), so peak memory is a few buffers of `chunk * V` floats whatever T is. Matrix products run in the inputs' dtype;
-everything after them, and the sum of the weight gradient over chunks, is float32 (float64 for float64 inputs).
+Trainers call it with the last hidden states and the output matrix. Rows are processed a chunk at a time, in the forward
+and in the backward pass, so peak memory is a few buffers of `chunk * V` floats, independent of T. The backward pass
+recomputes the logits, unless a single chunk has all rows and the functions in C leave them unchanged. Matrix products
+run in the inputs' dtype; everything after them, and the sum of the weight gradient over chunks, is float32 (float64 for
+float64 inputs).
 
 With z = logits / temperature: log p = z[target] - logsumexp(z), entropy H = -sum p log p, and
 d log p / dz_j = [j = target] - p_j,  dH / dz_j = -p_j * (log p_j + H). With a `SamplingMask` z is -inf outside each
-row's kept tokens: p is the softmax over those alone, and the others have gradient 0.
+row's kept tokens: p is the softmax over the kept tokens, and all other tokens have gradient 0.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ Kernels: TypeAlias = Callable[..., CDLL | None]
 
 @dataclass(frozen=True)
 class SamplingMask:
-    """The tokens that each of T was sampled among: what top-k, top-p and min-p had left of the vocabulary.
+    """The kept set of each of T sampled tokens: the part of the vocabulary that top-k, top-p and min-p kept.
 
     "Keep Sampling Mask" (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): with K a token's kept set, log p(y) = z_y - log
     sum_{v in K} e^{z_v} for every policy, so that ratios compare distributions over the same actions. The token itself
-    always belongs to its set; a row without any keeps the whole vocabulary.
+    always belongs to its set; a row with an empty set keeps the whole vocabulary.
     """
 
     ids: torch.Tensor
-    """[N] int64 token ids, row after row."""
+    """Token ids of all sets, row after row, [N] int64."""
     offsets: torch.Tensor
-    """[T + 1] int64, on the CPU: where each row's ids begin."""
+    """Start of each row's ids, [T + 1] int64, on the CPU."""
 
     def apply_(self, z: torch.Tensor, targets: torch.Tensor, part: slice, first: int = 0) -> torch.Tensor:
-        """Write -inf where nothing was kept, and return `z`.
+        """Write -inf for tokens outside the kept sets, and return `z`.
 
         Args:
             z: [c, V] logits of the rows `part`, whose columns are the token ids from `first` on.
-            targets: [T] the tokens themselves.
-            part: Which rows.
+            targets: [T] the sampled tokens.
+            part: The rows of `z`.
             first: Token id of the first column.
         """
         begin, end = (int(self.offsets[row]) for row in (part.start, part.stop))
@@ -70,23 +71,23 @@ def token_log_probs(
     mask: SamplingMask | None = None,
     kernels: Kernels | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs of `targets` under softmax(hidden @ lm_head_weight.T / temperature).
+    """Return log-probs of `targets` under softmax(hidden @ lm_head_weight.T / temperature).
 
     Args:
         hidden: [T, H]; float32, float64 or bfloat16.
-        lm_head_weight: [V, H]; cast to the dtype of `hidden` when it differs.
+        lm_head_weight: [V, H]; cast to the dtype of `hidden` if it differs.
         targets: [T] token ids in [0, V).
         temperature: Sampling temperature, > 0.
         chunk_size: Rows per chunk; None (or a number below 1) picks it by `CHUNK_ELEMENTS`.
-        with_entropy: Also return the entropy in nats; it is differentiable too.
-        mask: The tokens that each of `targets` was sampled among; None: all.
-        kernels: Compiled functions to use where they take the tensors; None: torch alone.
+        with_entropy: Also return the entropy in nats, which is differentiable, too.
+        mask: The kept set of each of `targets`; None: the whole vocabulary.
+        kernels: Compiled functions, used if they take the tensors; None: torch only.
 
     Returns:
         log_probs [T] and entropy [T] or None, in float32 (float64 for float64 inputs).
 
     Raises:
-        IndexError: A target is not in [0, V) (RuntimeError where torch computes).
+        IndexError: A target is not in [0, V) (RuntimeError if torch computes).
     """
     rows = _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device)
     how = _How.of(temperature, rows, with_entropy, mask, kernels)
@@ -103,7 +104,9 @@ def log_probs_from_logits(
     mask: SamplingMask | None = None,
     kernels: Kernels | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same from logits [T, V] in any float dtype, for backends whose model returns them; never copies them whole.
+    """Compute token log-probs from logits [T, V] in any float dtype; the logits are never copied as a whole.
+
+    For backends whose model returns logits.
 
     Args and returns as for `token_log_probs`; the gradient has the dtype of `logits`.
     """
@@ -118,7 +121,7 @@ class _How(NamedTuple):
 
     temperature: float
     rows: int
-    """Of a chunk."""
+    """Number of rows in a chunk."""
     with_entropy: bool
     mask: SamplingMask | None
     kernels: Kernels | None
@@ -144,7 +147,7 @@ class _How(NamedTuple):
         return library
 
     def z(self, logits: torch.Tensor, targets: torch.Tensor, part: slice) -> torch.Tensor:
-        """[c, V] logits of the rows `part`, which are overwritten -> those of the distribution."""
+        """Turn the [c, V] logits of the rows `part` into the logits of the sampling distribution, in place."""
         z = logits.div_(self.temperature)
         return z if self.mask is None else self.mask.apply_(z, targets, part)
 
@@ -166,7 +169,7 @@ def _pointers(*tensors: torch.Tensor | None) -> list[int | None]:
 def _chunk_logits(
     source: torch.Tensor, weight: torch.Tensor | None, part: slice, dtype: torch.dtype, how: _How
 ) -> torch.Tensor:
-    """[c, V] new logits: of hidden states and the output matrix, or, without one, copied."""
+    """Return new logits [c, V]: from hidden states and the output matrix, or a copy of logits if `weight` is None."""
     rows = source[part]
     if weight is None:
         return rows.to(dtype, copy=True)
@@ -179,7 +182,7 @@ def _chunk_logits(
 
 
 def _norm_and_entropy(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[c, V] (overwritten) -> logsumexp(z) and H = log S - sum(e * (z - max)) / S, e = exp(z - max), S = sum(e)."""
+    """Return logsumexp(z) and H = log S - sum(e * (z - max)) / S, e = exp(z - max), S = sum(e); overwrites z [c, V]."""
     top = z.amax(dim=-1, keepdim=True)
     weights = z.sub_(top).exp()
     total = weights.sum(dim=-1)
@@ -197,7 +200,7 @@ def _logit_gradient(
     grad_log_probs: torch.Tensor | None,
     grad_entropy: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[c, V] gradient with respect to z (which is overwritten); at least one of the two gradients is given."""
+    """Return the gradient [c, V] with respect to z, which is overwritten; at least one of the gradients is given."""
     log_p = z.sub_(norm[:, None])
     p = log_p.exp()
     if grad_entropy is None:
@@ -215,10 +218,10 @@ def _logit_gradient(
 
 
 class _LogProbs(torch.autograd.Function):
-    """(hidden, weight) -> (log_probs, entropy), or (logits, None) -> the same.
+    """Map (hidden, weight) or (logits, None) to (log_probs, entropy).
 
-    Keeps the inputs and [T] numbers, and computes the logits again, but for those of a single chunk in C: without a
-    weight the only [T, V] tensors are the logits and their gradient, in their dtype.
+    It saves the inputs and [T] numbers, and recomputes the logits in the backward pass, except those of a single chunk
+    in C. Without a weight the only [T, V] tensors are the logits and their gradient, in their dtype.
     """
 
     @staticmethod
@@ -263,7 +266,7 @@ class _LogProbs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=norms.dtype) if ctx.needs_input_grad[1] else None
         with torch.autocast(source.device.type, enabled=False):
             for part in _slices(targets.shape[0], how.rows):
-                # Overwritten below, so a second backward computes them again.
+                # Overwritten below, so a second backward pass recomputes them.
                 logits = ctx.kept.pop() if ctx.kept else _chunk_logits(source, weight, part, norms.dtype, how)
                 library = how.compiled(logits, targets)
                 entropy = entropies[part] if how.with_entropy else None
@@ -296,13 +299,13 @@ def response_log_probs(
     *,
     with_entropy: bool = False,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-    """Differentiable log-probs of each response, and the entropies of the distributions they were drawn from.
+    """Return differentiable log-probs of each response, and the entropies of the distributions over its tokens.
 
     Args:
-        logits: [1, T, V] or [T, V], T the tokens of all samples laid end to end, prompts included.
+        logits: [1, T, V] or [T, V] for the T concatenated tokens of all samples, prompts included.
         unconcat_tokens: [n] token ids of each sample, prompt and response.
-        response_lengths: [n] tokens at the end of each sample that are its response.
-        temperature: `args.rollout_temperature`, which the logits are not yet divided by.
+        response_lengths: [n] number of response tokens at the end of each sample.
+        temperature: `args.rollout_temperature`; the logits are not yet divided by it.
         with_entropy: Also return entropies.
 
     Returns:

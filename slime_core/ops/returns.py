@@ -1,8 +1,8 @@
 """Discounted returns and generalised advantages over right-padded batches [B, T] or lists of responses.
 
-Called by estimator plugins. Both are the linear recurrence y_t = x_t + decay * y_{t+1}, run a chunk of columns at a
-time: inside a chunk it is one matrix product, between chunks one number per row is carried. Padding must be zero on the
-way in (`pad_right` makes it so) and then is zero on the way out.
+Called by estimator plugins. Both are the linear recurrence y_t = x_t + decay * y_{t+1}, computed a chunk of columns at
+a time: one matrix product inside a chunk, and one carried number per row between chunks. Input padding must be zero
+(`pad_right` pads with zeros); output padding is then zero.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _CHUNK = 128
 
 
 def pad_right(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[length] tensors -> [B, longest], zeros at the right."""
+    """Pad [length] tensors with zeros at the right to [B, longest]."""
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
 
 
 def unpad(padded: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-    """Inverse of `pad_right`."""
+    """Return the [length] tensors of a padded batch; the inverse of `pad_right`."""
     return [row[:length] for row, length in zip(padded, lengths)]
 
 
 def reverse_scan(values: torch.Tensor, decay: float, chunk_size: int = _CHUNK) -> torch.Tensor:
-    """y_t = x_t + decay * y_{t+1} along the last axis of [B, T], computed in float64; y_T = 0."""
+    """Compute y_t = x_t + decay * y_{t+1} along the last axis of [B, T], in float64; y_T = 0."""
     if values.ndim != 2:
         raise ValueError(f"expected [batch, tokens], got shape {tuple(values.shape)}")
     if chunk_size < 1:
@@ -36,7 +36,7 @@ def reverse_scan(values: torch.Tensor, decay: float, chunk_size: int = _CHUNK) -
     wide = values.double()
     steps = torch.arange(min(chunk_size, values.shape[1]), device=values.device)
     gaps = (steps[None, :] - steps[:, None]).clamp(min=0).double()
-    # weights[i, j] = decay^(j - i) for j >= i: what x_j adds to y_i.
+    # weights[i, j] = decay^(j - i) for j >= i: the factor of x_j in y_i.
     weights = torch.triu(torch.pow(torch.full_like(gaps, decay), gaps))
     out = torch.empty_like(wide)
     carry = wide.new_zeros(values.shape[0])
@@ -51,14 +51,14 @@ def reverse_scan(values: torch.Tensor, decay: float, chunk_size: int = _CHUNK) -
 
 
 def discounted_returns(rewards: torch.Tensor, gamma: float, chunk_size: int = _CHUNK) -> torch.Tensor:
-    """R_t = r_t + gamma * R_{t+1}, [B, T] -> [B, T]."""
+    """Compute R_t = r_t + gamma * R_{t+1}, [B, T] -> [B, T]."""
     return reverse_scan(rewards, gamma, chunk_size)
 
 
 def gae(
     rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = _CHUNK
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation (Schulman et al., 2016).
+    """Compute generalised advantage estimation (Schulman et al., 2016).
 
     delta_t = r_t + gamma * V_{t+1} - V_t with V = 0 after the last token, A_t = delta_t + gamma * lambd * A_{t+1},
     R = A + V.
@@ -82,7 +82,7 @@ def gae(
 
 
 def token_rewards(reward: float, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float) -> torch.Tensor:
-    """[T] -kl_coef * KL where unmasked, with `reward` added at the last unmasked token; zeros if there is none."""
+    """Return [T] rewards: -kl_coef * KL at unmasked tokens, plus `reward` at the last one; zeros if all are masked."""
     per_token = masked(-kl_coef * kl, mask)
     positions = mask.nonzero()
     if len(positions):
@@ -97,21 +97,21 @@ def masked_gae(
     gamma: float,
     lambd: float,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """`gae` over the unmasked tokens of each response, as if the masked ones were not there.
+    """Compute `gae` over the unmasked tokens of each response, as if the masked tokens did not exist.
 
-    The states of the process are those in which the policy acts: after the last token before a tool's output comes
-    the first one after it, whose value the recursion reads next, so that tool output adds no discount and its values,
-    which nothing trains, are never read. Without masked tokens this is `gae`.
+    Only states in which the policy acts count: the last token before a tool's output is followed by the first token
+    after it, whose value the recursion reads next. So tool output adds no discount, and its untrained values are never
+    read. Without masked tokens the result equals `gae`.
 
     Args:
-        rewards: [n] tensors of [response_length]; masked entries do not count.
+        rewards: [n] tensors of [response_length]; masked entries are ignored.
         values: The same shapes.
         masks: The same shapes, 0 or 1.
         gamma: Discount per unmasked token.
         lambd: Mixing between one-step (0) and whole-return (1) advantages.
 
     Returns:
-        Advantages and returns in the shapes given; 0 where masked.
+        Advantages and returns in the shapes of the inputs; 0 at masked tokens.
     """
     if not rewards:
         return [], []

@@ -1,8 +1,8 @@
-"""One way to call rewards and one way to call generate functions, whatever form their authors chose.
+"""Uniform calls of rewards and generate functions, for every form that their authors may choose.
 
-The rollout holds a `RewardCaller` and a `GenerateCaller`; deadlines, concurrency and failed samples are the
-rollout's. Keywords are passed only to functions that declare them by name; `**kwargs` alone
-declares nothing, as in THUDM/slime.
+The rollout holds a `RewardCaller` and a `GenerateCaller`; the rollout itself handles deadlines, concurrency and failed
+samples. Keywords are passed only to functions that declare them by name; `**kwargs` alone declares nothing, as in
+THUDM/slime.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ logger = logging.getLogger(__name__)
 _THREADS = AbandonableThreadPool(min(32, (os.cpu_count() or 1) + 4), "slime-reward")
 """Shared by all rewards of the process."""
 _THREAD_SLOTS = Slots(_THREADS.max_workers)
-"""A call waits here and not in the pool, so that its deadline begins when it runs."""
+"""Slots of the pool. A call waits for a slot and not in the pool's queue, so its deadline begins when it runs."""
 
 _READERS_OF_MAPPINGS = ("eval_reward_key", "custom_reward_post_process_path")
-"""Settings, besides `reward_key`, under which a mapping is an answer somebody can read."""
+"""Settings, besides `reward_key`, with which a reward may return a mapping."""
 
 
 class PluginNotFiniteError(PluginError):
-    """A reward is NaN or infinite: right in kind, wrong for this sample."""
+    """A reward has the right type, but is NaN, infinite or too large for this sample."""
 
 
 class RewardCaller:
@@ -82,27 +82,27 @@ class RewardCaller:
         inline: bool = False,
         group: bool = False,
     ) -> None:
-        """Args are constant over the caller's life.
+        """Build a class, and decide how and where the reward runs. `args` stay the same over the caller's life.
 
         Args:
-            reward: What `resolve("rewards", ...)` returned.
+            reward: The result of `resolve("rewards", ...)`.
             args: The run's settings, passed to the reward.
-            workers: Makes the processes for plain functions, when one is called first; None runs them on threads,
-                which are given up when a score is cancelled, so that a reward which never returns holds up neither the
-                others nor the process's end.
-            spec: What `reward` was resolved from, for workers to resolve again.
-            inline: Call plain functions on the event loop's thread, without deadline (this is a worker's own side).
+            workers: Creates the processes for plain functions at the first call. None runs plain functions on threads.
+                A thread is abandoned when its score is cancelled, so a reward that never returns delays neither other
+                rewards nor the end of the process.
+            spec: The spec that `reward` was resolved from, for workers to resolve again.
+            inline: Call plain functions on the event loop's thread, without deadline (used inside a worker).
             group: Call a function with the list of samples, unless its parameter is called `sample` (`--group-rm`).
 
         Raises:
-            PluginError: The component declares an `execution` there is not, or cannot be built.
+            PluginError: The component declares an unknown `execution`, or cannot be built.
         """
         self.label = reward.ref.label
         obj = reward.obj
         self._build: _BuiltOnce | None = None
         if inspect.isclass(obj):
             build = functools.partial(construct, obj, args, name=option_name(reward.ref))
-            # What asks for a path of weights or the like is a model: built when first called, and only here.
+            # A class with required parameters besides `args` is a model: built at the first call, and only here.
             self._build = _BuiltOnce(build, self.label) if asks_by_name(obj) and not inline else None
             obj = obj if self._build else build()
         self.args = args
@@ -110,7 +110,7 @@ class RewardCaller:
         self.spec = spec or reward.ref.prefix + reward.ref.name
         self.provenance: Mapping[str, Any] = reward.ref.provenance()
         self.members: tuple[Resolved, ...] = tuple(getattr(obj, "members", ()))
-        """Rewards that this one is made of, as it resolved them."""
+        """Rewards that a composite reward consists of, as it resolved them."""
         self._scores_texts = hasattr(obj, "compute_reward")
         function: Callable[..., Any] = obj.compute_reward if self._scores_texts else obj
         if self._build is not None:
@@ -131,7 +131,7 @@ class RewardCaller:
         self._keywords = declared(function, ("evaluation",))
         self._timeout: float | None = None if inline else args.rm_timeout
         self._slots = Slots(args.rm_concurrency)
-        # What code registered has no address a fresh interpreter could find it at.
+        # A fresh interpreter cannot find a reward that was registered by code.
         self._workers = workers if spec is not None and reward.ref.registered is None else None
         self.execution = "here"
         """"inline", "thread", "process" or "async" (see `execution`); "here" in a worker."""
@@ -143,32 +143,32 @@ class RewardCaller:
                 self.execution = "async" if is_async(function) else "thread"
             if self.execution == "process":
                 del obj, function
-                self._function = _elsewhere  # what a class built here is let go; every worker builds its own
+                self._function = _elsewhere  # frees the object built here; every worker builds its own
                 self._build = None
 
     def under(self, args: Args) -> RewardCaller:
-        """The same reward under settings that differ from its own in `plugins`. Raises as building it does."""
+        """Return the same reward with settings that differ in `plugins`. Raises as the constructor does."""
         other = self._under(args)
         other.component = dataclasses.replace(other.component, options=pickle.dumps(args.plugins))
         return other
 
     async def start(self) -> None:
-        """Load the component in a worker, if it runs in one. Raises as importing and building it do."""
+        """Load the component in a worker, if it runs in a worker. Raises the errors of import and construction."""
         if self.execution == "process":
             assert self._workers is not None
             await self._workers().load(self.component)
 
     async def score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[Reward]:
-        """One reward per sample, in order; a reward that scores one at a time is called for each in turn.
+        """Return a reward per sample, in order; a reward that takes a single sample is called for each in turn.
 
-        Every call gets `--rm-timeout` from when it begins to run, which `waits.placed` is told.
+        The deadline `--rm-timeout` of a call starts when the call begins to run, reported through `waits.placed`.
 
         Raises:
             DeadlineExceeded: A call took too long.
-            PluginError: The reward returned something else than a finite number or a mapping (with --reward-key or
-                a reward post-process function to read it), or a list of another length; or it raised what no task
+            PluginError: The reward returned neither a finite number nor a mapping (with --reward-key or a reward
+                post-process function to read it), or a list of another length; or it raised an exception that no task
                 may raise (SystemExit, StopIteration, a cancellation of its own).
-            Exception: Whatever the reward raised, or `workers.pool.WorkerDied` where it ended its process.
+            Exception: Any exception of the reward, or `workers.pool.WorkerDied` if the reward ended its process.
         """
         if self.execution == "process":
             assert self._workers is not None
@@ -218,7 +218,7 @@ class RewardCaller:
         if not inspect.isawaitable(value):
             return value
         if self.execution == "here":
-            await asyncio.sleep(0)  # whoever drives it has no loop so far
+            await asyncio.sleep(0)  # the caller that drives this coroutine has no loop so far
             return await awaited(self.label, value)
         async with self._slots():
             placed()()
@@ -233,12 +233,12 @@ class RewardCaller:
             raise error from None
 
     def _seed(self, samples: Sequence[Sample]) -> int:
-        """Of the random generators of a worker for one call, so that a reward that tosses coins repeats itself."""
+        """Return the seed of a worker's random generators for a call, so that a random reward is reproducible."""
         index = next((s.index for s in samples if s.index is not None), 0)
         return (self.args.seed * 1_000_003 + index) % 2**32
 
     def _checked(self, value: Any, sample: Sample, evaluation: bool) -> Reward:
-        """The value as a float or a mapping; PluginError naming the sample otherwise."""
+        """Return the value as a float or a mapping. Raises PluginError with the sample's index for other values."""
         if isinstance(value, Mapping):
             key, flag = self._key(evaluation)
             if key and key not in value:
@@ -263,7 +263,7 @@ class RewardCaller:
         return number
 
     def _key(self, evaluation: bool) -> tuple[str | None, str]:
-        """The entry of a mapping that counts, and the flag that names it."""
+        """Return the key of the entry that counts in a mapping, and the flag that sets the key."""
         key, eval_key = self.args.reward_key, self.args.eval_reward_key
         if not evaluation:
             return key, "--reward-key"
@@ -287,7 +287,7 @@ class RewardCaller:
 
 
 class _BuiltOnce:
-    """An object that is built on a thread when first asked for; whoever asks meanwhile waits."""
+    """An object that is built on a thread at the first request; concurrent requests wait for it."""
 
     def __init__(self, build: Callable[[], Any], label: str) -> None:
         self._build, self._label = build, label
@@ -295,7 +295,7 @@ class _BuiltOnce:
         self._object: Any = None
 
     async def built(self) -> Any:
-        """The object. Raises as building it does, and DeadlineExceeded."""
+        """Return the object. Raises the errors of its construction, and DeadlineExceeded."""
         if self._object is None:
             with waiting(f"the building of {self._label}", deadline=LOAD_DEADLINE, then="the sample fails"):
                 async with deadline(LOAD_DEADLINE, "the limit of building it,"):
@@ -317,7 +317,7 @@ def _scores_lists(function: Callable[..., Any]) -> bool:
 
 
 def _takes_one_sample(function: Callable[..., Any]) -> bool:
-    """Whether the second positional parameter is called `sample`."""
+    """Return whether the second positional parameter is called `sample`."""
     signature = signature_of(function)
     return signature is not None and positional_names(signature)[1:2] == ["sample"]
 
@@ -336,14 +336,14 @@ class GenerateCaller:
         self.traits = traits_of(self._function, GenerateTraits, self.label)
 
     def check(self, args: Args, *, training: bool) -> None:
-        """What the function has to say to these settings before anything starts (its trait `check`).
+        """Run the function's own check of the settings before the run starts (its trait `check`).
 
         Args:
-            args: Of the run, or of the evaluation data set that names the function.
-            training: Its samples may be trained on.
+            args: Settings of the run, or of the evaluation data set that names the function.
+            training: Whether its samples may be trained on.
 
         Raises:
-            ConfigError: It cannot be used so.
+            ConfigError: The function does not work with these settings.
         """
         if self.traits.check is not None:
             self.traits.check(args, training=training)
@@ -360,12 +360,12 @@ class GenerateCaller:
         """Generate; the function gets its own copy of `sampling_params`.
 
         Raises:
-            PluginError: The function returned something else than a sample or a non-empty list of samples.
-            Exception: Whatever the function raised.
+            PluginError: The function returned neither a sample nor a non-empty list of samples.
+            Exception: Any exception of the function.
         """
         offered = {"evaluation": evaluation, "context": context, "sampling_params": dict(sampling_params)}
         keywords = {name: offered[name] for name in self._keywords}
-        # One sample in the list: its deadline, its failure and its place at the engine stay its own.
+        # The list has one sample, so deadline, failure and engine place stay separate for each sample.
         given = ([sample],) if self._takes_list else (sample, offered["sampling_params"])
         call = functools.partial(self._function, args, *given, **keywords)
         result = contained(self.label, call)

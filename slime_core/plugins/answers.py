@@ -1,8 +1,8 @@
-"""A sample -> the answer it gives, for votes (majority@k, `self_consistency`, `best_of_n`).
+"""Extract the answer of a sample, for votes (majority@k, `self_consistency`, `best_of_n`).
 
-A reward that reads an answer out of the response offers that as its trait `extract_answer(sample) -> str | None`;
-`answer_extractor` finds it. Two answers are the same vote when they are the same text, so normalising is the
-extractor's work, and None is no vote.
+A reward that extracts an answer from the response offers the function as its trait
+`extract_answer(sample) -> str | None`; `answer_extractor` finds it. Two answers are the same vote if they are the same
+text, so the extractor must normalise. None is not a vote.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ ERROR = "answer_error"
 
 
 def answer_extractor(args: Args, sample: Sample, spec: str | None = None, origin: str = "") -> Extractor | None:
-    """What extracts the sample's answer: `spec`, else its reward's; None where its reward offers none.
+    """Return the function that extracts the sample's answer: `spec`, else its reward's; None if the reward has none.
 
     Args:
         args: The run's settings.
         sample: Its own reward (`custom_rm_path`, `metadata["rm_type"]`) comes before the run's.
-        spec: Name of a reward that offers it, or the path of a function (sample) -> str | None.
+        spec: Name of a reward with an extractor, or the path of a function (sample) -> str | None.
         origin: Where `spec` comes from, for messages.
 
     Raises:
-        ConfigError: `spec` is a reward that offers none.
+        ConfigError: `spec` is a reward without an extractor.
         PluginError: `spec`, or the reward, cannot be found or loaded.
     """
     if spec:
@@ -47,7 +47,7 @@ def answer_extractor(args: Args, sample: Sample, spec: str | None = None, origin
 
 @functools.lru_cache(maxsize=64)
 def named_extractor(spec: str, origin: str = "") -> Extractor:
-    """The extractor that `spec` names. Raises as `answer_extractor`."""
+    """Return the extractor that `spec` names. Raises the errors of `answer_extractor`."""
     if find("rewards", spec, origin=origin) is None:
         function: Extractor = resolve("functions", spec, origin=origin).obj
         return function
@@ -66,12 +66,12 @@ def _of_reward(spec: str) -> Extractor | None:
 
 
 def answer_of(sample: Sample, extract: Extractor) -> str | None:
-    """The sample's answer; None of one that failed or was aborted, and where the extractor raises, which is told."""
+    """Return the sample's answer; None for a failed or aborted sample, and (with a warning) if the extractor raises."""
     if sample.status in (SampleStatus.FAILED, SampleStatus.ABORTED):
         return None
     try:
         answer = extract(sample)
-    except Exception as error:  # one response that it cannot read, like a reward's
+    except Exception as error:  # an unreadable response must not end the run, as for rewards
         reason = f"{type(error).__name__}: {error} (at {raised_at(error)})"
         sample.metadata[ERROR] = reason
         logger.warning("sample %s: its answer cannot be extracted: %s", sample.index, reason)

@@ -1,7 +1,7 @@
-"""Where user code is called: what it raises becomes one error that names it and its line.
+"""Calls of user code: an exception that it raises becomes one error that names the code and its line.
 
-Of rewards, generate functions and sample hooks an error is data: their callers mark the sample, and `contained` and
-`awaited` only see to it that what was raised is an error. Everything else a user supplies ends the run when it raises.
+An error of a reward, generate function or sample hook is data: the caller marks the sample, and `contained` and
+`awaited` only ensure that the exception is an `Exception`. An exception of any other user code ends the run.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from slime_core.waits import user_code_limit, waiting
 
 
 def raised_at(error: BaseException) -> str:
-    """`file:line` of the innermost frame."""
+    """Return `file:line` of the innermost frame."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.filename}:{frame.lineno}"
 
 
 def contained(label: str, call: Callable[[], Any]) -> Any:
-    """Call; what would end the process, the event loop or a generator becomes the plugin's error."""
+    """Call; an exception that would end the process, the event loop or a generator becomes a PluginError."""
     try:
         return call()
-    except StopIteration as error:  # no future can hold one: whoever awaited it would wait for ever
+    except StopIteration as error:  # a future cannot hold it, so awaiting the future would never return
         raise _escaped(label, error) from error
     except Exception:
         raise
@@ -41,7 +41,7 @@ def contained(label: str, call: Callable[[], Any]) -> Any:
 
 
 async def awaited(label: str, value: Awaitable[Any]) -> Any:
-    """`contained` for the asynchronous part; a cancellation of the waiting task passes."""
+    """Await a value as `contained` calls; a cancellation of the waiting task is raised unchanged."""
     try:
         return await value
     except Exception:
@@ -53,11 +53,11 @@ async def awaited(label: str, value: Awaitable[Any]) -> Any:
 
 
 _HANDLERS = ("asyncio.runners", "slime_core.cli.termination")
-"""Modules whose signal handlers raise KeyboardInterrupt in whatever code runs."""
+"""Modules whose signal handlers raise KeyboardInterrupt in the running code."""
 
 
 def _is_foreign(error: BaseException) -> bool:
-    """Whether the exception came to the code from outside: a cancellation of its task, a closed coroutine, a signal."""
+    """Return whether the exception came from outside the code: a cancelled task, a closed coroutine, a signal."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task() if asyncio._get_running_loop() else None
         return task is not None and task.cancelling() > 0
@@ -76,9 +76,9 @@ def _escaped(label: str, error: BaseException) -> PluginError:
 
 @contextmanager
 def user_code(label: str, *, lasting: bool = False) -> Iterator[None]:
-    """Turn what is raised inside into a PluginError; slime's own errors pass.
+    """Turn an exception raised inside into a PluginError; slime's own errors are raised unchanged.
 
-    The code has `--user-code-timeout`, unless it is `lasting`: then its parts have deadlines.
+    The code's deadline is `--user-code-timeout`, unless it is `lasting`: then its parts have deadlines.
     """
     limit = None if lasting else user_code_limit()
     then = "its parts have deadlines" if lasting else "the process ends (--user-code-timeout)"
@@ -95,7 +95,7 @@ def user_code(label: str, *, lasting: bool = False) -> Iterator[None]:
 
 
 def guarded(function: Callable[..., Any], label: str, *, lasting: bool = False) -> Callable[..., Any]:
-    """The function with `user_code` around each call; plain stays plain and async stays async."""
+    """Wrap each call of the function in `user_code`; a plain function stays plain, an async one stays async."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-r"""`boxed_<name>`: any reward, given the content of the response's last `\boxed{...}` instead of the response.
+r"""`boxed_<name>`: wrap any reward so that it gets the content of the last `\boxed{...}` instead of the response.
 
 `plugins.resolve` applies the prefix (`kinds.Kind.prefixes`), as THUDM/slime does for its `rm_type`. A response without
 a closed box becomes the empty text, not the whole response.
@@ -43,7 +43,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def boxed(reward: Any) -> Any:
-    """The reward in the same form (function, class, instance; plain or async; its attributes kept), told the box."""
+    """Wrap a reward so that it receives the content of the box instead of the whole response.
+
+    The result has the same form (function, class or instance; plain or async) and keeps the attributes.
+    """
     if inspect.isclass(reward):
         return _boxed_class(reward)
     if hasattr(reward, "compute_reward") or not inspect.isroutine(reward):
@@ -54,7 +57,7 @@ def boxed(reward: Any) -> Any:
 
 
 def _boxed_class(cls: type) -> type:
-    """A subclass whose scoring method is told the box."""
+    """Return a subclass whose scoring method receives the content of the box."""
     members: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     if hasattr(cls, "compute_reward"):
         members["compute_reward"] = _boxed_texts(cls.compute_reward)

@@ -1,7 +1,7 @@
-"""Commands: the list of them, without importing any, and the one that is chosen.
+"""Commands: list them without importing any, and load the chosen command.
 
-They are components like all others (kind `commands`), so what leaves plugins out leaves them out, too. The list has
-those of installed distributions.
+Commands are components like all others (kind `commands`), so options that leave plugins out leave commands out, too.
+The list has the commands of installed distributions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KIND = "commands"
 
 
 def load(argv: Sequence[str]) -> Command:
-    """The command of the first word: its name, or `distribution:name`.
+    """Load the command that the first word names: `name` or `distribution:name`.
 
     Raises:
         ConfigError: There is no such command.
-        PluginError: It is left out by what the user typed, two distributions offer it, or it cannot be loaded.
+        PluginError: The user's options leave it out, two distributions offer it, or it cannot be loaded.
     """
     from slime_core.plugins.manager import current_registry
     from slime_core.plugins.resolve import resolve
@@ -48,11 +48,10 @@ def load(argv: Sequence[str]) -> Command:
 
 
 def offered(argv: Sequence[str]) -> list[tuple[str, str]]:
-    """(What to type, help) of every command of an installed distribution; nothing of slime is loaded for it.
+    """Return (typed name, help) of every command of an installed distribution, without importing them.
 
-    The core's own comes first, the others by name.
-
-    A name that slime or another distribution has, too, is typed with its distribution.
+    The core's commands come first, the others follow by name. A name that slime or another distribution has, too, is
+    typed with its distribution.
     """
     allow = AllowList.of(argv)
     found: dict[tuple[str, str], tuple[str, str]] = {}
@@ -68,7 +67,7 @@ def offered(argv: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def help_line(target: str, distribution: str, path: Sequence[str] | None = None) -> str:
-    """Return the first line of a component's module docstring, or why there is none; `path` in place of sys.path."""
+    """Return the first line of a component's module docstring, or the error; `path` replaces sys.path."""
     try:
         return first_line(_source(target, path).read_bytes()) or f"of {distribution}"
     except (ImportError, OSError, SyntaxError, ValueError) as error:
@@ -76,13 +75,13 @@ def help_line(target: str, distribution: str, path: Sequence[str] | None = None)
 
 
 def first_line(source: bytes) -> str:
-    """Of a module's docstring, without "`slime NAME`: ". Raises SyntaxError, ValueError."""
+    """Return the first line of a module's docstring without "`slime NAME`: ". Raises SyntaxError, ValueError."""
     first = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
     return re.sub(r"^`slime [^`]*`: ", "", first).rstrip(".")
 
 
 def _source(target: str, path: Sequence[str] | None = None) -> Path:
-    """Return a module's file, without importing it, from `path` or sys.path. Raises ImportError, ValueError."""
+    """Find a module's file on `path` or sys.path without importing it. Raises ImportError, ValueError."""
     name = target.partition(":")[0].strip()
     first, *rest = name.split(".")
     spec = PathFinder.find_spec(first, path) if path else find_spec(first)
@@ -94,7 +93,7 @@ def _source(target: str, path: Sequence[str] | None = None) -> Path:
 
 
 def _typed(name: str) -> str:
-    """A registered name as one types it."""
+    """Return a registered name as it is typed."""
     return name.replace("_", "-")
 
 
@@ -104,7 +103,7 @@ _INSTEAD = {
     "finetune": " slime sft trains on answers, slime train on rewards.",
     "merge": " Checkpoints of a run with LoRA are merged already; slime export writes one in another format.",
 }
-"""Words that are no command -> what to type."""
+"""Words that are no command -> hint that names the right command."""
 
 
 def _unknown(word: str, names: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
-"""Finds components without importing them: installed distributions, `--plugin-dir` directories, the checkout.
+"""Find components without importing them: in installed distributions, `--plugin-dir` directories and the checkout.
 
-All three read the same thing, a distribution's entry points; the first from installed metadata, the others from
-`[project.entry-points]` in `pyproject.toml`. Each is a plugin implementing `slime_register_components`. A folder's code
-goes on `sys.path` when a component of it is loaded, not here.
+All three sources read a distribution's entry points: the first from installed metadata, the others from
+`[project.entry-points]` in `pyproject.toml`. Each source is a plugin implementing `slime_register_components`. A
+folder's code is added to `sys.path` when a component of it is loaded, not here.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from slime_core.plugins.registry import RANK_CHECKOUT, RANK_EXPLICIT, ComponentR
 from slime_core.protocols import Args
 
 PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
-"""Directories, separated like PATH; `--plugin-dir` adds to it, so other processes see the same plugins."""
+"""Variable with directories, separated like PATH; `--plugin-dir` adds to it, so all processes see the same plugins."""
 
 GROUP_PREFIX = "slime."
 CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
 """Kind -> contract suite, read by `slime_testing_contracts.base`."""
 _READ_BY_OTHERS = ("api", "foreign_flags", "named_models", "http_servers", "renamed", "renderers")
 _ELSEWHERE = (*(GROUP_PREFIX + name for name in _READ_BY_OTHERS), HOOKSPECS_GROUP, CONTRACTS_GROUP)
-"""Groups of installed distributions that hold no component: `config`, engines and `plugins/hooks.py` read them."""
+"""Groups of installed distributions that hold no components: `config`, engines and `plugins/hooks.py` read them."""
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
 _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
 
 
 class InstalledComponents:
-    """Entry points of the distributions on `sys.path`."""
+    """A source of the entry points of distributions on `sys.path`."""
 
     @hookimpl
     def slime_register_components(self, registry: Registry) -> None:
@@ -61,7 +61,7 @@ class InstalledComponents:
 
 
 class DirectoryComponents:
-    """Entry points declared by the plugin folders of one directory: itself, `*/` and `*/*/`."""
+    """A source of the entry points in the plugin folders of a directory: itself, `*/` and `*/*/`."""
 
     def __init__(self, directory: Path, rank: int = RANK_EXPLICIT, layouts: Sequence[str] = _LAYOUTS) -> None:
         self.directory = directory
@@ -121,7 +121,7 @@ def _unknown_group(where: str, group: str) -> Problem:
 
 
 def checkout_root() -> Path | None:
-    """The source checkout this slime_core is imported from, or None when it is installed as a wheel."""
+    """Return the source checkout this slime_core is imported from, or None if it is installed as a wheel."""
     root = Path(slime_core.__file__).resolve().parents[1]
     try:
         project = _project((root / "pyproject.toml").read_text(encoding="utf-8"))
@@ -131,7 +131,7 @@ def checkout_root() -> Path | None:
 
 
 def plugin_directories() -> list[Path]:
-    """The directories named by SLIME_PLUGIN_DIR; none in safe mode. Raises ConfigError for one that does not exist."""
+    """Return the directories of SLIME_PLUGIN_DIR; none in safe mode. Raises ConfigError if one does not exist."""
     if safe_mode():
         return []
     directories = [Path(part) for part in os.environ.get(PLUGIN_DIR_VARIABLE, "").split(os.pathsep) if part]
@@ -145,7 +145,7 @@ def plugin_directories() -> list[Path]:
 
 
 def check_plugin_directories() -> list[str]:
-    """Warnings about what the directories of SLIME_PLUGIN_DIR hold and cannot be used.
+    """Return warnings about unusable contents of the directories of SLIME_PLUGIN_DIR.
 
     Raises:
         ConfigError: A directory holds nothing that can be used.
@@ -178,7 +178,7 @@ def add_plugin_directories(directories: Sequence[str | Path]) -> None:
 
 
 def search_as(args: Args | None) -> None:
-    """Let `--no-plugins` and `--plugin-dir` of a run take effect, for this process and those it starts."""
+    """Apply `--no-plugins` and `--plugin-dir` of a run to this process and to the processes that it starts."""
     if args is None:
         return
     if args.no_plugins:
@@ -187,7 +187,7 @@ def search_as(args: Args | None) -> None:
 
 
 def sources() -> list[InstalledComponents | DirectoryComponents]:
-    """Every place components are found in, as hook implementations."""
+    """Return every source of components, as hook implementations."""
     found: list[InstalledComponents | DirectoryComponents] = [InstalledComponents()]
     found += [DirectoryComponents(directory) for directory in plugin_directories()]
     if (root := checkout_root()) is not None:
@@ -197,7 +197,7 @@ def sources() -> list[InstalledComponents | DirectoryComponents]:
 
 
 def discovered() -> Registry:
-    """What metadata says that is allowed.
+    """Return the allowed components that metadata declares.
 
     Raises:
         ConfigError: A plugin directory does not exist.

@@ -1,10 +1,10 @@
-"""Where a reward runs, how many calls of it at once, and how long each may take.
+"""Execution of rewards: the place where a reward runs, its concurrent calls, and its deadline.
 
-A component may say where, by the trait `execution` of a reward; `adapters.RewardCaller` asks `execution_of`::
+A reward declares the place by the trait `execution`; `adapters.RewardCaller` calls `execution_of`::
 
     inline     on the event loop's thread: trivially fast pure functions only, since everything waits for them
-    thread     in this process: shares state with the run; a call that overruns is given up, not ended
-    process    in a worker process, which is killed when the call overruns or dies alone when the call kills it
+    thread     in this process: shares state with the run; a call that overruns is abandoned, not ended
+    process    in a worker process, which is killed if the call overruns; a crash of the call ends only the worker
     async      on the event loop: `async def`, unless it declares "process"
 
 Time spent waiting for a free place does not count against the deadline.
@@ -25,31 +25,31 @@ from slime_core.errors import PluginError
 from slime_core.protocols import RewardTraits, traits_of
 
 EXECUTIONS = ("inline", "thread", "process")
-"""What the trait `execution` may be."""
+"""Allowed values of the trait `execution`."""
 START_DEADLINE = 60.0
-"""Seconds a fresh interpreter gets to come up."""
+"""Seconds that a new interpreter may take to start."""
 LOAD_DEADLINE = 600.0
-"""Seconds importing and building a component may take; a local judge model may be large."""
+"""Seconds that importing and building a component may take; a local judge model may be large."""
 
 
 class DeadlineExceeded(Exception):
-    """A call took longer than its deadline; the text says which deadline."""
+    """A call took longer than its deadline; the text names the deadline."""
 
     left_behind = False
-    """The call is still running, and may write to its samples."""
+    """True if the call is still running, and may write to its samples."""
 
 
 def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
-    """ "inline", "thread", "process" or "async".
+    """Return "inline", "thread", "process" or "async".
 
     Args:
         obj: Function, class or instance, perhaps with traits.
         label: Begins the error message.
-        is_async: Whether calling it gives an awaitable.
-        default: For a plain component that declares nothing.
+        is_async: Whether calling `obj` returns an awaitable.
+        default: Value for a plain component that declares no `execution`.
 
     Raises:
-        PluginError: The trait is another word, or asks for a thread for a coroutine.
+        PluginError: The trait has another value, or is "thread" for a coroutine.
     """
     declared = traits_of(obj, RewardTraits, label).execution
     if declared is None:
@@ -65,12 +65,12 @@ def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
 
 @dataclass(frozen=True)
 class Component:
-    """What a worker needs to find a reward by itself."""
+    """The data from which a worker loads a reward by itself."""
 
     spec: str
     group: bool = False
     options: bytes = b""
-    """Pickled: what it has for the setting `plugins`; empty for the run's."""
+    """Pickled value of the setting `plugins` for this component; empty to use the run's."""
 
     @cached_property
     def key(self) -> str:
@@ -79,7 +79,7 @@ class Component:
 
 
 class Slots:
-    """At most `count` holders at a time in each event loop; None is no limit."""
+    """Limit on holders at a time in each event loop; `count=None` means no limit."""
 
     def __init__(self, count: int | None) -> None:
         self._count = count
@@ -87,7 +87,7 @@ class Slots:
         self._of_loop = weakref.WeakKeyDictionary()
 
     def __call__(self) -> AbstractAsyncContextManager[Any]:
-        """`async with slots():` waits for a place, in the order of asking, and holds it."""
+        """Return a context manager: `async with slots():` waits for a place in call order, and holds it."""
         if self._count is None:
             return contextlib.nullcontext()
         loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ class Slots:
 
 
 class deadline:  # a class, since generators cost as much as the rest of a call that does nothing
-    """`async with deadline(seconds, flag):` cancels what is awaited inside and raises DeadlineExceeded then."""
+    """`async with deadline(seconds, flag):` cancels its block after `seconds` and raises DeadlineExceeded."""
 
     def __init__(self, seconds: float | None, flag: str) -> None:
         self._seconds, self._flag = seconds, flag
@@ -117,5 +117,5 @@ class deadline:  # a class, since generators cost as much as the rest of a call 
 
 
 def overrun(seconds: float | None, flag: str) -> str:
-    """The reason of a failure by deadline."""
+    """Return the error text of a missed deadline."""
     return f"no answer within {flag} {seconds} s"

@@ -1,8 +1,8 @@
-"""The hooks of one process: which there are, who implements them, and the functions behind flags among those.
+"""The hooks of a process: their specifications, their implementations, and the functions that flags name.
 
-`manager.build_manager` registers the installed hook plugins, `launch.resolver` then the functions that flags name; what
-calls a hook holds a `Hooks`. The functions of flags come last, in the order given, so that what the user typed for this
-run has the last word over what is installed.
+`manager.build_manager` registers the installed hook plugins, then `launch.resolver` registers the functions that flags
+name. Code that calls a hook holds a `Hooks`. The functions of flags run last, in the order given, so that a run's own
+flags take precedence over installed plugins.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def spec_modules() -> tuple[ModuleType, ...]:
-    """The modules that declare hooks, with `FLAGS` that take a function: the core's, and those of what has more.
+    """Return the modules that declare hooks and, in `FLAGS`, the flags that take a function.
 
-    A trainer that has hooks of its own names their module in the entry-point group `slime.hookspecs`.
+    The core has such modules. A trainer with its own hooks names their module in the entry-point group
+    `slime.hookspecs`.
     """
     from slime_core.plugins.kinds import HOOKSPECS_GROUP  # whose table names the hooks' flags
     from slime_core.plugins.loading import import_module
@@ -47,19 +48,19 @@ def spec_modules() -> tuple[ModuleType, ...]:
 
 @functools.cache
 def hook_specs() -> Mapping[str, Callable[..., Any]]:
-    """Hook -> its declaration."""
+    """Return the declaration of each hook, by name."""
     members = [pair for module in spec_modules() for pair in vars(module).items()]
     return {name: value for name, value in members if name.startswith("slime_")}
 
 
 @functools.cache
 def hook_flags() -> Mapping[str, HookFlag]:
-    """Hook -> the flag whose function implements it, where there is one."""
+    """Return the flag whose function implements a hook, by hook; only hooks that have a flag."""
     return {row.name: row for module in spec_modules() for row in module.FLAGS if isinstance(row, HookFlag)}
 
 
 def bare_manager() -> pluggy.PluginManager:
-    """One that knows every hook and no implementation."""
+    """Return a plugin manager that has every hook specification and no implementation."""
     manager = pluggy.PluginManager(PROJECT)
     for module in spec_modules():
         manager.add_hookspecs(module)
@@ -67,14 +68,14 @@ def bare_manager() -> pluggy.PluginManager:
 
 
 class _Function:
-    """The plugin that a function behind a flag is to pluggy: anonymous, and called after all others."""
+    """The pluggy plugin of a function behind a flag: anonymous, and called after all others."""
 
     def __init__(self, hook: str, function: Callable[..., Any]) -> None:
         setattr(self, hook, hookimpl(trylast=True)(function))
 
 
 def as_plugin(row: HookFlag, function: Callable[..., Any]) -> object:
-    """A function with THUDM/slime's positional arguments, which `resolve` has checked, as a plugin with that hook."""
+    """Wrap a function with THUDM/slime's positional arguments, checked by `resolve`, as a plugin with that hook."""
     spec = hook_specs()[row.name]
     names = list(inspect.signature(spec).parameters)
     call = row.calls[0]
@@ -84,14 +85,14 @@ def as_plugin(row: HookFlag, function: Callable[..., Any]) -> object:
         given = dict(zip(names, values))
         return function(*(given[name] for name in call.positional), **{name: given[name] for name in keywords})
 
-    functools.update_wrapper(told, spec, assigned=(), updated=())  # pluggy reads the parameters' names off the spec
+    functools.update_wrapper(told, spec, assigned=(), updated=())  # pluggy reads the parameter names from the spec
     if row.traits is not None:
         vars(told)["traits"] = traits_of(function, row.traits, row.flags[0])
     return _Function(row.name, told)
 
 
 def implement(manager: pluggy.PluginManager, row: HookFlag, function: Callable[..., Any], label: str) -> None:
-    """Register the function of a flag; `label` is how errors call it."""
+    """Register the function of a flag; `label` is its name in errors."""
     plugin, name = as_plugin(row, function), label
     while manager.has_plugin(name):  # a function may be given twice
         name += " again"
@@ -100,13 +101,13 @@ def implement(manager: pluggy.PluginManager, row: HookFlag, function: Callable[.
 
 
 def guard(manager: pluggy.PluginManager, plugin: Any, label: Callable[[str], str]) -> None:
-    """Have what a registered plugin's hooks raise name it; `label` is called with the hook.
+    """Make errors of a registered plugin's hooks name the plugin; `label` is called with the hook's name.
 
     Raises:
-        PluginLoadError: A hook that nobody awaits is `async`, or wraps others where each is called alone.
+        PluginLoadError: A hook that is never awaited is `async`, or a hook wraps others although each is called alone.
     """
     known = [caller for caller in manager.get_hookcallers(plugin) or () if caller.name in hook_specs()]
-    for caller in known:  # others are marked optional: of a trainer, say, that is not here
+    for caller in known:  # others are marked optional, such as hooks of a trainer that is not installed
         named, row = label(caller.name), hook_flags().get(caller.name)
         returns = inspect.signature(hook_specs()[caller.name]).return_annotation
         for one in caller.get_hookimpls():
@@ -116,7 +117,7 @@ def guard(manager: pluggy.PluginManager, plugin: Any, label: Callable[[str], str
             if wraps:
                 raise PluginLoadError(f"{named} wraps other plugins, but each is called alone; make it a plain hook")
             if awaited:
-                continue  # what it raises fails the sample
+                continue  # its error fails the sample
             if is_async(one.function):
                 raise PluginLoadError(f"{named} is `async`, and nobody awaits it; make it a plain `def`")
             function = guarded(one.function, named)
@@ -124,7 +125,7 @@ def guard(manager: pluggy.PluginManager, plugin: Any, label: Callable[[str], str
 
 
 def _unused(function: Callable[..., Any], label: str) -> Callable[..., Any]:
-    """Say once when the function returns something."""
+    """Warn once if the function returns a value."""
     warned = False
 
     @functools.wraps(function)
@@ -142,24 +143,26 @@ def _unused(function: Callable[..., Any], label: str) -> Callable[..., Any]:
 
 
 class Hooks:
-    """pluggy's hook relay: `hooks.slime_step_end(rollout_id=0, metrics={})` -> the answers that are not None."""
+    """pluggy's hook relay: `hooks.slime_step_end(rollout_id=0, metrics={})` returns the results that are not None."""
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         self._manager = manager
 
     def implemented(self, name: str) -> bool:
-        """Whether anybody has this hook."""
+        """Return whether any plugin implements this hook."""
         return bool(getattr(self._manager.hook, name).get_hookimpls())
 
     def caller(self, name: str) -> Callable[..., list[Any]] | None:
-        """What tells the hook; None where nobody has it."""
+        """Return the function that calls the hook; None if no plugin implements it."""
         return getattr(self, name) if self.implemented(name) else None
 
     def each(self, name: str) -> list[tuple[str, Callable[..., list[Any]], bool]]:
-        """The plugins that have the hook, in the order they are told: label, what tells it alone, may it edit samples.
+        """Return the plugins that implement the hook, in call order.
+
+        Each entry has the label, a function that calls this plugin only, and whether the plugin may edit samples.
 
         Raises:
-            PluginError: What one declares are not the traits of its hook.
+            PluginError: A plugin declares traits that are not the traits of its hook.
         """
         found: list[tuple[str, Callable[..., list[Any]], bool]] = []
         told = {one.plugin: one.function for one in reversed(getattr(self._manager.hook, name).get_hookimpls())}
@@ -178,5 +181,5 @@ class Hooks:
 
 @functools.cache
 def nobody() -> Hooks:
-    """Hooks that no plugin has."""
+    """Return hooks without any plugin."""
     return Hooks(bare_manager())

@@ -1,12 +1,12 @@
-"""Every hook slime calls: what a hook author reads, and all of it but those of one trainer (`hook_flags.py`).
+"""Every hook that slime calls, except hooks of a single trainer (`hook_flags.py`).
 
-A hook is told to all plugins, in contrast to a component, which is one of N chosen by name. Write a module with
-functions of these names marked `@slime_core.hookimpl`, taking any subset of the parameters by name, and name it in the
-entry-point group `slime.plugins`. A function given to one of the `FLAGS` is such an implementation too: an anonymous
-one, called with THUDM/slime's positional arguments, after those of all plugins.
+A hook is called in all plugins; a component is one of N chosen by name. Write a module with functions of these names
+marked `@slime_core.hookimpl`, with any subset of the parameters by name, and register the module in the entry-point
+group `slime.plugins`. A function given by one of the `FLAGS` is an anonymous implementation: it is called with
+THUDM/slime's positional arguments, after the implementations of all plugins.
 
-Unless a hook says otherwise it is a plain function in the process that leads the run, on the loop's thread; what it
-returns is not used, and what it raises ends the run with one line that names it.
+Unless its docstring differs, a hook is a plain function, called in the process that leads the run, on the loop's
+thread. Its return value is not used, and an exception ends the run with one line that names the hook.
 """
 
 from __future__ import annotations
@@ -40,65 +40,65 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec(historic=True)
 def slime_register_components(registry: Registry) -> None:
-    """Names are collected, in every process: `registry.add_object("rewards", "mine", my_reward)` adds one."""
+    """Register components, in every process: `registry.add_object("rewards", "mine", my_reward)`."""
 
 
 @hookspec
 def slime_configure(args: Args) -> None:
-    """Settings are final, in every process; raise ConfigError to stop before anything starts."""
+    """Check the final settings, in every process; raise ConfigError to stop before anything starts."""
 
 
 @hookspec
 def slime_check(settings: Settings) -> list[Finding] | None:
-    """What `slime check` alone is to say of the run; nothing may be started or written."""
+    """Return findings about the run that only `slime check` reports; start and write nothing."""
 
 
 @hookspec
 def slime_preflight(run: Prepared) -> list[Finding] | None:
-    """What is found of a run before it starts, and by `slime check`; an error ends it. Nothing may be written."""
+    """Return findings about a run before it starts, and for `slime check`; an error ends the run. Write nothing."""
 
 
 @hookspec
 def slime_run_start(args: Args, run_dir: Path) -> None:
-    """The run directory exists; nothing is loaded yet."""
+    """Act at the start of a run: the run directory exists, nothing is loaded yet."""
 
 
 @hookspec
 def slime_step_end(rollout_id: int, metrics: Mapping[str, float]) -> None:
-    """The rollout has been trained on."""
+    """Act after a rollout has been trained on."""
 
 
 @hookspec
 def slime_weights_updated(weight_version: int) -> None:
-    """All engines serve this version."""
+    """Act when all engines serve this weight version."""
 
 
 @hookspec
 def slime_checkpoint_saved(path: Path, rollout_id: int) -> None:
-    """The checkpoint is complete and the latest pointer names it."""
+    """Act when a checkpoint is complete and is the latest."""
 
 
 @hookspec
 def slime_log_metrics(step: int, metrics: Mapping[str, float]) -> None:
-    """Metrics are to be recorded (JSONL, TensorBoard, a dashboard)."""
+    """Record metrics (JSONL, TensorBoard, a dashboard)."""
 
 
 @hookspec
 def slime_save_state() -> dict[str, Any] | None:
-    """A checkpoint is written: state for it as JSON values, `{"<your distribution>": {...}}`, or None."""
+    """Return state to store in a checkpoint as JSON values, `{"<your distribution>": {...}}`, or None."""
 
 
 @hookspec
 def slime_load_state(state: Mapping[str, Any]) -> None:
-    """A run is resumed: the merged state of all plugins; take your own key and ignore the others."""
+    """Load state when a run is resumed: `state` merges all plugins' states; read only your own key."""
 
 
 @hookspec
 def slime_run_end(error: BaseException | None) -> None:
-    """The run is over, on every way out; `error` is what ended it, or None.
+    """Act at the end of a run, for every cause; `error` is the exception that ended the run, or None.
 
-    With `--launcher ray` also in the actors that generate and train, which are told of no error: what another hook has
-    begun there is to be finished. They have not been told of the run's start.
+    With `--launcher ray` this hook is also called in the actors that generate and train, with `error` None, to finish
+    work that another hook began there. `slime_run_start` is not called in these actors.
     """
 
 
@@ -107,22 +107,22 @@ def slime_run_end(error: BaseException | None) -> None:
 
 @hookspec
 def slime_sample_generated(args: Args, sample: Sample, rollout_id: int | None, evaluation: bool) -> Sample | None:
-    """A sample is generated and has no reward yet, in training and in evaluation.
+    """Edit or replace a generated sample before it has a reward, in training and in evaluation.
 
-    In the process that generates, in its event loop; may be `async`, with the deadline `--rollout-timeout`. Finished
-    samples only, once each, fan-out siblings one by one. Write to the sample, or return the one to go on with, which
-    the next implementation gets. What it raises fails the sample, and not the run; so does a change of what is trained
-    on (tokens, log-probs, mask, ...), unless it declares `EditTraits(edits_samples=True)`.
+    Called in the process that generates, in its event loop; may be `async`, with the deadline `--rollout-timeout`.
+    Called once for each finished sample, and for each fan-out sibling. Write to the sample, or return another sample,
+    which the next implementation receives. An exception fails the sample, not the run. A change of the training data
+    (tokens, log-probs, mask, ...) fails the sample too, unless the hook declares `EditTraits(edits_samples=True)`.
     """
 
 
 @hookspec
 def slime_filter_samples(args: Args, groups: list[Group]) -> None:
-    """A rollout is generated, whatever function made it: mark samples that are not to be trained on.
+    """Mark samples of a generated rollout that must not be trained on; called for every rollout function.
 
-    In the process that generates. Set `sample.remove_sample`: such samples are masked, and their rewards are outside
-    their group's statistics (THUDM/slime counts them). A change of tokens, log-probs or masks ends the run, unless it
-    declares `EditTraits(edits_samples=True)`. Not called for samples of `--load-debug-rollout-data`.
+    Called in the process that generates. Set `sample.remove_sample`: these samples are masked, and their rewards are
+    left out of their group's statistics (THUDM/slime counts them). A change of tokens, log-probs or masks ends the run,
+    unless the hook declares `EditTraits(edits_samples=True)`. Not called for samples of `--load-debug-rollout-data`.
     """
 
 
@@ -130,11 +130,11 @@ def slime_filter_samples(args: Args, groups: list[Group]) -> None:
 def slime_process_all_samples(
     args: Args, all_groups: list[Group], data_source: Any, reasons: Mapping[int, str]
 ) -> None:
-    """After `slime_filter_samples`: all groups of the rollout, those that were dropped or failed too.
+    """Process all groups of a rollout after `slime_filter_samples`, including dropped and failed groups.
 
-    In the process that generates. Ordered by `group_index`, without those given back; from a rollout function of your
-    own, the groups it returned. `data_source` is the object itself (THUDM/slime hands over its `get_samples`);
-    `reasons` has the `group_index` of each group that was dropped, with why.
+    Called in the process that generates. Groups are ordered by `group_index`, without groups returned to the data
+    source; a custom rollout function's groups are those that it returned. `data_source` is the object itself
+    (THUDM/slime passes its `get_samples`). `reasons` maps the `group_index` of each dropped group to the reason.
     """
 
 
@@ -142,10 +142,10 @@ def slime_process_all_samples(
 def slime_log_rollout(
     rollout_id: int, args: Args, samples: list[Sample], extra_metrics: dict[str, float], rollout_time: float
 ) -> bool | None:
-    """The metrics of a rollout are made; `rollout_time` in seconds.
+    """Add to the metrics of a rollout, or replace them; `rollout_time` is in seconds.
 
-    In the process that generates. What is in `extra_metrics` afterwards is recorded. True, from any implementation,
-    leaves out slime's own metrics of this rollout; all are called.
+    Called in the process that generates. The final content of `extra_metrics` is recorded. All implementations are
+    called; if any returns True, slime's own metrics of this rollout are left out.
     """
 
 
@@ -153,15 +153,15 @@ def slime_log_rollout(
 def slime_log_eval(
     rollout_id: int, args: Args, data: dict[str, dict[str, Any]], extra_metrics: dict[str, float]
 ) -> bool | None:
-    """The metrics of an evaluation are made, of `{data set: {"rewards", "truncated", "samples"}}`.
+    """Add to the metrics of an evaluation, or replace them; `data` is {data set: {"rewards", "truncated", "samples"}}.
 
-    In the process that generates. `extra_metrics` and True are as in `slime_log_rollout`.
+    Called in the process that generates. `extra_metrics` and the return value are as in `slime_log_rollout`.
     """
 
 
 @hookspec
 def slime_rollout_end(rollout_id: int, groups: list[Group], metrics: dict[str, float]) -> None:
-    """After rewards, filters and log functions; may add to `metrics`."""
+    """Act after rewards, filters and log functions of a rollout; may add to `metrics`."""
 
 
 # -- training ------------------------------------------------------------------------------------------------
@@ -169,29 +169,30 @@ def slime_rollout_end(rollout_id: int, groups: list[Group], metrics: dict[str, f
 
 @hookspec
 def slime_train_data(args: Args, rollout_id: int, rollout_data: dict[str, Any]) -> None:
-    """Advantages are known, and no step has been taken: the last word on the data.
+    """Edit the training data after the advantages are computed, before the first optimizer step.
 
-    In every trainer process, on its share of the rollout. `rollout_data` has THUDM/slime's columns, with one row per
-    sample; change them in place, their shapes stay. With an implementation the trainer computes its own log-probs
-    first.
+    Called in every trainer process, with its share of the rollout. `rollout_data` has THUDM/slime's columns, with one
+    row per sample; change them in place and keep their shapes. If there is an implementation, the trainer computes its
+    own log-probs first.
     """
 
 
 @hookspec
 def slime_rollout_trained(args: Args, trained: TrainedRollout) -> None:
-    """The optimizer steps of a rollout are taken: to look at, not to change.
+    """Inspect a rollout after its optimizer steps; change nothing.
 
-    In every trainer process, with the whole batch, its own share and the steps (`learning.report.TrainedRollout`). What
-    the optimizer was given of all samples comes by `trained.rows("advantages", "log_probs")`, gathered over the ranks
-    when asked for: call it in every process alike, or they wait for one another until `--train-timeout`.
+    Called in every trainer process, with the whole batch, the process's share and the steps
+    (`learning.report.TrainedRollout`). `trained.rows("advantages", "log_probs")` gathers the optimizer's inputs of all
+    samples over the ranks. It is a collective call: call it in every process, or the processes wait for each other
+    until `--train-timeout`.
     """
 
 
 @hookspec
 def slime_weights_written(args: Args, version_dir: str, rollout_engines: list[Any]) -> None:
-    """The files of a weight version are complete, and no engine reads them yet (`disk` and `delta`).
+    """Act when the files of a weight version are complete, before any engine reads them (`disk` and `delta`).
 
-    In the trainer's rank 0 (THUDM/slime calls it on every rank). `rollout_engines` is a list with the rollout engine.
+    Called in the trainer's rank 0 (THUDM/slime: on every rank). `rollout_engines` is a list with the rollout engine.
     """
 
 
@@ -251,4 +252,4 @@ FLAGS = (
         trains=True,
     ),
 )
-"""Flags whose function implements a hook, called with THUDM/slime's arguments; checked before anything starts."""
+"""Flags that name a function as a hook, called with THUDM/slime's arguments; checked before anything starts."""

@@ -1,7 +1,7 @@
-"""What one row of the table of kinds says, and one accepted way to call a component.
+"""Classes for a row of the table of kinds (`Kind`) and an accepted signature of a component (`Call`).
 
-`kinds.py` is the table; its rows are in `kinds_table.py`, with those of flags that take a function. A `HookFlag` stands
-beside the hook that its function implements (`hookspecs.py`).
+`kinds.py` holds the table; its rows, including the rows of flags that take a function, are in `kinds_table.py`. A
+`HookFlag` is defined next to the hook that its function implements (`hookspecs.py`).
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from functools import cached_property
 from slime_core.protocols.traits import Traits
 
 FUNCTIONS = "functions"
-"""The kind of what has no kind but the flag that it is for."""
+"""Kind of functions that belong to one flag and to no other kind."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One accepted way to be called."""
+    """An accepted signature of a component."""
 
     shown: str
-    """The signature as error messages print it: names are passed by position, those after `*` by name, and those in
-    brackets by name to callables that declare a parameter of that name."""
+    """Signature as error messages print it. Names are passed by position, names after `*` by name. Names in brackets
+    are passed by name to callables that declare a parameter of that name."""
     marker: str | None = None
     """The call applies only to callables with a positional parameter of this name."""
     awaited: bool = False
     """The callable must be `async def`, or annotated to return an awaitable."""
     plain: bool = False
-    """The callable must not be `async def`: nobody would await what it returns."""
+    """The callable must not be `async def`: its result is not awaited."""
 
     @cached_property
     def positional(self) -> tuple[str, ...]:
-        """Names of the arguments, passed by position."""
+        """Names of the arguments that are passed by position."""
         return _names(self._always.partition("*, ")[0])
 
     @cached_property
     def named(self) -> tuple[str, ...]:
-        """Always passed, by name."""
+        """Names of the arguments that are always passed by name."""
         return _names(self._always.partition("*, ")[2])
 
     @cached_property
     def keywords(self) -> tuple[str, ...]:
-        """Passed as well to callables that declare a parameter of that name."""
+        """Names of the arguments that are passed only to callables that declare such a parameter."""
         return tuple(re.findall(r"\[, (\w+)\]", self._inner))
 
     @property
@@ -56,44 +56,44 @@ class Call:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Those without a default; `self` and `**kwargs` are none."""
+    """Return the parameter names without a default, except `self` and `**kwargs`."""
     return tuple(word for word in map(str.strip, text.split(",")) if word.isidentifier() and word != "self")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One row of the table."""
+    """A row of the table of kinds."""
 
     name: str
     """Plural, e.g. "rewards"."""
     flags: tuple[str, ...]
     """Settings that select a component of this kind."""
     canonical: tuple[str, ...]
-    """Attributes looked for in a `file.py` spec that names none, best first."""
+    """Attribute names tried in order for a `file.py` spec without an attribute."""
     word: str = ""
-    """Singular, where it is not the plural without its ending."""
+    """Singular, if it is not the plural without its ending."""
     calls: tuple[Call, ...] = ()
-    """Accepted calls of a function; empty when the kind takes classes only, or any function at all."""
+    """Accepted signatures of a function; empty if the kind takes classes only, or any function."""
     methods: Mapping[str, Call] = field(default_factory=dict)
     """Methods a class must have."""
     construct: Call | None = None
-    """How a class is built; None when the kind takes functions only."""
+    """Signature of a class's constructor; None if the kind takes functions only."""
     instance: str = ""
-    """Name in `slime_core.protocols` of the class that the object is an instance of, which has the code as `run`."""
+    """Name in `slime_core.protocols` of the class that the object must be an instance of; its code is method `run`."""
     lists: bool = False
-    """A list or tuple of such objects is one component too."""
+    """True if a list or tuple of such objects is also a component."""
     traits: type[Traits] | None = None
-    """What a component of this kind may declare of itself."""
+    """Class of the traits that a component of this kind may declare."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    """Prefix of a registered name -> `module:attr` of what wraps the component: `boxed_math` is `math` boxed."""
+    """Prefix of a registered name -> `module:attr` of its wrapper, e.g. `boxed_math` is `math` wrapped as boxed."""
     api: int = 1
-    """Raised when a component that fits would not fit any more (`compat.check_api`)."""
+    """Version of the contract, incremented by an incompatible change (`compat.check_api`)."""
     deprecated: tuple[int, ...] = ()
-    """Versions before `api` that are still loaded, with a warning: for one release."""
+    """Versions before `api` that are still loaded with a warning, for one release."""
 
     @property
     def singular(self) -> str:
-        """As messages and distributions call it."""
+        """Singular name, as in messages and distributions."""
         return self.word or self.name.removesuffix("es" if self.name.endswith("sses") else "s")
 
     @property
@@ -109,17 +109,17 @@ class Kind:
 
 @dataclass(frozen=True)
 class _Flag(Kind):
-    """One flag whose function has the signature that the row says."""
+    """A flag whose function must have the signature of this row."""
 
     @property
     def setting(self) -> str:
-        """What holds the function's path, or a list of paths."""
+        """Name of the setting with the function's path or a list of paths."""
         return self.flags[0].removeprefix("--").replace("-", "_")
 
 
 @dataclass(frozen=True)
 class FunctionFlag(_Flag):
-    """A flag whose function takes the place of one step; installed ones of all such flags share one group of names."""
+    """A flag whose function replaces one step; functions of all such flags are registered in one group."""
 
     @property
     def registered(self) -> str:
@@ -129,17 +129,17 @@ class FunctionFlag(_Flag):
 
 @dataclass(frozen=True)
 class HookFlag(_Flag):
-    """A flag whose function implements one hook, which `name` is; it is named by path, since it has no names."""
+    """A flag whose function implements the hook `name`; the function is given by path, since none are registered."""
 
     trains: bool = False
-    """The moment comes only where something is trained."""
+    """True if the hook is called only in a run that trains."""
 
     @property
     def may_wait(self) -> bool:
-        """Whoever calls the hook awaits what it returns, and deals with what it raises."""
+        """True if the caller of the hook awaits its result and handles its errors."""
         return not self.calls[0].plain
 
 
 BUILT_FROM_ARGS = Call("(args)")
 BUILT_BY_NAME = Call("(args)")
-"""A constructor may ask for more than the settings (`signatures.construct`)."""
+"""Signature of a constructor that may take more parameters than the settings (`signatures.construct`)."""

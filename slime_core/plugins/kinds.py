@@ -1,9 +1,8 @@
-"""The kinds of component: what each is called, which setting selects it and how slime calls it.
+"""The kinds of component: the name of each kind, the setting that selects it and the calls that slime makes.
 
-The table is data: discovery, the resolver, the signature check and `slime plugins` all read it, and none of them
-branches on a kind. Adding a kind is adding a row (`kinds_table.py`). The plural is the key
-and the entry-point group is `slime.<plural>`; the singular is what messages and distribution names
-(`slime-<singular>-<name>`) use.
+Discovery, the resolver, the signature check and `slime plugins` read this table and do not branch on a kind. A new row
+in `kinds_table.py` adds a kind. The plural is the key, and `slime.<plural>` is the entry-point group. Messages and
+distribution names (`slime-<singular>-<name>`) use the singular.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from slime_core.plugins.kinds_table import COMPONENTS, FUNCTION_FLAGS
 from slime_core.protocols import LauncherTraits
 
 HOOKSPECS_GROUP = "slime.hookspecs"
-"""Entry-point group of modules that declare further hooks: read by `plugins/hooks.py`; no component."""
+"""Entry-point group of modules that declare further hooks, read by `plugins/hooks.py`. They are not components."""
 HOOK_GROUP = "slime.plugins"
-"""Entry-point group of hook modules: told to all, never selected by name."""
+"""Entry-point group of hook modules: all of them receive every call, and none is selected by name."""
 
 _KINDS = (
     *COMPONENTS,
@@ -50,18 +49,18 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 @functools.cache
 def function_flags() -> Mapping[str, FunctionFlag]:
-    """Name -> flag whose function takes the place of a step: the core's, and those that a distribution declares."""
+    """Return name -> flag whose function replaces a step, for the flags of the core and of distributions."""
     declared = [row for module in spec_modules() for row in module.FLAGS if isinstance(row, FunctionFlag)]
     return {row.name: row for row in (*FUNCTION_FLAGS, *declared)}
 
 
 def flag_rows() -> tuple[Kind, ...]:
-    """What flags select: a component of each kind, and functions that take the place of a step or implement hooks."""
+    """Return a row per kind of component, and per flag whose function replaces a step or implements a hook."""
     return (*_KINDS, *function_flags().values(), *hook_flags().values())
 
 
 def kind_of(name: str) -> Kind:
-    """The row of a plural or singular name, of a function's flag or a hook's. Raises PluginNotFoundError for others."""
+    """Return the row of a kind (plural or singular), a function's flag or a hook. Raises PluginNotFoundError."""
     for kind in flag_rows():
         if name in (kind.name, kind.singular):
             return kind

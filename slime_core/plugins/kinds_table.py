@@ -242,4 +242,4 @@ FUNCTION_FLAGS = (
         calls=(Call("(args, batch, logits, sum_of_sample_mean) -> (loss, dict of metrics)", plain=True),),
     ),
 )
-"""What takes the place of one step of the trainer's side."""
+"""Kinds of function that replace one step on the trainer's side."""

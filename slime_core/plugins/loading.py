@@ -1,7 +1,7 @@
-"""Imports the code behind a spec or a ref, and reports what goes wrong where it went wrong.
+"""Import the code behind a spec or a ref, and report errors at the place where they occurred.
 
-Called by the resolver and by the hook manager. An ImportError raised inside a user's module is never taken for "no such
-module"; it is reported with that module's own file and line.
+Called by the resolver and by the hook manager. An ImportError raised inside a user's module is never reported as "no
+such module", but with that module's own file and line.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def import_file(path: Path, subject: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _same_directory(subject: str) -> Iterator[None]:
-    """Undo a change of the working directory by what is imported: paths that users type are relative to it."""
+    """Undo a change of the working directory by imported code, because users' paths are relative to it."""
     directory = os.getcwd()
     try:
         yield
@@ -89,10 +89,10 @@ def _same_directory(subject: str) -> Iterator[None]:
 
 
 def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, ModuleType]:
-    """Import a registered component's target; the object and its module.
+    """Import a registered component's target and return the object and its module.
 
     Raises:
-        PluginLoadError: The module or the attribute cannot be had; the message names the distribution.
+        PluginLoadError: The module or the attribute cannot be loaded; the message names the distribution.
     """
     module_name, _, attr = ref.target.partition(":")
     if ref.folder is not None:
@@ -121,7 +121,7 @@ def _module_object(module: ModuleType, kind: Kind | None, subject: str) -> Any:
 
 
 def attribute(module: ModuleType, dotted: str, subject: str) -> Any:
-    """`module.a.b`. Raises PluginNotFoundError listing the module's public callables."""
+    """Return `module.a.b`. Raises PluginNotFoundError, which lists the module's public callables."""
     try:
         return functools.reduce(getattr, dotted.split("."), module)
     except AttributeError as error:
@@ -134,16 +134,16 @@ def attribute(module: ModuleType, dotted: str, subject: str) -> Any:
 def canonical_attribute(
     module: ModuleType, kind: Kind, subject: str, fits: Callable[[Any], bool] = lambda _: True
 ) -> Any:
-    """The object of a `file.py` spec: what is named like the file, or the kind's name, else the only one that fits.
+    """Return the object of a `file.py` spec: named like the file or the kind, else the only object that fits.
 
     Args:
-        module: The file's.
-        kind: Says the names, each also with `custom_` before it.
-        subject: Begins the error messages.
-        fits: Whether an object can be called as its kind is; helpers beside a function of another name cannot.
+        module: The module of the file.
+        kind: Kind with the accepted names, each also with a `custom_` prefix.
+        subject: Beginning of the error messages.
+        fits: Returns whether an object can be called as its kind is; helper functions in the file cannot.
 
     Raises:
-        PluginNotFoundError: There is none, or more than one candidate; the message lists them.
+        PluginNotFoundError: No candidate, or more than one; the message lists them.
     """
     candidates = public_callables(module)
     file = module.__file__ or module.__name__
@@ -152,7 +152,7 @@ def canonical_attribute(
     customs = [f"custom_{name}" for name in (*kind.canonical, kind.singular)]
     named = [name for name in (*own, *customs, *kind.canonical) if hasattr(module, name)]
     fitting = [name for name in candidates if fits(getattr(module, name))]
-    # A helper may have such a name; but where nothing fits, what is named right is what the message should be about.
+    # A helper may have such a name. If no object fits, the error message is about the object with the right name.
     for name in [n for n in named if fits(getattr(module, n))] or named:
         return getattr(module, name)
     for names in (candidates, fitting):
@@ -166,7 +166,7 @@ def canonical_attribute(
 
 
 def public_callables(module: ModuleType) -> list[str]:
-    """Names of the public functions and classes the module itself defines, in order."""
+    """Return the names of the public functions and classes that the module itself defines, in order."""
     return [
         name
         for name, value in vars(module).items()
@@ -175,21 +175,21 @@ def public_callables(module: ModuleType) -> list[str]:
 
 
 def search_first(folder: Path) -> None:
-    """Put a plugin's folder at the head of `sys.path`."""
+    """Put a plugin's folder at the start of `sys.path`."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
         importlib.invalidate_caches()
 
 
 def search_also(folder: Path) -> None:
-    """Put a folder at the tail of `sys.path`, where it can shadow nothing."""
+    """Put a folder at the end of `sys.path`, where it cannot shadow other modules."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
         importlib.invalidate_caches()
 
 
 def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The traceback's frames that are neither the import machinery's nor ours, outermost first."""
+    """Return the traceback's frames outside the import machinery and slime, outermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     machinery = (__file__, importlib.__file__)
     return [f for f in frames if f.filename not in machinery and not f.filename.startswith("<frozen ")]
@@ -210,7 +210,7 @@ def _load_error(subject: str, what: str, error: BaseException) -> PluginLoadErro
 
 
 def _module_hint(name: str) -> str:
-    """A way out when the module is a file of the working directory."""
+    """Return a hint for the user if the module is a file in the working directory."""
     file = Path(os.getcwd(), *name.split(".")).with_suffix(".py")
     if file.is_file():
         return f". There is a file {file}; write {file}:<function>"

@@ -1,8 +1,7 @@
-"""Builds the one plugin manager of a process: discovery, the hook modules, and what may go wrong with them.
+"""Build the plugin manager of a process: discover components, load hook modules, and report their errors.
 
-`build_manager` is called once per process by whoever runs a command; `current_registry` is what the resolver looks
-names up in. Pluggy skips the second of two plugins with one name without a word, so duplicates are found here, in
-metadata, before anything is registered.
+Each command calls `build_manager` once per process. The resolver looks names up in `current_registry`. Pluggy silently
+skips the second of two plugins with the same name, so duplicates are found here, in metadata, before registration.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ logger = logging.getLogger(__name__)
 
 
 TRACE_VARIABLE = "SLIME_TRACE_PLUGINS"
-"""Set to 1 to print every hook call as it begins."""
+"""Environment variable: set to 1 to print every hook call as it begins."""
 
 
 class Observer(Protocol):
-    """Somebody who watches plugins at work, in this process."""
+    """Observer of the plugins in this process."""
 
     def resolved(self, found: Resolved) -> None:
-        """A setting, or a row of the data, named a component."""
+        """Called when a component that a setting or a data row names is resolved."""
 
     def built(self, manager: pluggy.PluginManager) -> None:
-        """All hook plugins are registered."""
+        """Called when all hook plugins are registered."""
 
 
 OBSERVERS: list[Observer] = []
 
 
 class _Current:
-    """The registry that specs are resolved in, remembered with the environment it was made for."""
+    """The current registry for resolving specs, with the environment for which it was made."""
 
     registry: Registry | None = None
     surroundings: tuple[str | None, ...] = ()
@@ -65,28 +64,28 @@ def _surroundings() -> tuple[str | None, ...]:
 
 
 def current_registry() -> Registry:
-    """The process's registry: that of the last `build_manager`, else one made by discovery alone."""
+    """Return the process's registry: from the last `build_manager`, else from discovery alone."""
     if _Current.registry is None or _Current.surroundings != _surroundings():
         _Current.registry, _Current.surroundings = discovered(), _surroundings()
     return _Current.registry
 
 
 def forget_registry() -> None:
-    """Discover anew on next use, e.g. after installing a plugin into the running process."""
+    """Make the next use discover plugins again, e.g. after installing a plugin into the running process."""
     _Current.registry = None
 
 
 def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> pluggy.PluginManager:
-    """A manager with every allowed hook module loaded and every component known.
+    """Return a manager with every allowed hook module loaded and every component registered.
 
     Args:
         args: The run's settings; `args.plugin_dir` directories are added to the search, unless `args.no_plugins`.
         extra: Further hook implementations of the caller (trackers, tests), registered first.
 
     Raises:
-        ConfigError: A plugin directory does not exist or holds nothing that can be used.
-        PluginConflictError: Two distributions name a hook module alike.
-        PluginLoadError: A hook module cannot be imported or has a hook slime does not know.
+        ConfigError: A plugin directory does not exist or has no usable plugin.
+        PluginConflictError: Two distributions use the same name for a hook module.
+        PluginLoadError: A hook module cannot be imported or has a hook that slime does not know.
     """
     search_as(args)
     for warning in check_plugin_directories():
@@ -113,7 +112,7 @@ def _print_call(name: str, implementations: Any, arguments: Any) -> None:
 
 
 def check_allow_list(registry: Registry) -> None:
-    """Raise PluginError when SLIME_PLUGINS names nothing that is there."""
+    """Raise PluginError if SLIME_PLUGINS names no installed plugin."""
     if unknown := registry.not_found():
         known = ", ".join(sorted({ref.distribution for ref in [*registry, *registry.left_out] if ref.distribution}))
         raise PluginError(
@@ -123,7 +122,7 @@ def check_allow_list(registry: Registry) -> None:
 
 
 def hook_plugins(manager: pluggy.PluginManager) -> list[Resolved]:
-    """The hook modules that `build_manager` loaded, with their source files."""
+    """Return the hook modules that `build_manager` loaded, with their source files."""
     loaded = {name: plugin for name, plugin in manager.list_name_plugin() if plugin is not None}
     found = []
     for ref in current_registry():
@@ -141,12 +140,12 @@ def _source_of(plugin: Any) -> Path | None:
 def _register_components(manager: pluggy.PluginManager, registry: Registry) -> None:
     for source in sources():
         manager.register(source)
-    # Historic: hook modules registered afterwards are called with the same registry.
+    # Historic: pluggy also calls hook modules that are registered later, with the same registry.
     manager.hook.slime_register_components.call_historic(kwargs={"registry": registry})
 
 
 def _hook_modules(registry: Registry) -> list[ComponentRef]:
-    """Every hook module that is allowed. Raises PluginConflictError when two have one name."""
+    """Return every allowed hook module. Raises PluginConflictError if two have the same name."""
     offers = [ref for ref in registry if ref.kind == HOOK_GROUP]
     seen: dict[str, ComponentRef] = {}
     for ref in offers:
@@ -161,7 +160,10 @@ def _hook_modules(registry: Registry) -> list[ComponentRef]:
 
 
 def load_hook_module(ref: ComponentRef) -> Resolved:
-    """One hook module, registered with a manager of its own; with its source file. Raises what `build_manager` does."""
+    """Load a hook module into a manager of its own and return it with its source file.
+
+    Raises what `build_manager` raises.
+    """
     manager = bare_manager()
     manager.hook.slime_register_components.call_historic(kwargs={"registry": Registry()})
     plugin = _register_hook_module(manager, ref)
@@ -187,7 +189,7 @@ def _register_hook_module(manager: pluggy.PluginManager, ref: ComponentRef) -> A
 
 
 def _meant_hook(reason: str) -> str:
-    """The hook that an unknown one is spelled like."""
+    """Return the known hook whose name is closest to an unknown hook's name."""
     import re
 
     unknown = re.search(r"unknown hook '(\w+)'", reason)

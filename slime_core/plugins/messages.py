@@ -1,7 +1,7 @@
-"""What travels between the run and other processes of it: settings, samples, what a reward changed in them.
+"""Messages between a run and its other processes: settings, samples, and the changes that a reward made to samples.
 
-Those of rewards (`workers.process`, `workers.main`), of environments, of the checks before a run. Everything is pickled
-plain data; objects of user code do not travel. A sample comes back as the attributes that changed, not whole.
+These processes run rewards (`workers.process`, `workers.main`), environments and the checks before a run. Messages are
+pickled plain data without objects of user code. A worker returns only the changed attributes of a sample.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from slime_core.provenance import Source, Span
 from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 
 DEFAULTS = "_defaults"
-"""Attribute of the run's settings: a callable that answers for what was not given (`config.schema.Defaults`)."""
+"""Attribute of the run's settings: a callable with fallbacks for unset attributes (`config.schema.Defaults`)."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
 class WorkerArgs(SimpleNamespace):
-    """The run's settings as a worker has them; values that are no plain data are unpickled when they are read."""
+    """The run's settings in a worker; a value that is not plain data is unpickled when it is read."""
 
     def __getattr__(self, name: str) -> Any:
         packed = self.__dict__.get("_packed", {})
@@ -43,14 +43,14 @@ class WorkerArgs(SimpleNamespace):
 
 
 def pack_args(args: Args) -> bytes:
-    """Settings, extra attributes included, for `unpack_args`."""
+    """Pack settings, extra attributes included, for `unpack_args`."""
     values = {**vars(args), **(getattr(args, "__pydantic_extra__", None) or {})}
     plain = {name: value for name, value in values.items() if _is_plain(value)}
     packed: dict[str, bytes | None] = {}
     for name in values.keys() - plain.keys():
         try:
             packed[name] = pickle.dumps(values[name])
-        except Exception:  # whatever a user's object raises: read there, it says that it did not come along
+        except Exception:  # a user's object may raise anything; reading the attribute in the worker raises instead
             packed[name] = None
     defaults = getattr(args, DEFAULTS, None)
     if defaults is not None:
@@ -59,13 +59,13 @@ def pack_args(args: Args) -> bytes:
 
 
 def unpack_args(data: bytes) -> Args:
-    """Inverse of `pack_args`: a `WorkerArgs`, which has all attributes of the settings."""
+    """Unpack the result of `pack_args` into a `WorkerArgs`, which has all attributes of the settings."""
     plain, packed = pickle.loads(data)
     return cast("Args", WorkerArgs(**plain, _packed=packed))
 
 
 def args_changes(before: bytes, now: bytes) -> bytes:
-    """What `update_args` needs to make the settings packed as `before` those packed as `now`."""
+    """Return the difference between two packed settings, for `update_args` to turn `before` into `now`."""
     parts = [
         {name: value for name, value in new.items() if name not in old or not _same(old[name], value)}
         for old, new in zip(pickle.loads(before), pickle.loads(now))
@@ -74,7 +74,7 @@ def args_changes(before: bytes, now: bytes) -> bytes:
 
 
 def update_args(args: WorkerArgs, changed: bytes) -> None:
-    """Set what changed; in place, since components built in the worker may have kept `args`."""
+    """Apply the changes to `args` in place, since components built in the worker may hold a reference to it."""
     plain, packed = pickle.loads(changed)
     for name in plain.keys() | packed.keys():
         vars(args).pop(name, None)
@@ -101,7 +101,7 @@ _values = attrgetter(*_EMPTY)
 
 
 def sample_state(sample: Sample) -> dict[str, Any]:
-    """The attributes that an empty sample has otherwise, as `restore` takes them; a shallow `to_dict`."""
+    """Return the attributes that differ from an empty sample's, for `restore`; a shallow `to_dict`."""
     state = {n: v for (n, empty), v in zip(_EMPTY.items(), _values(sample)) if v is not empty} | vars(sample)
     state["status"] = sample.status.value
     state["spec_info"], state["prefix_cache_info"] = vars(sample.spec_info), vars(sample.prefix_cache_info)
@@ -111,19 +111,19 @@ def sample_state(sample: Sample) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> Sample:
-    """Inverse of `sample_state`."""
+    """Rebuild a sample from the result of `sample_state`."""
     apply(sample := Sample(), state)
     return sample
 
 
 def changes(before: dict[str, Any], sample: Sample) -> dict[str, Any]:
-    """Attributes that differ from `before`, another unpickling of what the sample was made from."""
+    """Return the attributes that differ from `before`, a second unpickled copy of the sample's original state."""
     before, now = {**_EMPTY, **before}, {**_EMPTY, **sample_state(sample)}
     return {name: value for name, value in now.items() if name not in before or not _same(before[name], value)}
 
 
 def apply(sample: Sample, changed: dict[str, Any]) -> None:
-    """Set the attributes a worker found changed."""
+    """Set the attributes that changed in a worker."""
     for name, value in changed.items():
         setattr(sample, name, _READERS[name](value) if name in _READERS else value)
 
@@ -137,7 +137,10 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Certainly equal; containers are compared as they travel, for `==` takes 1 for True and knows no arrays."""
+    """Return whether two values are certainly equal.
+
+    Containers are compared in pickled form, since `==` treats 1 as True and does not work for arrays.
+    """
     if type(a) is not type(b):
         return False
     return bool(a == b) if isinstance(a, _SCALARS) else pickle.dumps(a) == pickle.dumps(b)

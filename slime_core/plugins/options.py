@@ -1,6 +1,6 @@
 """Options of plugins: `plugins: {NAME: {OPTION: VALUE}}` in a file, or `--set plugins.NAME.OPTION=VALUE`.
 
-A component or hook module declares what it takes as a pydantic model called `Options`, and reads it typed::
+A component or hook module declares its options as a pydantic model called `Options`, and reads them typed::
 
     from slime_core import PluginOptions, options
 
@@ -11,10 +11,10 @@ A component or hook module declares what it takes as a pydantic model called `Op
     def reward(args, sample):
         distance = options(args, "near", Options).tolerance
 
-`Options` is an attribute of the object (of a class, or set on a function), else of the module that defines it; all
-kinds alike. `check_plugin_options` validates before anything starts; `slime plugins show` prints what there is. A name
-may stand for components of several kinds (`embedded` is an engine and a trainer), which then share one mapping, each
-taking the keys it declares.
+`Options` is an attribute of the object (of a class, or set on a function), else of the module that defines it, for all
+kinds. `check_plugin_options` validates options before anything starts; `slime plugins show` prints them. A name may
+stand for components of several kinds (`embedded` is an engine and a trainer). They then share one mapping, and each
+reads the keys that it declares.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slime_core.protocols import Args
 logger = logging.getLogger(__name__)
 
 _SETTINGS = ("max_turns",)
-"""Options that are settings of the run, too; a plugin's own wins."""
+"""Options that are also settings of the run; the plugin's own value wins."""
 _PER_SAMPLE = ("rewards", "generators")
 """Kinds that a row of a data set, or a component that combines others, may name."""
 
@@ -52,15 +52,15 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def options(args: Args | None, name: str, model: type[Model]) -> Model:
-    """The options that the user gave to plugin `name`, as its model with defaults filled in.
+    """Return the user's options for plugin `name`, as its model with defaults filled in.
 
     Args:
         args: The run's settings; without `plugins` (a test's namespace, None) every option has its default.
-        name: The component's registered name; a file's stem for one chosen by its path.
+        name: The component's registered name; for a component chosen by path, the file's stem.
         model: The component's `Options`.
 
     Raises:
-        ConfigError: An option is missing or has a wrong value; a run has found that before it started.
+        ConfigError: An option is missing or has a wrong value; a run checks this before it starts.
     """
     given = args.plugins.get(name, {}) if args else {}
     settings = {key: getattr(args, key, None) for key in _SETTINGS}
@@ -72,17 +72,17 @@ def options(args: Args | None, name: str, model: type[Model]) -> Model:
 
 
 class Option(NamedTuple):
-    """One option as tables show it."""
+    """An option as it is shown in tables."""
 
     name: str
     type: str
     default: str
-    """Empty when the option must be given."""
+    """Default value as text; empty if the option is required."""
     help: str
 
 
 def options_model(obj: Any) -> type[BaseModel] | None:
-    """The model that an object declares; None when it takes no options, or unchecked ones."""
+    """Return the model that an object declares; None if it has no options, or unchecked options."""
     holders = [obj]
     if not isinstance(obj, ModuleType):
         holders.append(sys.modules.get(getattr(obj, "__module__", None) or type(obj).__module__))
@@ -94,7 +94,7 @@ def options_model(obj: Any) -> type[BaseModel] | None:
 
 
 def option_rows(model: type[BaseModel]) -> list[Option]:
-    """Name, type, default and documentation of every option."""
+    """Return name, type, default and documentation of every option."""
     rows = []
     for name, field in model.model_fields.items():
         default = "" if field.is_required() else repr(field.get_default(call_default_factory=True, validated_data={}))
@@ -105,7 +105,7 @@ def option_rows(model: type[BaseModel]) -> list[Option]:
 
 
 def option_name(ref: ComponentRef) -> str:
-    """The key of a component in `plugins`: its name, a file's stem, or the last part of a module's path."""
+    """Return the key of a component in `plugins`: its name, a file's stem, or the last part of a module's path."""
     if ref.distribution or ref.registered is not None:
         return ref.name
     place = ref.target.rpartition(":")[0] if ":" in ref.target else ref.target
@@ -117,7 +117,7 @@ def option_name(ref: ComponentRef) -> str:
 def check_plugin_options(
     args: Args, registry: Registry, origin: str = "", used: Iterable[Resolved] | None = None
 ) -> None:
-    """Validate every option before anything starts, and say which have no effect.
+    """Validate every option before anything starts, and report options without effect.
 
     Args:
         args: The run's settings; `args.plugins` is {plugin name: {option: value}}.
@@ -179,7 +179,7 @@ def _unused(name: str, registry: Registry) -> str:
 
 
 def _fields(model: type[BaseModel]) -> dict[str, str]:
-    """Key that may be given -> attribute."""
+    """Return accepted key -> attribute."""
     return {key: name for name, field in model.model_fields.items() for key in (name, field.alias) if key}
 
 
@@ -210,7 +210,7 @@ def _unknown(
 
 
 def _words(name: str, place: str, error: ErrorDetails) -> str:
-    """One complaint of pydantic's in slime's words."""
+    """Return one pydantic error as a slime message."""
     path = ".".join(["plugins", name, *map(str, error["loc"])])
     if error["type"] == "missing":
         return f"{path}{place}: must be given; type --set {path}=VALUE"

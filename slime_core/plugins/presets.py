@@ -1,8 +1,8 @@
-"""`load_settings` with the settings that a chosen estimator brings: `AdvantageEstimator.defaults`.
+"""Load settings, including the defaults of the chosen estimator (`AdvantageEstimator.defaults`).
 
-The commands start here. Configuration knows no plugins, so it is handed a function that does. The estimator that a run
-gets without asking has no preset, its defaults being the schema's; so only a run that names another one loads that
-plugin (and torch) before its settings are known.
+Commands load their settings with this module. The configuration package does not use plugins, so it is passed a
+function that does. The default estimator has no preset, because its defaults are the schema's; so only a run that names
+another estimator loads its plugin (and torch) before the settings are known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slime_core.config.load import load_settings as load_without_preset
 from slime_core.errors import PluginError
 
 _COMMANDS = ("train", "rollout", "show")
-"""Those whose result depends on the estimator."""
+"""Commands whose settings depend on the estimator."""
 
 
 def load_settings(
@@ -26,7 +26,7 @@ def load_settings(
     files: bool = True,
     arguments: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """As `slime_core.config.load_settings`, with the estimator's defaults beneath what the user gave.
+    """Load settings as `slime_core.config.load_settings`; the estimator's defaults rank below the user's values.
 
     Raises:
         ConfigError: A setting is unknown, malformed, unsupported or contradicts another.
@@ -37,7 +37,7 @@ def load_settings(
 
 
 def estimator_preset(args: Args, origins: Mapping[str, Origin]) -> tuple[Mapping[str, Any], str]:
-    """What `--advantage-estimator` brings, and how messages call it; nothing when the user chose none."""
+    """Return the defaults of the chosen estimator and their label for messages; both empty for the default one."""
     spec = args.advantage_estimator
     if spec == Args.model_fields["advantage_estimator"].default:
         return {}, ""

@@ -1,8 +1,7 @@
 """Kind and name -> `ComponentRef`, a component that is known but not imported.
 
-The registry is filled by the hook `slime_register_components`; discovery, tests and notebooks are all implementations
-of it. Two distributions that offer one name are both kept, and it is an error only when that name is selected, so a
-clash nobody uses stops nobody.
+The hook `slime_register_components` fills the registry; discovery, tests and notebooks implement this hook. If two
+distributions offer the same name, both are kept. Only selecting that name is an error, so an unused clash does no harm.
 """
 
 from __future__ import annotations
@@ -19,16 +18,17 @@ from slime_core.errors import PluginConflictError, PluginNotFoundError, did_you_
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")
-"""What a component may be called: no '.', ':' or '/', which keeps the grammar of specs unambiguous."""
+"""Pattern of component names: without '.', ':' and '/', which keeps the grammar of specs unambiguous."""
 
 RANK_EXPLICIT, RANK_INSTALLED, RANK_CHECKOUT = 0, 1, 2
-"""Which copy of one distribution is used: `--plugin-dir`, then installed, then the checkout slime runs from."""
+"""Order in which a copy of a distribution is chosen: `--plugin-dir`, installed, the checkout that slime runs from."""
 
 
 def source_hash(file: Path, distribution: str = "") -> str:
-    """SHA-256 of a component's source: of its module, and for a plugin's package of all its modules.
+    """Return the SHA-256 of a component's source: of its module, or of all modules of a plugin's package.
 
-    A user's file has neighbours that have nothing to do with it, and the core one version, so there it is the file.
+    For a user's file and for the core, only the file is hashed: other files next to a user's file are unrelated, and
+    the core has one version.
     """
     import hashlib  # not loaded to list names
 
@@ -44,12 +44,12 @@ def source_hash(file: Path, distribution: str = "") -> str:
 
 @dataclass(frozen=True)
 class ComponentRef:
-    """Where a component comes from. Everything but `source_file` is known without importing it."""
+    """The origin of a component. All fields except `source_file` are known without an import."""
 
     kind: str
-    """Plural."""
+    """Plural name of the kind."""
     name: str
-    """The registered name, or the spec it was reached by."""
+    """The registered name, or the spec that the component was resolved from."""
     target: str
     """`module:attr`, or the absolute `file.py:attr`."""
     distribution: str = ""
@@ -63,12 +63,12 @@ class ComponentRef:
     source_file: Path | None = None
     """The loaded module's file."""
     registered: Any = field(default=None, compare=False, repr=False)
-    """The object itself, when it was registered by code instead of by metadata."""
+    """The object itself, if it was registered by code and not by metadata."""
     prefix: str = ""
-    """The prefixes of its kind it was asked for with, which wrap it: `boxed_`."""
+    """Prefixes in the requested name that wrap the component, such as `boxed_`."""
 
     def provenance(self) -> dict[str, Any]:
-        """Name, target, distribution, version and source hash (once loaded), for run directory and checkpoint."""
+        """Return name, target, distribution, version and source hash (once loaded), for the run and checkpoints."""
         file = self.source_file
         return {
             "kind": self.kind,
@@ -82,24 +82,24 @@ class ComponentRef:
 
     @property
     def origin(self) -> str:
-        """Distribution and version, or the folder or file, for tables and messages."""
+        """Return distribution and version, or the folder or file, for tables and messages."""
         if self.distribution:
             return f"{self.distribution} {self.version}".strip()
         return str(self.folder or self.source_file or "import path")
 
     @property
     def install_hint(self) -> str:
-        """How to get its distribution again, with its requirements."""
+        """Return the command that reinstalls the distribution with its requirements."""
         if self.folder:
             return f"pip install -e {self.folder}"
         if is_own(self.distribution):
             return f"pip install --upgrade {self.distribution}"
-        # The name may be anybody's on the package index; whoever installed it knows where this one comes from.
+        # On the package index, the name may belong to another project; only the user knows the source of this one.
         return f"install {self.distribution} again, from where it came"
 
     @property
     def label(self) -> str:
-        """`reward 'math' (slime-reward-math 0.1.0)`, the way messages name a component."""
+        """Return the name of the component in messages: `reward 'math' (slime-reward-math 0.1.0)`."""
         singular = "hook plugin" if self.kind == HOOK_GROUP else kind_of(self.kind).singular.replace("_", " ")
         name = self.prefix + self.name
         return f"{singular} {name!r} ({self.origin})" if self.distribution else f"{singular} {name!r}"
@@ -112,16 +112,16 @@ class Resolved:
     obj: Any
     """The function, class or instance; a hook plugin's module or object."""
     ref: ComponentRef
-    """Where it came from; `source_file` is set."""
+    """Origin of the component; `source_file` is set."""
     kind: str = ""
-    """As `resolve` was asked for it: the name of a kind, or of a flag that takes a function."""
+    """Argument of `resolve`: the name of a kind, or of a flag that takes a function."""
     spec: str = ""
     origin: str = ""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something discovery could not use; reported by `slime plugins list --check`, fatal to nobody."""
+    """An entry that discovery could not use. `slime plugins list --check` reports it; it stops no command."""
 
     where: str
     message: str
@@ -135,14 +135,14 @@ class Registry:
         self.allow = allow
         self.problems: list[Problem] = []
         self.left_out: list[ComponentRef] = []
-        """Found and not allowed: as if not installed, but for the message when one is asked for."""
+        """Components found but not allowed: treated as not installed, except for the message when one is selected."""
         self.shadowed: list[tuple[ComponentRef, ComponentRef]] = []
-        """Of two copies of one distribution's component, (the one in use, the other)."""
+        """Pairs (copy in use, other copy) of components of which a distribution has two copies."""
 
     def add(self, ref: ComponentRef) -> None:
-        """Add a component; of two copies of one distribution, or of one target, the better-ranked one stays.
+        """Add a component; of two copies from the same distribution or with the same target, keep the better-ranked.
 
-        A folder of the checkout and the bundle that was built from it offer the same targets.
+        A folder of the checkout and the bundle built from the folder offer the same targets.
         """
         if not self.allow.allows(ref.name, ref.distribution):
             self.left_out.append(ref)
@@ -165,8 +165,8 @@ class Registry:
         """Register an object by code, from a hook module, a test or a notebook.
 
         Raises:
-            PluginConflictError: Another object is registered under that name by the same distribution.
-            PluginNotFoundError: There is no such kind.
+            PluginConflictError: The same distribution registered another object under that name.
+            PluginNotFoundError: The kind does not exist.
             ValueError: The name is not allowed.
         """
         plural = kind_of(kind).registered
@@ -181,36 +181,36 @@ class Registry:
         self.add(ComponentRef(plural, name, f"{module}:{attr}", distribution=distribution, registered=obj))
 
     def not_found(self) -> list[str]:
-        """Words of SLIME_PLUGINS that mean nothing that is there."""
+        """Return the words of SLIME_PLUGINS that match no known component or distribution."""
         return self.allow.unknown((ref.name, ref.distribution) for ref in [*self, *self.left_out])
 
     def offers(self, kind: str, name: str) -> list[ComponentRef]:
-        """Every distribution's component of that name, sorted by distribution; more than one is a conflict."""
+        """Return every distribution's component of that name, sorted by distribution; several are a conflict."""
         found = self._refs.get((kind, name), {})
         return [found[key] for key in sorted(found)]
 
     def names(self, kind: str) -> list[str]:
-        """Sorted names of a kind."""
+        """Return the sorted names of a kind."""
         return sorted(name for k, name in self._refs if k == kind)
 
     def __iter__(self) -> Iterator[ComponentRef]:
-        """All refs, conflicting ones included, by kind and name; hook modules last."""
+        """Yield all refs, conflicting ones included, by kind and name; hook modules last."""
         order = [*KINDS, HOOK_GROUP]
         for kind, name in sorted(self._refs, key=lambda key: (order.index(key[0]), key[1])):
             yield from self.offers(kind, name)
 
     def conflicts(self, kinds: Iterable[str]) -> list[PluginConflictError]:
-        """One error per name of these kinds that two distributions offer."""
+        """Return an error for each name of these kinds that several distributions offer."""
         wanted = set(kinds)
         clashing = sorted(key for key, offers in self._refs.items() if key[0] in wanted and len(offers) > 1)
         return [_conflict(kind, name, self.offers(kind, name)) for kind, name in clashing]
 
     def get(self, kind: str, name: str, *, distribution: str = "") -> ComponentRef:
-        """The component of that name, of one distribution when given.
+        """Return the component of that name, from `distribution` if it is given.
 
         Raises:
-            PluginNotFoundError: Nobody offers it; the message suggests and lists names.
-            PluginConflictError: Two distributions offer it and `distribution` does not say which.
+            PluginNotFoundError: No distribution offers the name; the message suggests and lists names.
+            PluginConflictError: Two distributions offer the name and `distribution` does not choose between them.
         """
         offers = self.offers(kind, name)
         if distribution:
@@ -222,7 +222,7 @@ class Registry:
         return offers[0]
 
     def _left_out(self, kind: str, name: str) -> str:
-        """The message for a component that is installed and not allowed; empty when there is none of that name."""
+        """Return the message for an installed component that is not allowed; empty if there is no such component."""
         ref = next((ref for ref in self.left_out if (ref.kind, ref.name) == (kind, name)), None)
         if ref is None:
             return ""

@@ -1,7 +1,7 @@
-"""Can an object be called the way its kind is called? Checked when a command starts, before any process.
+"""Check that an object can be called as its kind is called; done when a command starts, before any process.
 
 The check binds the kind's arguments to the object's signature; it never calls the object. A second parameter named
-`samples` makes a reward a batch reward, whatever its annotation says.
+`samples` makes a reward a batch reward, whatever its annotation is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check_signature(kind: Kind, obj: Any, subject: str) -> None:
-    """Raise PluginSignatureError, showing what was expected and what was found, when `obj` does not fit `kind`."""
+    """Raise PluginSignatureError with the expected and the found signature if `obj` does not fit `kind`."""
     if kind.instance:
         if not isinstance(obj, getattr(protocols, kind.instance)):
             raise PluginSignatureError(f"{subject}: expected a slime_core.{kind.instance}; found {_describe(obj)}")
@@ -41,7 +41,7 @@ def check_signature(kind: Kind, obj: Any, subject: str) -> None:
 
 
 def fits(kind: Kind, obj: Any) -> bool:
-    """Whether `check_signature` finds nothing."""
+    """Return whether `check_signature` would pass."""
     try:
         check_signature(kind, obj, "")
     except PluginSignatureError:
@@ -72,7 +72,7 @@ def _is_of_the_right_kind(function: Callable[..., Any], call: Call) -> bool:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature, or None for a built-in that has none to read."""
+    """Return the signature, or None for a built-in without a readable signature."""
     try:
         return inspect.signature(function)
     except ValueError:
@@ -80,12 +80,12 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def positional_names(signature: inspect.Signature) -> list[str]:
-    """Names of the parameters that can be passed by position."""
+    """Return the names of the parameters that can be passed by position."""
     return [p.name for p in signature.parameters.values() if p.kind in _POSITIONAL]
 
 
 def declared(function: Callable[..., Any], names: Iterable[str]) -> frozenset[str]:
-    """Which of `names` the function declares as parameters; `**kwargs` declares none."""
+    """Return the `names` that the function declares as parameters; `**kwargs` declares none."""
     signature = signature_of(function)
     parameters = signature.parameters if signature else {}
     return frozenset(
@@ -97,7 +97,7 @@ def declared(function: Callable[..., Any], names: Iterable[str]) -> frozenset[st
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """True for `async def`, an object whose `__call__` is one, or an annotation that promises an awaitable."""
+    """Return True for `async def`, an object whose `__call__` is async, or an annotation of an awaitable result."""
     for candidate in (function, inspect.unwrap(function), getattr(function, "__call__", None)):  # noqa: B004
         if candidate is not None and inspect.iscoroutinefunction(candidate):
             return True
@@ -107,32 +107,33 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def takes_list(function: Callable[..., Any]) -> bool:
-    """True for a function of a list of samples: it has a parameter named `samples`."""
+    """Return True for a function of a list of samples, which has a parameter named `samples`."""
     signature = signature_of(function)
     return signature is not None and "samples" in positional_names(signature)
 
 
 _SETTINGS = ("arguments", "settings", "config", "cfg", "namespace", "opts", "")
-"""What a constructor calls the run's settings, underscores aside; any name that ends in "args" is one too."""
+"""Parameter names for the run's settings, without underscores; any name that ends in "args" counts, too."""
 _NOTHING = object()
 
 
 def construct(cls: type, args: Args | None, *, name: str = "", **offered: Any) -> Any:
-    """An object of a class whose constructor asks by parameter name for what it needs.
+    """Construct a class; its constructor's parameter names choose the values that are passed.
 
-    A parameter called `args` (or `config`, `settings`, ...) is the run's settings; one of `offered` is that object; any
-    other is looked up in `plugins.NAME`, then among the settings, where the keys of --custom-config-path are.
+    A parameter called `args` (or `config`, `settings`, ...) gets the run's settings; a name in `offered` gets that
+    object. Any other name is looked up in `plugins.NAME`, then among the settings, which include the keys of
+    --custom-config-path.
 
     Args:
         cls: The class.
-        args: The run's settings; None for kinds that are built without.
-        name: The component's key in `plugins`; a file's stem.
+        args: The run's settings; None for kinds that are built without settings.
+        name: The component's key in `plugins`; the stem of a file.
         offered: Further objects, by parameter name.
 
     Raises:
         ConfigError: A parameter without default was not given.
         PluginLoadError: The constructor raised; the message has its file and line.
-        SlimeError: What the constructor raised on purpose.
+        SlimeError: The constructor raised it on purpose.
     """
     positional, keywords = constructor_values(cls, args, name=name, **offered)
     try:
@@ -147,7 +148,10 @@ def construct(cls: type, args: Args | None, *, name: str = "", **offered: Any) -
 def constructor_values(
     cls: type, args: Args | None, *, name: str = "", **offered: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `construct` calls the class with. Raises ConfigError as it does; nothing is built."""
+    """Return the arguments with which `construct` would call the class, without calling it.
+
+    Raises ConfigError as `construct` does.
+    """
     signature = signature_of(cls)
     if signature is None:
         return (args,), {}
@@ -167,7 +171,7 @@ def constructor_values(
 
 
 def asks_by_name(cls: type) -> bool:
-    """Whether the constructor takes more than the run's settings, or nothing."""
+    """Return True if the constructor has parameters besides the run's settings, or none at all."""
     signature = signature_of(cls)
     parameters = signature.parameters.values() if signature else ()
     return any(p.kind not in _VARIABLE and not _is_settings(p) and p.default is p.empty for p in parameters)
@@ -215,7 +219,7 @@ def _check_class(kind: Kind, obj: Any, subject: str) -> None:
 
 
 def unbound(cls: type, name: str) -> Callable[..., Any]:
-    """A method of a class, as it looks once bound to an instance."""
+    """Return a method of a class with the signature that it has when bound to an instance."""
     method: Callable[..., Any] = getattr(cls, name)
     if inspect.isfunction(method) and not isinstance(inspect.getattr_static(cls, name), staticmethod):
         signature = inspect.signature(method)

@@ -1,8 +1,8 @@
-"""Runs plain functions of plugins on threads that can be given up.
+"""Run plain functions of plugins on threads that can be abandoned.
 
-The standard library's pool waits for its threads when the process ends and when the event loop closes, so one
-function that never returns would hold up the exit for ever. Here threads are daemons, and a call whose deadline has
-passed gives its place to a new thread; the old one ends by itself if its function ever returns.
+The standard library's pool waits for its threads when the process ends and when the event loop closes, so a function
+that never returns would block the exit. Here threads are daemons, and a new thread replaces the thread of a call whose
+deadline has passed; the old thread ends if its function ever returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class AbandonableThreadPool(Executor):
-    """At most `max_workers` threads at work, started when needed and kept."""
+    """A pool of at most `max_workers` active threads, started when needed and kept."""
 
     def __init__(self, max_workers: int, name: str = "plugin") -> None:
         self.max_workers = max_workers
@@ -38,7 +38,7 @@ class AbandonableThreadPool(Executor):
         return future
 
     async def call(self, fn: Callable[[], T]) -> T:
-        """What `fn` returns on one of the threads, while the event loop turns; a cancelled call is given up."""
+        """Run `fn` on a thread without blocking the event loop, and return its result; abandon the call on cancel."""
         future = self.submit(fn)
         try:
             return await asyncio.wrap_future(future)
@@ -47,7 +47,7 @@ class AbandonableThreadPool(Executor):
             raise
 
     def abandon(self, future: Future[Any]) -> None:
-        """Nobody waits for this call any more: drop it when queued, replace its thread when it runs."""
+        """Abandon a call: drop it if it is queued, or replace its thread if it is running."""
         if future.cancel():
             return
         with self._lock:

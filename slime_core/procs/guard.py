@@ -1,10 +1,10 @@
-"""The guard: a program that runs one command and leaves nothing of it behind, however command, owner or guard end.
+"""The guard: a program that runs one command and leaves no process of it behind, however command, owner or guard end.
 
-`guarded.Guarded` starts it as `python guard.py OPTIONS -- COMMAND`, with the standard library only. What a reader would
-get wrong: it is two processes. The first watches the owner and runs the second, the second watches the first and runs
-the command; whichever is killed, the other cleans up. Both are subreapers (prctl(2)): a descendant whose parent dies
-becomes their child, so one that has changed its process group, its session or its parent is found all the same, and
-without children there are no descendants.
+`guarded.Guarded` starts it as `python guard.py OPTIONS -- COMMAND`; it uses the standard library only. The guard is two
+processes. The first watches the owner and runs the second. The second watches the first and runs the command. If either
+is killed, the other cleans up. Both are subreapers (prctl(2)): a descendant whose parent dies becomes their child. So
+the guard also finds a descendant that changed its process group, session or parent, and a guard without children has no
+descendants.
 
     owner --control--> guard --> guard --> command (own session; killed with its guard) --> its processes
 """
@@ -23,17 +23,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 STOP, KILL = b"s", b"k"
-"""What the owner writes: end the command as it likes to end, or at once."""
+"""Messages of the owner: end the command with SIGTERM first, or kill it at once."""
 _ORPHAN = b"o"
-"""The owner has gone: it is no more, or its end of the control socket is closed."""
+"""Sign that the owner has ended, or has closed its end of the control socket."""
 _SIGNALS = {STOP: signal.SIGUSR1, _ORPHAN: signal.SIGUSR2}
-"""From the first guard to the second. Others are for the owner and the command, which may get them all at once from a
-scheduler: how long the command may take to end is the owner's to say."""
+"""Signals from the first guard to the second. Other signals are for the owner and the command: a scheduler may send
+them to all processes at once, but the owner decides how long the command may take to end."""
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KILL_S = 30.0
-"""For the kernel to end what was killed; a process in an uninterruptible call may take long."""
+"""Seconds for the kernel to end killed processes; a process in an uninterruptible call may take long."""
 _OUTPUT_S = 1.0
-"""For the last output of a command to be forwarded to who may not read it."""
+"""Seconds to forward the last output of a command, since its reader may not read."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -41,29 +41,29 @@ class Times(NamedTuple):
     """Seconds between TERM and KILL."""
 
     stop: float
-    """When the owner asks for the end."""
+    """Seconds for the command when the owner asks it to end."""
     orphan: float
-    """When the owner has gone."""
+    """Seconds for the command when the owner has gone."""
     leftover: float
-    """For what a command that has ended leaves behind."""
+    """Seconds for the processes that an ended command leaves behind."""
 
 
 def main(argv: list[str], execute: Callable[[list[str]], object] | None = None) -> int:
-    """Run the command; returns its exit status, or 128 and the signal that ended it.
+    """Run the command. Returns its exit status, or 128 plus the signal that ended it.
 
     Options, each with a value:
-        --control: The socket to the owner, which is told the command's process id.
+        --control: The socket to the owner; the guard writes the command's process id to it.
         --parent: The owner's process id.
         --times: `Times`, comma-separated.
-        --only: Descriptors, comma-separated, that only the command is to hold.
-        --cap: Bytes of output, after which the rest is left off.
-        --hidden: Descriptor of what stands in no output; see `relay`.
+        --only: Descriptors, comma-separated, that only the command keeps open.
+        --cap: Maximum bytes of output; the rest is dropped.
+        --hidden: Descriptor of the secrets to mask in the output; see `relay`.
         --pid-as: Environment variable of the command that holds its process id.
-        --shared: Start of the names of files that the command's processes map, which are removed at their end.
+        --shared: Prefix of the files that the command's processes map; these files are removed when they end.
 
     Args:
         argv: Options, `--`, and the command.
-        execute: Becomes the command, in place of executing it.
+        execute: Function to call with the command instead of executing it.
     """
     cut = argv.index("--")
     options, command = dict(zip(argv[:cut:2], argv[1:cut:2])), argv[cut + 1 :]
@@ -90,7 +90,7 @@ def main(argv: list[str], execute: Callable[[list[str]], object] | None = None) 
                 run_command()
 
         def begun(child: int) -> None:
-            with contextlib.suppress(OSError):  # the owner has gone, which the first one sees
+            with contextlib.suppress(OSError):  # the owner has gone; the first guard sees this itself
                 os.write(control, b"%d\n" % child)
             _let_go([0, control, *only])
             if output is not None:
@@ -101,7 +101,7 @@ def main(argv: list[str], execute: Callable[[list[str]], object] | None = None) 
             output.end()
         os._exit(status)
 
-    # The first one asks the second to end and waits for it, so the second one's times must be the shorter.
+    # The first guard asks the second to end and waits for it, so the second guard's times must be shorter.
     longer = Times(times.stop + 2 * times.leftover, times.orphan + 2 * times.leftover, times.leftover)
     signs = _Signs(int(options["--parent"]), control)
     return _keep(signs, longer, run_second, lambda _: _let_go([0, *only]), shared, _SIGNALS)
@@ -111,15 +111,15 @@ def _keep(
     signs: _Signs, times: Times, run: Callable[[], None], begun: Callable[[int], None], shared: str,
     ends: dict[bytes, signal.Signals],
 ) -> int:  # fmt: skip
-    """Run a child until it ends or a sign says that it is to; then end every descendant. Returns its exit status.
+    """Run a child until it ends or a sign asks for its end; then end every descendant. Returns its exit status.
 
     Args:
-        signs: Tell that it is time to end.
-        times: Between TERM and KILL.
-        run: Called in the child.
-        begun: Called with the child's process id.
+        signs: Signs that ask for the end.
+        times: Seconds between TERM and KILL.
+        run: Function to call in the child.
+        begun: Function to call with the child's process id.
         shared: See `main`.
-        ends: The signal that asks the child to end.
+        ends: Mapping from a sign to the signal that asks the child to end.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
@@ -132,7 +132,7 @@ def _keep(
         _send(child, ends[sign])
         status = _reap_for(times.stop if sign == STOP else times.orphan, signs.wake, child)
     if sign and status is None:
-        # Not yet the others: among them is what removes semaphores and shared memory once their users have gone.
+        # Kill only the child now: its descendants include a process that removes semaphores and shared memory later.
         _send(child, signal.SIGKILL)
     if _has_children():
         for pid in descendants():
@@ -146,7 +146,7 @@ def _keep(
 
 
 class _Signs:
-    """What tells that it is time to end: the control socket, the owner's death, a signal of the first guard."""
+    """The signs that ask for the end: the control socket, the owner's death, a signal of the first guard."""
 
     def __init__(self, parent: int, control: int | None = None) -> None:
         self.wake, write = os.pipe()
@@ -170,7 +170,7 @@ class _Signs:
             self._pidfd, self._every_ms = -1, 500
 
     def wait(self) -> bytes:
-        """Until something happened: what is to be done, or nothing when it is only a child that ended."""
+        """Wait for an event. Returns STOP, KILL or _ORPHAN, or an empty sign, for example when a child has ended."""
         gone = os.getppid() != self._parent
         ready = set() if gone else {fd for fd, _ in self._poll.poll(self._every_ms)}
         if self.wake in ready:
@@ -187,19 +187,19 @@ class _Signs:
 
 
 class _Output:
-    """The command's output on its way through the guard, as much of it as may be."""
+    """A pipe for the command's output, which the guard forwards up to a limit."""
 
     def __init__(self, cap: int, hidden: int) -> None:
         self._cap, self._hidden = cap, hidden
         self._read, self._write = os.pipe()
 
     def take(self) -> None:
-        """In the command's process: write to here."""
+        """Redirect output to the pipe; called in the command's process."""
         for number in (1, 2):
             os.dup2(self._write, number)
 
     def forward(self) -> None:
-        """In the guard: begin. In a thread, since who reads the output may be slow."""
+        """Start to forward the output, in a thread because its reader may be slow; called in the guard."""
         import threading
 
         os.close(self._write)
@@ -207,18 +207,18 @@ class _Output:
         self._thread.start()
 
     def end(self) -> None:
-        """All of the command's processes have ended: give the rest some time."""
+        """Wait up to `_OUTPUT_S` seconds for the rest of the output; called when the command's processes have ended."""
         self._thread.join(_OUTPUT_S)
 
 
 def relay(source: int, cap: int, hidden: int) -> None:
-    """Write what comes to standard error until everybody who might write has ended.
+    """Copy output from a pipe to standard error until all its writers have ended.
 
     Args:
-        source: Descriptor.
-        cap: Bytes, after which the rest is left off.
-        hidden: Descriptor of `secrets.in_memory`: in place of each of these a mark is written. What may be the
-            beginning of one waits for what follows.
+        source: Descriptor to read from.
+        cap: Maximum bytes to write; the rest is dropped.
+        hidden: Descriptor of `secrets.in_memory`. Each secret is replaced by a mark. Output that may be the beginning
+            of a secret is held until more output arrives.
     """
     with open(hidden, "rb") as file:
         secrets = sorted(file.read().split(b"\0")[:-1], key=len, reverse=True)
@@ -231,7 +231,7 @@ def relay(source: int, cap: int, hidden: int) -> None:
         end = min(tails, default=len(data)) if more else len(data)
         end = next((found.start() for found in one.finditer(data) if found.start() < end < found.end()), end)
         masked, data = one.sub(b"<not kept>", data[:end]), data[end:]
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # standard error is closed
             os.write(2, masked[: max(cap, 0)])
             if 0 <= cap < len(masked):
                 os.write(2, b"\n[slime: the rest of this output is left off]\n")
@@ -239,7 +239,7 @@ def relay(source: int, cap: int, hidden: int) -> None:
 
 
 def _watch(signs: _Signs, child: int) -> tuple[bytes, int | None]:
-    """What is to be done to the child; or nothing, and the status with which it ended by itself."""
+    """Wait for a sign or for the child's end. Returns (sign, None), or an empty sign and the child's exit status."""
     while True:
         sign = signs.wait()
         status = _reap(child)
@@ -262,7 +262,7 @@ def _run_child(run: Callable[[], None]) -> None:
 
 
 def _let_go(descriptors: list[int]) -> None:
-    """What is the command's alone; whoever is at the other end shall see it close. Standard input is emptied."""
+    """Close descriptors that only the command keeps, so that peers see them close. Replace 0 by /dev/null."""
     for number in descriptors:
         with contextlib.suppress(OSError):
             os.close(number)
@@ -271,7 +271,7 @@ def _let_go(descriptors: list[int]) -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Collect whoever ended; the child's exit status once it has."""
+    """Reap all ended children. Returns the exit status of `child`, or None if it has not ended."""
     status = None
     while True:
         try:
@@ -286,7 +286,10 @@ def _reap(child: int) -> int | None:
 
 
 def _reap_for(seconds: float, wake: int, until: int | None, child: int | None = None) -> int | None:
-    """Wait for `until` to end, or with None for everybody."""
+    """Reap children until process `until` has ended, or all of them without `until`, for at most `seconds`.
+
+    Returns the exit status of `until` (without it, of `child`), or None if that process did not end here.
+    """
     end, status = time.monotonic() + seconds, None
     while _has_children():
         status = _or(status, _reap(until or child or 0))
@@ -324,7 +327,7 @@ def _has_children() -> bool:
 
 
 def descendants(root: int | None = None) -> list[int]:
-    """Processes below one (this one), parents first, without those that have ended; none where there is no /proc."""
+    """Return the running descendants of a process (by default this one), parents first; empty without /proc."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -339,7 +342,7 @@ def descendants(root: int | None = None) -> list[int]:
 
 
 def _mapped(shared: str) -> set[str]:
-    """Files that descendants have mapped; asked while they run, since a killed one tells nothing."""
+    """Return the files mapped by descendants; called while they run, since a killed process has no maps."""
     found = set()
     for pid in descendants():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
@@ -353,7 +356,7 @@ def _send(pid: int, number: int) -> None:
 
 
 def die_with(parent: int) -> bool:
-    """Have the kernel kill this process when its parent does end; False when it has ended already."""
+    """Have the kernel kill this process when its parent ends. Returns False if the parent has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
 

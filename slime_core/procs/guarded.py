@@ -1,7 +1,8 @@
-"""A command -> a process under a guard (`guard.py`), so that nothing of it is left behind.
+"""Run a command as a process under a guard (`guard.py`), so that no descendant of it is left behind.
 
-Every child of this package and of its plugins is started here; what user code starts is for `leftovers.py`. `alive` and
-`poll` speak of the guard, which lives until the last descendant has gone: when it has ended ports and memory are free.
+Every child of this package and of its plugins is started here; `leftovers.py` handles processes that user code starts.
+`alive` and `poll` report the state of the guard, which lives until the last descendant has ended. Once the guard has
+ended, ports and memory are free.
 """
 
 from __future__ import annotations
@@ -24,29 +25,31 @@ from slime_core.procs import guard, leftovers
 from slime_core.secrets import hidden, in_memory
 
 _START_S = 60.0
-"""Seconds for a guard to come up, on a machine that is busy."""
+"""Seconds for a guard to start, on a busy machine."""
 _MARGIN_S = 10.0
 
 
 def python() -> list[str]:
-    """This interpreter, which does not put the working directory on `sys.path` unless it was put on this process's."""
+    """Return the command of this interpreter; the working directory is on `sys.path` only if it is in this process."""
     return [sys.executable, *([] if sys.path[:1] in ([""], [os.getcwd()]) else ["-P"])]
 
 
 class Guarded:
-    """`start` runs a command, `stop` or `kill` end it; then it may be started again. Any thread may call its methods.
+    """A command under a guard: `start` runs it, `stop` or `kill` ends it, and `start` may run it again.
+
+    Any thread may call its methods.
 
     Args:
-        name: For messages, such as "SGLang server default/0".
-        stop_s: Seconds between TERM and KILL when it is stopped.
-        orphan_s: The same when this process has gone; None: as `stop_s`.
-        leftover_s: The same for what it leaves behind when it ends.
-        log: File for the output of every start, one after the other; None: each start says where it goes.
-        cap: Bytes of output after which the rest is left off, secrets masked; 0: all of it is kept as it is.
-        pid_as: Environment variable that holds its process id.
+        name: Name for messages, such as "SGLang server default/0".
+        stop_s: Seconds between TERM and KILL when the command is stopped.
+        orphan_s: The same if this process has ended; None: as `stop_s`.
+        leftover_s: The same for processes that the command leaves behind when it ends.
+        log: File for the output of all starts, appended; None: each start chooses its outputs.
+        cap: Bytes of output to keep, with secrets masked; 0: all output is kept unchanged.
+        pid_as: Environment variable that is set to the command's process id.
         program: Python's arguments for a guard that becomes the command itself (`execute` of `guard.main`).
-        shared: Start of the names of files in memory that its processes map, which are removed at their end.
-        error: What is raised.
+        shared: Prefix of the names of in-memory files that its processes map; the files are removed when they end.
+        error: Exception class to raise.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Guarded:
         self.name = name
         self.log = log
         self.starts = 0
-        """How often it was started."""
+        """Number of starts."""
         self.begin = 0
         """Byte of the log at which the output of the last start begins."""
         self._times = guard.Times(stop_s, stop_s if orphan_s is None else orphan_s, leftover_s)
@@ -83,23 +86,23 @@ class Guarded:
     # -- what it is ------------------------------------------------------------------------------------------
 
     def poll(self) -> int | None:
-        """Exit status, 128 and the number for a signal; None while anything of it runs, and before a start."""
+        """Return the exit status, 128 + number for a signal; None while any process runs, and before a start."""
         code = None if self._process is None else self._process.poll()
         return 128 - code if code is not None and code < 0 else code
 
     @property
     def alive(self) -> bool:
-        """Whether anything of it runs."""
+        """Return True while any process of the command runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """The guard's process id; None before the first start."""
+        """Return the guard's process id; None before the first start."""
         return None if self._process is None else self._process.pid
 
     @property
     def child(self) -> int:
-        """The command's process id; 0 when it has ended before it was told. Waits for the guard to say so."""
+        """Wait for the guard to report the command's process id and return it; 0 if the command ended before that."""
         with self._lock:
             if self._child is None and self._control is not None:
                 self._control.settimeout(_START_S)
@@ -109,12 +112,12 @@ class Guarded:
 
     @property
     def stdin(self) -> Any:
-        """The command's standard input, where it was asked to be a pipe."""
+        """Return the command's standard input, if it was requested as a pipe."""
         assert self._process is not None
         return self._process.stdin
 
     def ending(self) -> str:
-        """How it ended, such as "exited with status 1"; "is running" while it does."""
+        """Return a description of its end, such as "exited with status 1"; "is running" before the end."""
         code = self.poll()
         if code is None:
             return "is running" if self._process is not None else "was never started"
@@ -133,18 +136,18 @@ class Guarded:
         stderr: int | None = None,
         only: Sequence[int] = (),
     ) -> None:
-        """Run `argv`; a log has standard output and error.
+        """Run `argv`; standard output and error go to the log, if there is one.
 
         Args:
             argv: Program and arguments.
-            environment: The whole of it; None: this process's.
-            stdin: Descriptor, or as `subprocess` has it.
+            environment: The whole environment; None: this process's.
+            stdin: Descriptor, or a value that `subprocess` accepts.
             stdout: As `stdin`; None: this process's.
             stderr: As `stdout`.
-            only: Descriptors that it inherits besides. Close them here afterwards.
+            only: Additional descriptors that it inherits. The caller closes them afterwards.
 
         Raises:
-            SlimeError: It runs already, has been retired, or no process can be started.
+            SlimeError: The command already runs, has been retired, or no process can be started.
         """
         with self._lock:
             if self.alive or self._retired:
@@ -168,34 +171,34 @@ class Guarded:
                 os.kill(child, number)
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """`poll` once it has ended, or None after so many seconds."""
+        """Wait for the end and return `poll`; return None after the given seconds."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
         return self.poll()
 
     def ask_to_stop(self) -> None:
-        """Begin what `stop` does and return, so that several end at the same time."""
+        """Begin `stop` and return at once, so that several commands can end at the same time."""
         self._tell(guard.STOP)
 
     def ask_to_die(self) -> None:
-        """Begin what `kill` does and return."""
+        """Begin `kill` and return at once."""
         self._tell(guard.KILL)
 
     def stop(self) -> None:
-        """End it as it likes to end, by force after its time to do so; returns when nothing of it runs. Safe twice.
+        """End the command with TERM, then with KILL after `stop_s`; return when no process of it runs. Safe twice.
 
         Raises:
-            SlimeError: The kernel did not end it in time.
+            SlimeError: The kernel did not end the processes in time.
         """
         self._end(guard.STOP, self._times.stop)
 
     def kill(self) -> None:
-        """End it at once, frozen or not; returns when nothing of it runs. Raises SlimeError as `stop` does."""
+        """Kill it at once, even if frozen; return when no process of it runs. Raises SlimeError as `stop` does."""
         self._end(guard.KILL, 0.0)
 
     def retire(self) -> None:
-        """`stop`, and never start again, not even by a thread that was about to. Safe twice. Raises SlimeError."""
+        """Stop it and refuse all later starts, even from a waiting thread. Safe twice. Raises SlimeError."""
         with self._lock:
             self._retired = True
         self.stop()
@@ -220,7 +223,7 @@ class Guarded:
             if self._cap:
                 passed.append(known.fileno())
                 options += ["--cap", str(self._cap), "--hidden", str(known.fileno())]
-            # In a session of its own: an interrupt at the terminal is this process's to handle.
+            # In a separate session, so that only this process handles an interrupt from the terminal.
             self._process = popen(
                 [sys.executable, "-I", "-S", *self._program, *options, "--", *argv],
                 pass_fds=passed, start_new_session=True, env=own, **keywords,
@@ -251,11 +254,11 @@ class Guarded:
 
 
 popen = subprocess.Popen
-"""Starts guards."""
+"""Function that starts guards."""
 
 
 def signal_of(code: int) -> signal.Signals | None:
-    """Of an exit status as shells tell it."""
+    """Return the signal in an exit status as shells encode it (128 + number); None if there is no such signal."""
     try:
         return signal.Signals(code - 128)
     except ValueError:

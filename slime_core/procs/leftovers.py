@@ -1,13 +1,13 @@
-"""What user code starts beside the guards, ended when this process has ended, however it did.
+"""End the processes that user code started outside the guards, once this process has ended in any way.
 
-`watch` starts `main` as a program of its own, once: rewards and generate functions that run in this process may
-start others, which no guard knows. They are told by an environment variable, which guards take away from what they
-start, or by a pipe that they hold open: what was forked and executed nothing has it from this process. Their output is
-capped and without secrets: descriptors 1 and 2 become a pipe to that program, and Python's streams of this process keep
-where they led.
+Rewards and generate functions that run in this process may start processes that no guard knows. `watch` starts `main`
+once, as a separate program that ends them. It recognizes them by an environment variable, which guards remove from the
+processes they start, or by an open pipe: a fork without exec inherits the pipe from this process. Their output is
+capped and stripped of secrets: descriptors 1 and 2 become a pipe to the program, and Python's streams of this process
+keep their previous targets.
 
-    this process --pipe--> program: waits for the end of this process, ends what is marked
-         +--> what user code starts, marked; in whatever session and below whomever --output--> program --> stderr
+    this process --pipe--> program: waits for the end of this process, ends marked processes
+         +--> processes of user code, marked; in any session, with any parent --output--> program --> stderr
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from slime_core.procs.guard import relay
 
 MARK = "SLIME_STARTED_BY"
 OUTPUT = 16 << 20
-"""Bytes that they may print together, with native code of this process; and one worker, with what it starts."""
+"""Output limit in bytes: of all such processes and this process's native code together, and of a worker's tree."""
 _TERM_S, _KILL_S = 2.0, 30.0
-"""For them to end as they like to, and for the kernel to end what was killed."""
+"""Seconds that processes get to end after SIGTERM, and to disappear after SIGKILL."""
 _LAST_OUTPUT_S = 1.0
 _BOOT = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from {__name__} import main; main()"
 _owner = 0
 _apart: dict[int, io.FileIO] = {}
-"""Below Python's standard output and error, which keep where descriptors 1 and 2 led."""
+"""Raw streams below Python's standard output and error; they keep the previous targets of descriptors 1 and 2."""
 
 
 def watch() -> None:
-    """Have what this process starts from here on end with it, its output capped; safe to call again.
+    """End every process that this process starts from now on together with it, and cap the output; safe to call again.
 
-    Where somebody captures Python's streams (a notebook, pytest) or one is closed, all output stays where it goes.
+    If Python's streams are captured (a notebook, pytest) or a stream is closed, the output is not redirected.
     """
-    from slime_core.secrets import in_memory  # not where this module is the program
+    from slime_core.secrets import in_memory  # not at module level: the program cannot import it
 
     global _owner
     if _owner == os.getpid():
         return
     _owner = os.getpid()
     os.environ[MARK] = token = f"{_owner}-{secrets.token_hex(8)}"
-    read, _ = os.pipe()  # whose other end stays open as long as this process, and forks of it, live
+    read, _ = os.pipe()  # the write end stays open as long as this process and its forks live
     output, write = os.pipe()
     raw = {number: _below(stream, number) for number, stream in ((1, sys.stdout), (2, sys.stderr))}
     apart = {number: stream for number, stream in raw.items() if stream is not None and None not in raw.values()}
-    # What the program has open nobody sees close: its standard error only where it forwards to it.
+    # A reader of standard error would wait for the program to close it: pass it on only if the program forwards to it.
     silent = [] if apart else [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
     hidden = in_memory()
     pipes = [(os.POSIX_SPAWN_DUP2, a, b) for a, b in ((output, output), (hidden, hidden), (read, 0), (2, 1))]
@@ -70,32 +70,32 @@ def watch() -> None:
 
 
 def own(number: int) -> int | None:
-    """Where this process prints (1, 2), for a child that is capped elsewhere or by nothing; None: as it inherits."""
+    """Return the original descriptor 1 or 2, for a child without this cap; None: the child inherits the right one."""
     return _apart[number].fileno() if number in _apart else None
 
 
 def _below(stream: Any, number: int) -> io.FileIO | None:
-    """What is below one of Python's streams; None where it does not lead to the descriptor of this number."""
+    """Return the raw stream below one of Python's streams, or None if its descriptor is not `number`."""
     buffer = getattr(stream, "buffer", None)
-    raw = getattr(buffer, "raw", buffer)  # itself where Python does not buffer
+    raw = getattr(buffer, "raw", buffer)  # an unbuffered stream is its own raw stream
     return raw if isinstance(raw, io.FileIO) and raw.fileno() == number else None
 
 
 def _lead(stream: io.FileIO, descriptor: int) -> None:
-    """Have it write to another descriptor: handlers of logs hold the objects above it."""
+    """Redirect a stream to another descriptor in place, since log handlers hold the objects above it."""
     stream.__init__(descriptor, "wb", closefd=False)  # type: ignore[misc]
 
 
 def _print_as_others() -> None:
-    """In a fork of this process."""
+    """Print to descriptors 1 and 2 in a fork of this process."""
     for number, stream in _apart.items():
         _lead(stream, number)
 
 
 def main() -> None:
-    """Forward output, and wait for the owner's end; then end what is marked until nothing is left.
+    """Forward output and wait for the owner's end; then end marked processes until none is left.
 
-    Of the command line: the token, the owner's process id, the descriptors of output and of `secrets.in_memory`.
+    The command line has the token, the owner's process id, and the descriptors of the output and `secrets.in_memory`.
     """
     token, (owner, output, hidden) = sys.argv[1], map(int, sys.argv[2:])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

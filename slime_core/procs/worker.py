@@ -1,7 +1,7 @@
-"""A Python process that answers requests over a socket, and is killed with all that it started.
+"""A Python process that answers requests over a socket, and is killed with all processes that it started.
 
-`Worker` is this side, `serve` the other one, so that prints of user code disturb nothing. What a reader would get
-wrong: it is a fresh interpreter with this one's `sys.path`, and knows nothing else of this process.
+`Worker` is the side of the caller, `serve` the side of the process. The socket keeps prints of user code out of the
+answers. The process is a fresh interpreter: it gets `sys.path` of the caller, and no other state.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from slime_core.procs.guarded import Guarded, signal_of
 from slime_core.procs.leftovers import OUTPUT
 
 HEADER = struct.Struct("!Q")
-"""Before each message: its length."""
+"""Format of the length before each message."""
 _POLL = 0.5
 _CLOSED_S = 2.0
-"""For a process that has closed its socket to be gone."""
+"""Seconds that a process gets to end after it has closed its socket."""
 _BOOT = "import sys; sys.path[:] = {path!r}; from {module} import main; main({descriptor})"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Set to 1 where the user has not: several processes share the cores."""
+"""Variables set to 1 unless the user set them, because several processes share the cores."""
 
 
 class WorkerDied(Exception):
-    """The process ended during the call; the text says how."""
+    """Raised if the process ended during the call; the message says how."""
 
     killed = False
-    """A signal ended it."""
+    """True if a signal ended the process."""
 
 
 class Worker:
-    """One process; used by one thread at a time, but for `kill`.
+    """A worker process. One thread may use it at a time; any thread may call `kill`.
 
     Args:
-        name: For messages.
-        module: Its `main(descriptor)` calls `serve`.
+        name: Name of the process in messages.
+        module: Module to run in the process; its `main(descriptor)` calls `serve`.
     """
 
     def __init__(self, name: str, module: str) -> None:
@@ -62,17 +62,18 @@ class Worker:
             )
 
     def ask(self, request: tuple[Any, ...], timeout: float | None) -> Any:
-        """The answer to a request, both pickled. Raises as `ask_all` does."""
+        """Send a request and return the answer; both are pickled. Raises as `ask_all` does."""
         return next(self.ask_all([pickle.dumps(request)], timeout))
 
     def ask_all(self, requests: Sequence[bytes], timeout: float | None) -> Iterator[Any]:
-        """The answers to pickled requests that are sent at once, as they come; each has `timeout` from the one before.
+        """Send all pickled requests at once and yield the answers as they arrive.
 
-        All are to be taken. Requests but for the first are to fit into the socket's memory together.
+        The time of each answer is counted from the previous answer. The caller must take all answers. All requests
+        after the first must fit into the socket's buffer together.
 
         Raises:
-            TimeoutError: One did not come in time; the process is of no use any more.
-            WorkerDied: It has ended.
+            TimeoutError: An answer did not arrive in time; the process cannot be used any more.
+            WorkerDied: The process has ended.
         """
         with self._watched():
             self.sock.settimeout(timeout)
@@ -87,7 +88,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """What goes wrong inside makes the process useless: half an answer may be left in the socket."""
+        """Mark the process as unusable if an exception is raised: part of an answer may be left in the socket."""
         try:
             yield
         except OSError as error:
@@ -101,15 +102,15 @@ class Worker:
 
     @property
     def has_answer(self) -> bool:
-        """Something of the next answer is here."""
+        """True if part of the next answer has arrived."""
         return bool(self._received)
 
     def kill(self) -> None:
-        """Have it end with all it started; from any thread."""
+        """Ask the process to end with all processes that it started; any thread may call it."""
         self.process.ask_to_die()
 
     def end(self) -> None:
-        """Kill, wait, close. Raises SlimeError when the kernel does not let go of it."""
+        """Kill the process, wait for its end and close the socket. Raises SlimeError if the kernel does not end it."""
         self.process.kill()
         self.sock.close()
 
@@ -117,7 +118,7 @@ class Worker:
         while len(self._received) < size:
             rest = _POLL if until is None else min(_POLL, until - time.monotonic())
             if not select.select([self.sock], [], [], max(rest, 0.0))[0]:
-                if rest <= 0:  # only now: after a standstill of this process the answer may be there
+                if rest <= 0:  # checked after select: the answer may have arrived while this process stood still
                     raise TimeoutError
                 continue
             part = self.sock.recv(1 << 20)
@@ -129,7 +130,7 @@ class Worker:
         return data
 
     def _fate(self) -> WorkerDied:
-        """How the process ended; one that only closed its socket is killed."""
+        """Return an error that says how the process ended; kill a process that only closed its socket."""
         status = self.process.wait(_CLOSED_S)
         self.end()
         if status is None:
@@ -144,18 +145,18 @@ class Worker:
 
 
 def send(sock: socket.socket, message: bytes) -> None:
-    """One message."""
+    """Send a message with its length."""
     sock.sendall(HEADER.pack(len(message)) + message)
 
 
 def serve(descriptor: int, answer: Callable[[bytes], bytes]) -> None:
-    """In the process: answer messages until the other side is gone. Never returns."""
+    """Answer messages until the caller closes the socket; called in the process. Never returns."""
     os.set_inheritable(descriptor, False)
     sock = socket.socket(fileno=descriptor)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The kernel's first choice when memory runs out.
+    # Make the kernel kill this process first when memory runs out.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
     with contextlib.suppress(ConnectionError), sock.makefile("rb") as requests:

@@ -1,9 +1,9 @@
-"""What the stages call and what plugins implement; nothing here runs.
+"""Interfaces that the stages call and plugins implement; this package contains no implementation.
 
-Standard library only at run time (torch appears in annotations). User-facing functions take `args` first, with
-attribute access to every setting, as in THUDM/slime. Components never hold a reference to the loop; the loop
-builds them and calls them. Everybody imports from here what every run has: `functions`, `engine`, `algorithm`,
-`trainer`, `command`, and `traits`, what components say of themselves. Who implements one of the others imports its
+It needs only the standard library at run time (torch appears in annotations). User-facing functions take `args` first,
+with attribute access to every setting, as in THUDM/slime. Components never hold a reference to the loop; the loop
+builds them and calls them. This package exports the protocols that every run uses: `functions`, `engine`, `algorithm`,
+`trainer`, `command`, and `traits` (declarations of a component). An implementation of another protocol imports its
 module: `environment`, `launcher`, `weights`.
 """
 

@@ -1,4 +1,4 @@
-"""RL algorithms: `AdvantageEstimator`, and the data that goes in and out of its three methods."""
+"""RL algorithms: `AdvantageEstimator`, and the inputs and outputs of its three methods."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class RewardInputs:
     group_indices: list[int]
     """Prompt group of each sample; the key of group statistics."""
     rollout_ids: list[int]
-    """Fan-out siblings share one; they are one member of their group."""
+    """Rollout id of each sample. Fan-out siblings share an id; they are one member of their group."""
     response_lengths: list[int]
     """Trainable tokens of each response."""
     truncated: list[bool]
-    """The response was cut at the token limit."""
+    """Whether each response was cut at the token limit."""
     baselines: list[float] | None = None
     """Reward of the greedy response to the same prompt; set for estimators with `needs_greedy_baseline`."""
 
 
 @dataclass
 class AdvantageInputs:
-    """One data-parallel rank's samples; lists have one float32 tensor of [response_length] per sample."""
+    """The samples of a data-parallel rank; tensor lists have a float32 tensor of [response_length] per sample."""
 
     rewards: torch.Tensor
     """[n] shaped rewards."""
@@ -42,12 +42,12 @@ class AdvantageInputs:
     kl: list[torch.Tensor]
     """KL estimate old-vs-reference per token; zeros without a reference."""
     log_probs: list[torch.Tensor] | None = None
-    """Of the policy at the start of the update; None when the update reuses the current ones."""
+    """Log-probs of the policy at the start of the update; None when the update reuses the current ones."""
     rollout_log_probs: list[torch.Tensor] | None = None
     ref_log_probs: list[torch.Tensor] | None = None
     teacher_log_probs: list[torch.Tensor] | None = None
     values: list[torch.Tensor] | None = None
-    """Of the critic before the update: the expected return of the state before each response token."""
+    """Values of the critic before the update: the expected return of the state before each response token."""
 
 
 @dataclass
@@ -60,12 +60,12 @@ class Advantages:
 
 @dataclass
 class LossInputs:
-    """The response tokens of one micro-batch, laid end to end: [T] tensors, T = sum(sample_lengths)."""
+    """The response tokens of one micro-batch, concatenated: [T] tensors, T = sum(sample_lengths)."""
 
     log_probs: torch.Tensor
-    """Of the policy being trained; carries the gradient."""
+    """Log-probs of the policy being trained; they carry the gradient."""
     old_log_probs: torch.Tensor
-    """Of the policy at the start of the update (detached)."""
+    """Log-probs of the policy at the start of the update (detached)."""
     advantages: torch.Tensor
     loss_mask: torch.Tensor
     sample_lengths: list[int]
@@ -80,7 +80,7 @@ class LossInputs:
 
 @dataclass
 class LossOutputs:
-    """Per-token results; the core masks and reduces them all with the same reducer."""
+    """Per-token results; the core masks and reduces all of them with the same reducer."""
 
     loss: torch.Tensor
     """[T]"""
@@ -95,29 +95,29 @@ class AdvantageEstimator(Protocol):
     """
 
     needs_values: ClassVar[bool]
-    """Brings up a critic; `AdvantageInputs.values` is set."""
+    """True if the algorithm needs a critic: a critic is trained, and `AdvantageInputs.values` is set."""
     needs_teacher: ClassVar[bool]
-    """`advantages` reads `AdvantageInputs.teacher_log_probs`: refused at start-up without `--use-opd`."""
+    """True if `advantages` reads `AdvantageInputs.teacher_log_probs`; a run without `--use-opd` is refused."""
     needs_log_probs: ClassVar[bool]
-    """`advantages` reads `AdvantageInputs.log_probs`: they are recomputed even when one step could reuse its own."""
+    """True if `advantages` reads `AdvantageInputs.log_probs`; the trainer computes them even for a single step."""
     ratio_level: ClassVar[Literal["token", "sequence"]]
     """"sequence": the importance ratio is one number per response (GSPO)."""
     compares_group: ClassVar[bool]
-    """Rewards count relative to the group's, so that a group of one teaches nothing."""
+    """True if rewards are compared within a group, so that a group of one has no learning signal."""
     needs_greedy_baseline: ClassVar[bool]
-    """The rollout adds one greedy response per prompt, scored and not trained on; `RewardInputs.baselines` is set."""
+    """True if the rollout adds a greedy response per prompt, scored, not trained on, for `RewardInputs.baselines`."""
     requires: ClassVar[Mapping[str, Any]]
-    """Settings the algorithm cannot do without, e.g. {"normalize_advantages": True}; checked at start-up."""
+    """Values that settings must have for the algorithm, e.g. {"normalize_advantages": True}; checked at start-up."""
     defaults: ClassVar[Mapping[str, Any]]
-    """Settings it brings where the user set none; checked and shown like the user's own."""
+    """Defaults for settings that the user did not set; checked and shown like the user's own."""
     ignores: ClassVar[Sequence[str]]
-    """Settings of other estimators that its own methods leave without effect: a user who gives one is told."""
+    """Settings of other estimators that have no effect with this algorithm; giving one logs a warning."""
 
     def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
-        """Rewards of the whole rollout -> rewards the advantages start from (group statistics go here)."""
+        """Turn the rewards of the whole rollout into shaped rewards (group statistics go here)."""
 
     def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
-        """Shaped rewards -> per-token advantages and returns, on one data-parallel rank."""
+        """Turn shaped rewards into per-token advantages and returns, on one data-parallel rank."""
 
     def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
-        """Per-token policy loss."""
+        """Return the per-token policy loss."""

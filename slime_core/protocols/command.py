@@ -1,4 +1,4 @@
-"""What a command of `slime` is, the core's and those of plugins alike (entry-point group `slime.commands`)."""
+"""Commands of `slime`, in the core and in plugins (entry-point group `slime.commands`)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """One sub-command: `slime NAME ...`.
+    """A sub-command: `slime NAME ...`.
 
-    The first line of the docstring of the module that an entry point names is the command's line in `slime --help`. It
-    is read without importing the module.
+    `slime --help` shows the first line of the docstring of the entry point's module. The line is read without importing
+    the module.
     """
 
     run: Callable[[Any], int]
-    """Does it and returns the exit status. Gets every word after the name; with `add_parser` the parsed namespace."""
+    """Function that runs the command and returns the exit status.
+
+    It takes every word after the name, or with `add_parser` the parsed namespace.
+    """
     add_parser: Callable[[argparse._SubParsersAction[Any]], None] | None = None
-    """Adds the command's parser, under its name; None for a command that takes a run's settings."""
+    """Function that adds the command's parser under its name; None for a command that takes a run's settings."""
     only_prints: bool = False
-    """A reader of its output that leaves early (`| head`) has what it wanted: exit status 0."""
+    """True if the exit status is 0 when the reader of the output closes it early (`| head`)."""

@@ -1,9 +1,9 @@
-"""An environment: what a policy acts in, one instance per sample.
+"""Protocol of environments, in which a policy acts; each sample has its own instance.
 
-Implemented by plugins of kind `environments`, driven by the generator `multi_turn` (and by whoever else opens a
-`slime_generator_multi_turn.EnvironmentSession`). Standard library only, so an environment can be written and tested
-without torch. An instance lives for one sample and is never used again; what samples share (a data file, a connection)
-belongs to the class or the module.
+Plugins of kind `environments` implement it. The generator `multi_turn` drives it, like any other code that opens a
+`slime_generator_multi_turn.EnvironmentSession`. This module needs the standard library only, so an environment can be
+written and tested without torch. An instance serves one sample and is never reused. State that samples share (a data
+file, a connection) belongs to the class or the module.
 """
 
 from __future__ import annotations
@@ -15,59 +15,60 @@ from typing import Any, Protocol, TypeAlias
 from slime_core.types import Sample
 
 Observation: TypeAlias = str | Sequence[Mapping[str, Any]]
-"""What the policy is shown: text, or chat messages (`{"role": ..., "content": ...}`)."""
+"""Input shown to the policy: text, or chat messages (`{"role": ..., "content": ...}`)."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of the policy, beside its text: for environments that declare the keyword `turn`."""
+    """Details of a policy's turn besides its text, for environments that declare the keyword `turn`."""
 
     number: int
-    """Turns before this one in the trajectory."""
+    """Number of earlier turns in the trajectory."""
     raw: str
     """The text with its special tokens."""
     token_ids: Sequence[int]
-    """As sampled."""
+    """Token ids as sampled."""
     finish_reason: str
-    """"stop", or "length" where the token limit cut the turn."""
+    """"stop", or "length" if the token limit cut the turn."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What an action led to."""
+    """The result of an action."""
 
     observation: Observation = ""
-    """What the policy sees next; shown only when it goes on."""
+    """Next observation of the policy; shown only if the episode continues."""
     reward: float = 0.0
-    """For this action."""
+    """Reward for this action."""
     done: bool = False
-    """The episode is over."""
+    """True if the episode is over."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """For the sample's metadata, as JSON holds it; of all steps together, a later value wins."""
+    """JSON values for the sample's metadata; the values of all steps are merged, and a later value wins."""
 
 
 class Environment(Protocol):
-    """One episode. Constructed as `cls(args)`; every method is a coroutine or a plain function.
+    """An episode. Constructed as `cls(args)`; every method is a coroutine or a plain function.
 
-    Where `reset` and `step` are coroutines, it runs in the event loop. Otherwise it has a thread of its own, in which
-    methods may block, and which a deadline leaves behind; with the class attribute `execution = "process"` it has a
-    process of its own, which a deadline kills. Three more methods are optional:
+    If `reset` and `step` are coroutines, the environment runs in the event loop. Otherwise it has its own thread, in
+    which methods may block; after a missed deadline the thread is abandoned. With the class attribute
+    `execution = "process"` it has its own process, which is killed after a missed deadline. Three more methods are
+    optional:
 
-    - `snapshot() -> Any`: everything needed to go on, as JSON holds it; called after `reset` and each `step`.
-    - `restore(sample, state) -> None`: in place of `reset`, on a new instance, with what `snapshot` returned.
-      Without both, a sample that was interrupted starts again from the beginning.
-    - `score(sample) -> float | Mapping`: the reward of the trajectory, called once, after the last step, before
-      `close`.
+    - `snapshot() -> Any`: return the state needed to resume, as JSON values; called after `reset` and each `step`.
+    - `restore(sample, state) -> None`: called in place of `reset`, on a new instance, with the value of `snapshot`.
+      Without both methods, an interrupted sample starts again from the beginning.
+    - `score(sample) -> float | Mapping`: return the reward of the trajectory; called once, after the last step and
+      before `close`.
     """
 
     def reset(self, sample: Sample) -> Observation | Awaitable[Observation | None] | None:
-        """Begin the episode of a data row. What it returns follows the row's prompt; None adds nothing to it.
+        """Begin the episode of a data row. The returned observation follows the row's prompt; None adds nothing.
 
-        The samples of a group should see the same: take randomness from `sample.group_index` or the row's metadata.
+        The samples of a group should see the same observation: seed from `sample.group_index` or the row's metadata.
         """
 
     def step(self, action: str) -> Step | Awaitable[Step]:
-        """Act. `action` is the text of the turn without special tokens. May also declare the keyword `turn`."""
+        """Perform `action`, the turn's text without special tokens. May also declare the keyword `turn`."""
 
     def close(self) -> Awaitable[None] | None:
-        """Free everything; called once, however the episode ended."""
+        """Free all resources; called once, however the episode ended."""

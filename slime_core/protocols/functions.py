@@ -1,4 +1,4 @@
-"""Functions chosen by name or path, and where prompt groups come from and wait."""
+"""Functions chosen by name or path, data sources, and buffers of prompt groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slime_core.types import FilterDecision, Group, Sample
 if TYPE_CHECKING:
     from slime_core.config.schema import Args as Args
 else:
-    Args = Any  # what declares a signature needs no settings loaded
+    Args = Any  # a signature can be declared without loading the settings
 
 Reward: TypeAlias = float | Mapping[str, Any]
 """A number, or a mapping from which `--reward-key` picks one."""
@@ -47,9 +47,9 @@ class BufferFilter(Protocol):
 
 
 class GroupBuffer(Protocol):
-    """Holds the groups that rollouts give back and decides what is drawn. Constructed as `cls(args)`.
+    """Holds the groups that rollouts return and decides which are drawn. Constructed as `cls(args)`.
 
-    Subclass `slime_core.BufferBase`, which has every member's meaning and default.
+    Subclass `slime_core.BufferBase`, which documents every member and has its default.
     """
 
     replays: bool | int
@@ -57,47 +57,47 @@ class GroupBuffer(Protocol):
     num_dropped: int
 
     def __len__(self) -> int:
-        """Groups that wait."""
+        """Return the number of waiting groups."""
 
     def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
-        """A rollout is about to draw."""
+        """Prepare for a rollout that is about to draw groups."""
 
     def add(self, groups: list[Group]) -> None:
-        """Groups given back."""
+        """Add groups that a rollout returned."""
 
     def take(self, num_groups: int) -> list[Group]:
-        """Up to `num_groups` groups, removed."""
+        """Remove and return up to `num_groups` groups."""
 
     def wants(self, prompt: Sample) -> bool:
-        """Whether a fresh prompt is used now."""
+        """Return whether to use a fresh prompt now."""
 
     def observe(self, groups: list[Group], trained: bool) -> None:
-        """Scored groups that go to training, or that the dynamic filter dropped."""
+        """Observe scored groups that go to training (`trained`), or that the dynamic filter dropped."""
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics since the last call."""
+        """Return the metrics since the last call."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as JSON holds it."""
+        """Return the whole state as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Load the output of `state_dict`."""
 
 
 class DataSource(Protocol):
-    """Where prompt groups come from. Constructed as `cls(args)`.
+    """A source of prompt groups. Constructed as `cls(args)`.
 
-    May also have `begin_rollout`, `observe` and `take_metrics`, called as those of `GroupBuffer`.
+    May also have `begin_rollout`, `observe` and `take_metrics`, called like the methods of `GroupBuffer`.
     """
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """`num_samples` groups of `n_samples_per_prompt` samples each."""
+        """Return `num_samples` groups of `n_samples_per_prompt` samples each."""
 
     def add_samples(self, samples: list[Group]) -> None:
-        """Give back groups to be drawn again first."""
+        """Return groups to the source; they are drawn first."""
 
     def save(self, rollout_id: int) -> None:
-        """THUDM/slime's save; a source with `state_dict` is stored inside the checkpoint instead."""
+        """Save the state as in THUDM/slime; a source with `state_dict` is stored in the checkpoint instead."""
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Inverse of `save`."""
+        """Load the state that `save` wrote."""

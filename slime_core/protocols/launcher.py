@@ -1,4 +1,4 @@
-"""What a launcher is: it builds the stages of a run and decides in which process each one lives."""
+"""The launcher protocol: a launcher builds the stages of a run and decides in which process each stage lives."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class Launcher(Protocol):
-    """Built without arguments. Its module imports nothing heavy: `--launcher auto` looks at all of them."""
+    """A launcher, built without arguments. Its module imports nothing heavy, since `--launcher auto` loads them all."""
 
     traits: LauncherTraits
 
     def missing(self, args: Args) -> str:
-        """What it needs and is not installed, with what to type; empty when all is there."""
+        """Return the missing requirements with the command to install them; empty if nothing is missing."""
 
     def train(self, settings: Settings) -> dict[str, Any]:
-        """Train as `settings` say and return what `summary.json` holds.
+        """Train with `settings` and return the contents of `summary.json`.
 
         Raises:
             ConfigError: A setting is wrong; nothing has been started.
-            SlimeError: What a stage raises, wherever it lives.
+            SlimeError: A stage raised it, in any process.
         """

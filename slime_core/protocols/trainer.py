@@ -1,4 +1,4 @@
-"""What trains: `Trainer`, and what it gives to a loss and gets from it."""
+"""The `Trainer` protocol, and the types that it exchanges with a loss function."""
 
 from __future__ import annotations
 
@@ -15,75 +15,75 @@ if TYPE_CHECKING:
 
 @dataclass
 class MicroBatchOutput:
-    """A trainer's forward pass over one micro-batch: response tokens laid end to end, [T]."""
+    """The results of a trainer's forward pass over one micro-batch: concatenated response tokens, [T]."""
 
     positions: list[int]
-    """Which samples of the batch, in order."""
+    """Positions of the samples in the batch, in order."""
     log_probs: torch.Tensor
-    """float32, of the temperature-scaled distribution; empty from a critic."""
+    """float32 log-probs of the temperature-scaled distribution; empty from a critic."""
     entropy: torch.Tensor | None = None
     values: torch.Tensor | None = None
-    """float32, from a critic: the value of the state before each response token."""
+    """float32 values of the states before each response token, from a critic."""
     logits: torch.Tensor | None = None
-    """float32 [1, tokens of the samples, prompts included, vocabulary], not divided by the temperature."""
+    """float32 logits [1, tokens of the samples including prompts, vocabulary], not divided by the temperature."""
 
 
 LossFn: TypeAlias = "Callable[[MicroBatchOutput], tuple[torch.Tensor, dict[str, torch.Tensor]]]"
 """Micro-batch -> (scalar whose gradients are summed over micro-batches and ranks, metrics to be summed likewise).
 
-All normalisation is inside: the sum over every micro-batch of every rank is the loss of the step."""
+The function does all normalisation: the sum over every micro-batch of every rank is the loss of the step."""
 
 
 @dataclass
 class StepResult:
-    """What one optimizer step of a trainer gives back; the same on every process that takes part in a rank's step."""
+    """The result of one optimizer step of a trainer; the same on every process that takes part in a rank's step."""
 
     metrics: dict[str, float]
-    """The summed metrics of the loss function, `grad_norm`, `lr`, and what else the trainer reports."""
+    """The summed metrics of the loss function, `grad_norm`, `lr`, and further metrics of the trainer."""
     log_probs: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Position in the local batch -> detached [response_length] log-probs of the step's own forward pass, which the
-    weights before the step gave; of every position the step's micro-batches name. Empty from a critic."""
+    """Position in the local batch -> detached [response_length] log-probs of the step's own forward pass, with the
+    weights before the step. Has every position of the step's micro-batches. Empty from a critic."""
     log_prob_grads: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Position -> gradient of the step's loss by those log-probs, as it was propagated; empty if the trainer does not
-    keep it."""
+    """Position -> propagated gradient of the step's loss with respect to those log-probs; empty if the trainer does
+    not keep it."""
 
 
 class Trainer(Protocol):
-    """One role's model and optimizer on this process.
+    """The model and optimizer of one role on this process.
 
-    Constructed as `cls(args)`, or `cls(args, role="critic")` where the estimator needs values: the actor first, in
-    one process, so that both share one process group. A critic starts from `args.critic_load` (without: from
-    `args.hf_checkpoint`, with a new head), learns at `args.critic_lr` (without: at `args.lr`), answers `values` instead
-    of `log_probs`, and has neither reference nor teacher. A batch given to a trainer holds this rank's samples only;
+    Constructed as `cls(args)`, or `cls(args, role="critic")` if the estimator needs values. The actor is constructed
+    first, in the same process, so that both share one process group. A critic starts from `args.critic_load` (if unset:
+    from `args.hf_checkpoint`, with a new head), learns at `args.critic_lr` (if unset: at `args.lr`), has `values`
+    instead of `log_probs`, and has neither reference nor teacher. A batch holds only this rank's samples;
     `micro_batches` are lists of positions in it.
 
     Every process makes the same calls in the same order. `rank` and `world_size` count data-parallel ranks: processes
     that share one model replica (tensor, pipeline, context parallelism) have the same rank, get the same local batch
-    and answer the same. The launcher makes one process of them, the one of torch's rank 0, write and push.
+    and return the same results. Only the process with torch's rank 0 writes and pushes.
 
-    What it can do beyond its methods is declared by its class as `traits = TrainerTraits(...)`
-    (`slime_core.protocols.traits`). Optional attributes, with the value taken without them:
+    The class declares further abilities as `traits = TrainerTraits(...)` (`slime_core.protocols.traits`). Optional
+    attributes, with their default values:
 
     - `micro_batch_multiple: int` (instance, 1): a step has a multiple of that many micro-batches on every rank.
-    - `weight_probes() -> Tensor` (instance, none): some of the trained weights, the same ones each time, for the metric
+    - `weight_probes() -> Tensor` (instance, none): some of the trained weights, always the same, for the metric
       `train/update_ratio`.
-    - `context_parallel_size: int` (instance, 1): one micro-batch is spread over that many processes, so that
-      `--max-tokens-per-gpu` counts as many times.
+    - `context_parallel_size: int` (instance, 1): number of processes that share one micro-batch, so that its limit is
+      that many times `--max-tokens-per-gpu`.
     - `decoder_shape(directory) -> ops.flops.DecoderShape` and `routed_layers(directory) -> models.family.
       RoutedLayers` (static methods): of a model in HF's layout whose family has no plugin of kind "models".
-    - `processes(settings) -> int | None` (classmethod): how many processes this run needs; the launcher starts them
-      when torchrun has not, and refuses another number of torchrun's. None, and no such method: as many as torchrun
+    - `processes(settings) -> int | None` (classmethod): number of processes that this run needs. The launcher starts
+      them if torchrun has not, and refuses any other number from torchrun. None, or no such method: as many as torchrun
       started, else one. Called before anything starts; raises ConfigError.
-    - `tokens_that_fit(args, processes) -> int` (classmethod): `--max-tokens-per-gpu` where nobody gives it, the same on
-      every process; 4096 without.
+    - `tokens_that_fit(args, processes) -> int` (classmethod): default of `--max-tokens-per-gpu`, the same on every
+      process; 4096 without this method.
 
-    A trainer that shares devices with engines has two more methods, and "offload_train" in what it `uses`; the launcher
+    A trainer that shares devices with engines has two more methods, and "offload_train" in its `uses`; the launcher
     calls them on every process under `--offload-train`:
 
-    - `offload()`: give up what only training needs: gradients, and the optimizer's state off the device. Returns when
-      every process has. Until `onload` only `named_weights`, `update_old_actor`, `save`, `load`, `broadcast`,
-      `all_reduce` and `close` are called, and give the same as ever.
-    - `onload()`: take it again; training goes on with the same bits. Both are safe twice.
+    - `offload()`: free the memory that only training needs: drop gradients and move the optimizer's state off the
+      device. Returns when every process has done so. Until `onload` only `named_weights`, `update_old_actor`, `save`,
+      `load`, `broadcast`, `all_reduce` and `close` are called, and their results do not change.
+    - `onload()`: move the state back; training continues with the same bits. Both methods are safe twice.
     """
 
     rank: int
@@ -99,7 +99,7 @@ class Trainer(Protocol):
         *,
         role: Literal["actor", "ref", "teacher", "old_actor"] = "actor",
     ) -> list[torch.Tensor]:
-        """[response_length] float32 per sample of the batch, no gradient.
+        """Return log-probs, [response_length] float32 per sample of the batch, without gradient.
 
         "ref" is `args.ref_load`, "teacher" `args.opd_teacher_load`, and "old_actor" the actor at the last
         `update_old_actor`, under `args.keep_old_actor`.
@@ -108,10 +108,10 @@ class Trainer(Protocol):
     def log_probs_and_entropy(
         self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """`log_probs` of the actor and the entropy in nats of the distribution of each token, in one pass."""
+        """Return the actor's `log_probs` and the entropy in nats of each token's distribution, in one pass."""
 
     def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """A critic's [response_length] float32 per sample of the batch, no gradient; the temperature plays no part."""
+        """Return a critic's values, [response_length] float32 per sample, without gradient; ignores the temperature."""
 
     def train_step(
         self,
@@ -122,7 +122,7 @@ class Trainer(Protocol):
         with_entropy: bool = False,
         with_logits: bool = False,
     ) -> StepResult:
-        """One optimizer step over the micro-batches of all ranks, with the summed gradients of `loss_fn`.
+        """Run one optimizer step over the micro-batches of all ranks, with the summed gradients of `loss_fn`.
 
         `with_entropy` and `with_logits` fill those fields of `MicroBatchOutput`, differentiable; a critic fills
         `values`.
@@ -132,28 +132,28 @@ class Trainer(Protocol):
         """Sum over data-parallel ranks."""
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        """The bytes of torch's rank 0 on every process."""
+        """Return the bytes of torch's rank 0 on every process."""
 
     def named_weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """HF names and tensors of the actor, in HF layout; collective where the traits say so."""
+        """Yield HF names and tensors of the actor, in HF layout; collective if the traits declare it."""
 
     def update_reference(self) -> None:
         """Copy the actor's weights into the reference."""
 
     def update_old_actor(self) -> None:
-        """Copy the actor's weights into the old actor; called when they begin to be served, if `args.keep_old_actor`.
+        """Copy the actor's weights into the old actor; called when engines begin to serve them.
 
-        Before the first call the old actor has the weights that the actor was loaded with.
+        Only called with `args.keep_old_actor`. Before the first call the old actor has the actor's loaded weights.
         """
 
     def save(self, directory: Path) -> None:
-        """Write HF-layout weights to `directory` and everything else needed to go on to `directory/trainer`.
+        """Write HF-layout weights to `directory`, and all other state for a resume to `directory/trainer`.
 
-        Called on every process with the same directory, which all of them see; returns when every one has written.
+        Called on every process with the same shared directory; returns when every process has written.
         """
 
     def load(self, directory: Path) -> None:
-        """Inverse of `save`, bit for bit. Raises CheckpointError."""
+        """Restore the state that `save` wrote, bit for bit. Raises CheckpointError."""
 
     def close(self) -> None:
         """Leave process groups and free memory."""

@@ -1,7 +1,7 @@
-"""What a component can do beyond its protocol: one frozen class per kind, whose defaults are "nothing of it".
+"""Optional abilities of components beyond their protocols: one frozen class per kind, whose defaults declare none.
 
-A class declares `traits = EngineTraits(takes_images=True)`, a function has the decorator `declares`, and who wants to
-know asks `traits_of`. `plugins.resolve` asks first, so what is declared wrongly ends the command before it starts.
+A class declares `traits = EngineTraits(takes_images=True)`, a function has the decorator `declares`, and `traits_of`
+reads the declaration. `plugins.resolve` calls `traits_of` first, so a wrong declaration ends the command early.
 """
 
 from __future__ import annotations
@@ -30,124 +30,125 @@ class Traits:
 
 @dataclass(frozen=True)
 class EngineTraits(Traits):
-    """Of an engine's class."""
+    """Traits of an engine class."""
 
     true_on_policy: bool = False
-    """It computes the trainer's bits under `--true-on-policy-mode`."""
+    """Whether log-probs equal the trainer's bit for bit under `--true-on-policy-mode`."""
     returns_routed_experts: bool = False
-    """It answers with `meta_info["routed_experts"]` under `--use-rollout-routing-replay`."""
+    """Whether it returns `meta_info["routed_experts"]` under `--use-rollout-routing-replay`."""
     returns_sampling_mask: bool = False
-    """Under `--use-sampling-mask` it answers with `meta_info["output_token_sampling_mask"]`, and its log-probs are of
-    the softmax over it."""
+    """Whether it returns `meta_info["output_token_sampling_mask"]` under `--use-sampling-mask`, with log-probs of the
+    softmax over that mask."""
     takes_images: bool = False
-    """`generate` has the keyword `image_data`; without it a run with `--multimodal-keys` is refused."""
+    """Whether `generate` has the keyword `image_data`; if not, a run with `--multimodal-keys` is refused."""
     pause_modes: tuple[str, ...] = ("in_place", "abort")
-    """What `pause` takes."""
+    """Modes that `pause` accepts."""
     runs_elsewhere: bool = False
-    """A run starts nothing for it, so it takes no place in a cluster unless it has a `launch_plan`."""
+    """Whether it runs outside of the run, which then starts nothing; it needs no place in a cluster unless it has a
+    `launch_plan`."""
     uses: frozenset[str] = frozenset()
-    """Settings it acts on, among those that only some components do (`config.support.BY_COMPONENT`); the others are
-    refused or warned of."""
+    """Settings of `config.support.BY_COMPONENT` that it acts on. The other settings listed there are refused or log a
+    warning."""
 
 
 @dataclass(frozen=True)
 class TrainerTraits(Traits):
-    """Of a trainer's class."""
+    """Traits of a trainer class."""
 
     true_on_policy: bool = False
-    """It computes the engine's bits under `--true-on-policy-mode`."""
+    """Whether log-probs equal the engine's bit for bit under `--true-on-policy-mode`."""
     sampling_mask: bool = False
-    """Log-probs and entropy of every role are of the softmax over `TrainBatch.rollout_top_p_token_ids`, where set."""
+    """Whether log-probs and entropy of every role use the softmax over `TrainBatch.rollout_top_p_token_ids`, if set."""
     takes_images: bool = False
-    """It trains on `TrainBatch.multimodal_train_inputs`; without it a run with `--multimodal-keys` is refused."""
+    """Whether it trains on `TrainBatch.multimodal_train_inputs`; if not, a run with `--multimodal-keys` is refused."""
     routing_replay: bool = False
-    """It follows `TrainBatch.routed_experts` where it is set: all forward passes of the actor and the old actor use the
-    experts it names, with the weights of their own router, and their `log_probs` and `log_probs_and_entropy` write the
-    experts they used where it has -1. Reference, teacher and critic route freely."""
+    """Whether it replays `TrainBatch.routed_experts`, if set. All forward passes of the actor and the old actor use
+    these experts, with the weights of their own router. `log_probs` and `log_probs_and_entropy` replace each -1 by the
+    expert that was used. Reference, teacher and critic route freely."""
     collective_weights: bool = False
-    """`named_weights` is a collective call: every process iterates it to its end, and only that of torch's rank 0 gets
+    """Whether `named_weights` is a collective call: every process iterates to the end, and only torch's rank 0 receives
     pairs."""
     reads_megatron: bool = False
-    """Weights that it starts from may be in Megatron's format, which it tells by `checkpoint.sources`."""
+    """Whether its initial weights may be in Megatron's format, recognised by `checkpoint.sources`."""
     uses: frozenset[str] = frozenset()
-    """As an engine's."""
+    """Settings that it acts on, as in `EngineTraits.uses`."""
 
 
 @dataclass(frozen=True)
 class TransportTraits(Traits):
-    """Of a weight transport's class."""
+    """Traits of a weight transport class."""
 
     writes_files: bool = False
-    """Versions are directories below `--update-weight-disk-dir`, which trainer and engines see under one path."""
+    """Whether versions are directories below `--update-weight-disk-dir`, a path shared by trainer and engines."""
     arrives_by: str | None = None
-    """Engines that take this transport ("tensor", say) take yours as well: `deliver` hands the weights over by it.
-    None: only engines whose `weight_transports` have your transport's name."""
+    """Another transport (e.g. "tensor") that `deliver` uses to hand over the weights; engines that accept that
+    transport accept yours. None: only engines that list your transport's name in `weight_transports`."""
     uses: frozenset[str] = frozenset()
-    """As an engine's."""
+    """Settings that it acts on, as in `EngineTraits.uses`."""
 
 
 @dataclass(frozen=True)
 class LauncherTraits(Traits):
-    """What `--launcher auto` takes for a wish for this launcher, and what it can do."""
+    """Traits of a launcher: conditions under which `--launcher auto` chooses it, and its abilities."""
 
     settings: tuple[str, ...] = ()
-    """Settings that only this launcher acts on, such as `ray_address`: one that is given chooses it."""
+    """Settings that only this launcher acts on, such as `ray_address`; giving one chooses this launcher."""
     variables: tuple[str, ...] = ()
-    """Environment variables that choose it, where no such setting does and torchrun has not started the process."""
+    """Environment variables that choose it, if no setting does and torchrun has not started the process."""
     spans_nodes: bool = False
-    """It starts the trainer's processes itself, on every node; torchrun has nothing to start."""
+    """Whether it starts the trainer's processes on every node itself, without torchrun."""
     restarts_trainer: bool = False
-    """It acts on `--max-trainer-restarts`."""
+    """Whether it acts on `--max-trainer-restarts`."""
     restarts_engines: bool = False
-    """It starts an engine that lives in this framework's processes again (`--use-fault-tolerance`)."""
+    """Whether it restarts an engine whose process the launcher started (`--use-fault-tolerance`)."""
 
 
 @dataclass(frozen=True)
 class GenerateTraits(Traits):
-    """Of a generate function."""
+    """Traits of a generate function."""
 
     uses_environment: bool = False
-    """Its samples act in `--environment-path`."""
+    """Whether its samples act in the environment of `--environment-path`."""
     takes_images: bool = False
-    """It hands `sample.image_data()` to the engine."""
+    """Whether it passes `sample.image_data()` to the engine."""
     check: Callable[..., None] | None = None
-    """`(args, *, training)`: raises ConfigError for settings it cannot be used with, before anything starts."""
+    """Check `(args, *, training)` that raises ConfigError for unsupported settings, before anything starts."""
 
 
 @dataclass(frozen=True)
 class RolloutTraits(Traits):
-    """Of a rollout function."""
+    """Traits of a rollout function."""
 
     needs_engine: bool = True
-    """False: the launcher brings up no engine."""
+    """Whether it needs an engine; if not, the launcher starts none."""
     replays: bool = False
-    """It may train on a group any number of times."""
+    """Whether it may train on a group more than once."""
     leaves_out: bool = True
-    """False: it accounts for every group that it draws, to which `slime ledger verify` holds it."""
+    """Whether it may leave drawn groups unaccounted for; if False, `slime ledger verify` requires every group."""
     records_evaluation: bool = False
-    """Its evaluations are recorded sample by sample."""
+    """Whether its evaluations are recorded sample by sample."""
 
 
 @dataclass(frozen=True)
 class RewardTraits(Traits):
-    """Of a reward function, or of an object of a reward's class."""
+    """Traits of a reward function, or of an instance of a reward class."""
 
     execution: Literal["inline", "thread", "process"] | None = None
-    """Where it runs (`plugins.execution`); None: what is usual for a function of its form."""
+    """Place where it runs (`plugins.execution`); None: the default for a function of its form."""
     scores_groups: bool = False
-    """Its list of samples must be the whole group, since scores depend on each other."""
+    """Whether its list of samples must be the whole group, because scores depend on each other."""
     extract_answer: Callable[[Sample], str | None] | None = None
-    """A sample -> the answer it reads out of the response, for votes (`plugins.answers`)."""
+    """Function from a sample to the answer in its response, for votes (`plugins.answers`)."""
     check: Callable[..., None] | None = None
-    """As a generate function's."""
+    """Check of the settings, as in `GenerateTraits.check`."""
 
 
 @dataclass(frozen=True)
 class EditTraits(Traits):
-    """Of what sees samples that are to be trained on: a dynamic filter, a buffer, a hook around a rollout."""
+    """Traits of a dynamic filter, a buffer or a rollout hook, which handle samples before training."""
 
     edits_samples: bool = False
-    """It may change what they are trained on (`admission.Sealed`); without this such a change is an error."""
+    """Whether it may change the samples' training data (`admission.Sealed`); if not, a change is an error."""
 
 
 T = TypeVar("T", bound=Traits)
@@ -155,7 +156,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def declares(traits: Traits) -> Callable[[F], F]:
-    """Decorator that says what a function can do: `@declares(RewardTraits(execution="thread"))`."""
+    """Return a decorator that declares a function's traits: `@declares(RewardTraits(execution="thread"))`."""
 
     def declare(function: F) -> F:
         vars(function)["traits"] = traits
@@ -165,11 +166,11 @@ def declares(traits: Traits) -> Callable[[F], F]:
 
 
 def traits_of(component: object, kind: type[T], label: str = "") -> T:
-    """What a component (its class, an object or a function) declares; the defaults where that is nothing.
+    """Return the traits that a component (a class, an object or a function) declares, or the defaults.
 
     Raises:
-        PluginError: It declares something else than traits of its kind, or has one as an attribute of its own, which
-            nobody would read; the message begins with `label`.
+        PluginError: The component declares traits of another kind, or has a trait as a plain attribute, which would be
+            ignored. The message begins with `label`.
     """
     found = getattr(component, "traits", None)
     if isinstance(found, kind):
@@ -187,7 +188,7 @@ def traits_of(component: object, kind: type[T], label: str = "") -> T:
 
 
 def with_defaults(found: type, base: type) -> type[Any]:
-    """A component's class with all of its kind's contract: its own, else that of the kind's base class."""
+    """Return a component's class with its kind's full contract: missing members come from the base class."""
     own = {"__module__": found.__module__, "__doc__": found.__doc__}
     return found if issubclass(found, base) else type(found.__name__, (found, base), own)
 

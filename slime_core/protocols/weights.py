@@ -1,4 +1,4 @@
-"""How trained weights reach the engines: `WeightTransport`, and the engines as it sees them."""
+"""Protocols for sending trained weights to the engines: `WeightTransport`, and the engines as a transport sees them."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ if TYPE_CHECKING:
 
 
 class WeightEngines(Protocol):
-    """The engines of a run, while they take one version."""
+    """The engines of a run while they take a version."""
 
     def written(self, directory: Path) -> None:
-        """Say that the version's files are complete, before any engine reads them: the user's function is told."""
+        """Report that the version's files are complete, before any engine reads them; calls the user's function."""
 
     def take(self, payload: Any, dtypes: Mapping[str, torch.dtype] | None = None) -> Mapping[str, float]:
-        """Have the engines serve the version, from what each of them gets as `payload`; what they measured.
+        """Load the version into every engine from `payload`; return the metrics that the engines measured.
 
         Args:
             payload: An iterator of (HF name, tensor), or a value that can be pickled, such as a directory.
-            dtypes: HF name -> dtype in which it was sent, where that is not the trainer's; checks compare in it.
+            dtypes: HF name -> dtype of the sent tensor, if it is not the trainer's; checks compare in this dtype.
 
         Raises:
-            WeightSyncError: An engine refused it.
+            WeightSyncError: An engine refused the version.
         """
 
 
 class WeightTransport(Protocol):
-    """A way for weights from the trainer to the engines.
+    """A transport of weights from the trainer to the engines.
 
-    Constructed as `cls(args)` where the trainer's rank 0 is, after the trainer and before the first version. An engine
-    takes `payload` by its method `update_weights_from_<name of the transport>(payload, version)`. One that has no such
-    method is given it, in its own process, by the transport's static method `async deliver(args, engine, payload,
-    version)`, which a transport with the trait `arrives_by` has.
+    Constructed as `cls(args)` in the process of the trainer's rank 0, after the trainer and before the first version.
+    An engine takes `payload` by its method `update_weights_from_<name of the transport>(payload, version)`. For an
+    engine without this method, the transport's static method `async deliver(args, engine, payload, version)` runs in
+    the engine's process; a transport with the trait `arrives_by` has it.
 
-    `missing` and `check_settings` are those of an engine's class (`RolloutEngine`).
+    The optional `missing` and `check_settings` work as on an engine's class (`RolloutEngine`).
     """
 
     traits: ClassVar[TransportTraits]
@@ -46,15 +46,15 @@ class WeightTransport(Protocol):
     def send(
         self, weights: Iterable[tuple[str, torch.Tensor]], version: int, engines: WeightEngines
     ) -> Mapping[str, float]:
-        """Bring one version to the engines: `engines.take` exactly once; metrics of the update.
+        """Send a version to the engines by calling `engines.take` exactly once; return metrics of the update.
 
-        A resumed run begins with a version number that engines, or files, may have had before, with other weights.
+        A resumed run begins with a version number that engines or files may already have, with other weights.
 
         Args:
             weights: HF names and tensors, to be read once, in order.
-            version: Larger by one than the last that was taken.
-            engines: Who takes it.
+            version: Number of the version, one more than the last version that was taken.
+            engines: The engines that take the version.
 
         Raises:
-            WeightSyncError: It could not be sent, or not be taken; the version before it is what is served.
+            WeightSyncError: The version could not be sent or taken; the engines still serve the previous version.
         """

@@ -1,12 +1,11 @@
 """Stage 7: finished groups -> `TrainBatch`, one row per sample, rewards shaped by the estimator.
 
-Called by the loop after the buffer. A sample that cannot be trained on (removed by a filter, or failed without a
-reward) keeps its row, so that batch sizes stay what the configuration promised, but its mask is zero *and* its reward
-is outside the group statistics (THUDM/slime lets it count there). So does one that admission (`admission.py`)
-refuses.
+The loop calls it after the buffer. A sample that cannot be trained on (removed by a filter, failed without a reward, or
+refused by `admission.py`) keeps its row, so that batch sizes match the configuration. Its mask is zero *and* its reward
+is outside the group statistics (THUDM/slime includes it).
 
-Ids that nobody assigned get the smallest unused numbers. A sample without response tokens becomes a placeholder row,
-one masked response token after one prompt token, so no later stage meets an empty response.
+Missing ids get the smallest unused numbers. A sample without response tokens becomes a placeholder row, one masked
+response token after one prompt token, so no later stage sees an empty response.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from slime_core.sample import LARGEST_SCORE, is_score
 from slime_core.types import Group, Sample, SampleStatus, TrainBatch
 
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]
-"""`--custom-reward-post-process-path`: trainable samples -> (raw rewards, shaped rewards)."""
+"""Function of `--custom-reward-post-process-path`: trainable samples -> (raw rewards, shaped rewards)."""
 
 ConvertSamples = Callable[[Args, list[Sample]], Mapping[str, Any]]
-"""`--custom-convert-samples-to-train-data-path`: all samples -> THUDM/slime's train data columns."""
+"""Function of `--custom-convert-samples-to-train-data-path`: all samples -> THUDM/slime's train data columns."""
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
@@ -129,7 +128,7 @@ def make_batch(
 
 
 def _masked(args: Args, samples: Sequence[Sample], batch: TrainBatch) -> TrainBatch:
-    """With what the tokens were sampled among, where the run trains by it; a user's columns come first."""
+    """Add the columns of the sampling mask if the run uses it; a user's columns take precedence."""
     if args.use_sampling_mask:
         own = [batch.extras.pop(f"rollout_top_p_token_{name}", None) for name in ("ids", "offsets")]
         columns = own if None not in own else sampling_mask_columns(samples, batch.loss_masks)
@@ -138,7 +137,7 @@ def _masked(args: Args, samples: Sequence[Sample], batch: TrainBatch) -> TrainBa
 
 
 def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
-    """Send samples through admission and tell which it refused. Raises RolloutError where it refused all."""
+    """Admit samples and mark refused ones as failed, with a warning. Raises RolloutError if all are refused."""
     refused = admit(samples, image_token_of(args.hf_checkpoint))
     for sample in samples:
         value = sample.reward.get(args.reward_key or "") if isinstance(sample.reward, Mapping) else sample.reward
@@ -161,7 +160,7 @@ def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
 
 
 def _flatten(group: Any) -> list[Sample]:
-    """One prompt's samples; fan-out siblings come as a list inside and must share a rollout id."""
+    """Return a prompt's samples as a flat list; fan-out siblings, nested as a list, must share a rollout id."""
     flat: list[Sample] = []
     for member in group:
         if isinstance(member, Sample):
@@ -179,7 +178,7 @@ def _flatten(group: Any) -> list[Sample]:
 
 
 def _group_indices(lists: Sequence[Sequence[Sample]]) -> list[int]:
-    """[n] the samples' own indices; a list in which nobody has one gets an unused number."""
+    """Return the samples' group indices, [n]; a list of samples without an index gets an unused number."""
     named = [sorted({s.group_index for s in members if s.group_index is not None}) for members in lists]
     for members, names in zip(lists, named):
         if len(names) > 1 and any(s.group_index is None for s in members):
@@ -203,9 +202,9 @@ class _Row:
     tokens: list[int]
     loss_mask: list[int]
     removed: bool
-    """Outside the group statistics."""
+    """True if the sample is outside the group statistics."""
     placeholder: bool
-    """The sample has no response; the row only keeps its place."""
+    """True if the sample has no response and the row only keeps its place."""
 
 
 def _make_row(sample: Sample) -> _Row:
@@ -218,7 +217,7 @@ def _make_row(sample: Sample) -> _Row:
 
 
 def _token_column(field: str, rows: Sequence[_Row]) -> list[list[float]] | None:
-    """The field of every sample, or None if no trainable one has it; zeros on rows that are not trained on."""
+    """Return the field of every sample, zeros on untrained rows; None if no trainable sample has the field."""
     needed = [row for row in rows if any(row.loss_mask)]
     missing = [row for row in needed if getattr(row.sample, field) is None]
     unknowable = field == "rollout_log_probs" and all(_from_text(row.sample) for row in missing)
@@ -239,12 +238,12 @@ def _token_column(field: str, rows: Sequence[_Row]) -> list[list[float]] | None:
 
 
 def _from_text(sample: Sample) -> bool:
-    """Whether the response came as text, so that nobody could know its tokens' log-probs."""
+    """Return whether the response was given as text, so that its tokens' log-probs are unknown."""
     return any(span.source == Source.TEXT for span in sample.spans or ())
 
 
 def _optional(column: list[_T | None]) -> list[_T | None] | None:
-    """The column with None where a sample has no value; None if no sample has one."""
+    """Return the column, or None if no sample has a value."""
     return column if any(value is not None for value in column) else None
 
 
@@ -276,7 +275,7 @@ def _raw_reward(args: Args, sample: Sample) -> float:
 
 
 def _baselines(args: Args, samples: Sequence[Sample], estimator: AdvantageEstimator) -> list[float] | None:
-    """Reward of each sample's greedy baseline, for an estimator that needs it."""
+    """Return the reward of each sample's greedy baseline, or None if the estimator needs no baseline."""
     if estimator is None or not estimator.needs_greedy_baseline:
         return None
     rewards = []
@@ -295,7 +294,7 @@ def _baselines(args: Args, samples: Sequence[Sample], estimator: AdvantageEstima
 
 
 def _spread(source: str, rewards: Sequence[float], kept: Sequence[int], samples: Sequence[Sample]) -> list[float]:
-    """Return a reward of each sample: 0 where its position is not in `kept`."""
+    """Return a reward for each sample: 0 if its position is not in `kept`."""
     values = [float(reward) for reward in rewards]
     if len(values) != len(kept):
         raise RolloutError(f"{source} returned {len(values)} rewards for {len(kept)} samples")

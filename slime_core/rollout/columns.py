@@ -1,8 +1,8 @@
-"""Columns of train data, one entry per sample: filling ids, and checking a dictionary that a user's function made.
+"""Columns of train data, one entry per sample: fill in ids, and check a dictionary that a user's function made.
 
 Called by `rollout/batch.py`. The dictionary is THUDM/slime's train data, as its hook
-`--custom-convert-samples-to-train-data-path` returns it. Its rewards are taken as final; group statistics are the
-function's own business.
+`--custom-convert-samples-to-train-data-path` returns it. Its rewards are final: the function computes any group
+statistics itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slime_core.routed_experts import RoutedExperts
 from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
 
 REQUIRED = ("tokens", "response_lengths", "rewards", "loss_masks")
-"""Columns that nothing else can stand in for."""
+"""Required columns, which have no default."""
 
 _TOKEN_COLUMNS = ("loss_masks", "rollout_log_probs", "teacher_log_probs", "token_weight_versions")
 _RENAMED = {
@@ -35,7 +35,7 @@ _DERIVED = {"total_lengths", "rollout_id"}
 
 
 def fill_ids(ids: Sequence[int | None]) -> list[int]:
-    """Give every None its own number: the smallest ones that nobody uses, in order."""
+    """Replace every None by a number of its own: the smallest unused numbers, in order."""
     used = {i for i in ids if i is not None}
     filled: list[int] = []
     free = 0
@@ -48,7 +48,7 @@ def fill_ids(ids: Sequence[int | None]) -> list[int]:
 
 
 def mask_sums(loss_masks: Sequence[Sequence[int]], rollout_ids: Sequence[int]) -> list[int]:
-    """[n] unmasked tokens of all samples that share each sample's rollout id."""
+    """Return [n] the unmasked tokens of all samples that share each sample's rollout id."""
     totals: dict[int, int] = defaultdict(int)
     for mask, rollout in zip(loss_masks, rollout_ids):
         totals[rollout] += sum(mask)
@@ -56,10 +56,10 @@ def mask_sums(loss_masks: Sequence[Sequence[int]], rollout_ids: Sequence[int]) -
 
 
 def version_column(samples: Sequence[Sample], lengths: Sequence[int], newest: int) -> list[list[int]] | None:
-    """The weight version that sampled each token; None when all are `newest`.
+    """Return the weight version that sampled each token; None if all are `newest`.
 
-    A sample that knows only the versions of its engine calls counts as old as the oldest; one that knows none, as
-    fresh.
+    If a sample has only the versions of its engine calls, its oldest version counts. If it has none, it counts as
+    newest.
     """
     rows = []
     for sample, length in zip(samples, lengths):
@@ -70,7 +70,7 @@ def version_column(samples: Sequence[Sample], lengths: Sequence[int], newest: in
 
 
 def routed_column(samples: Sequence[Sample], num_tokens: Sequence[int]) -> list[RoutedExperts | None] | None:
-    """What is known of each sample's routing; None where its row has other tokens; None when no sample has any.
+    """Return each sample's routed experts; None for a row with other tokens; None for the column if no sample has any.
 
     Raises:
         RolloutError: A sample's `rollout_routed_experts` is not [tokens, layers, top_k].
@@ -89,10 +89,10 @@ def routed_column(samples: Sequence[Sample], num_tokens: Sequence[int]) -> list[
 def sampling_mask_columns(
     samples: Sequence[Sample], loss_masks: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Ids and offsets of the tokens that each response token was sampled among; none on rows that train nothing.
+    """Return ids and offsets of the tokens among which each response token was sampled; empty for untrained rows.
 
     Raises:
-        RolloutError: A row that is trained on has no sample that says them.
+        RolloutError: A trained row has no sample with this information.
     """
     columns = []
     for row, mask in enumerate(loss_masks):
@@ -111,10 +111,10 @@ def sampling_mask_columns(
 
 
 def multimodal_column(samples: Sequence[Sample], without: Sequence[bool]) -> list[TrainInputs | None] | None:
-    """Each sample's train inputs; None where its row is without, as it trains nothing; None when no sample has any.
+    """Return each sample's train inputs; None for an untrained row; None for the column if no sample has any.
 
     Raises:
-        RolloutError: `multimodal_train_inputs` is no mapping of arrays, or is missing from a sample with images.
+        RolloutError: `multimodal_train_inputs` is not a mapping of arrays, or is missing from a sample with images.
     """
     column: list[TrainInputs | None] = []
     for sample, none in zip(samples, without):
@@ -134,10 +134,10 @@ def multimodal_column(samples: Sequence[Sample], without: Sequence[bool]) -> lis
 def batch_from_columns(
     rollout_id: int, samples: Sequence[Sample], columns: Mapping[str, Any], weight_version: int = 0
 ) -> TrainBatch:
-    """A user's dictionary of columns -> `TrainBatch`.
+    """Convert a user's dictionary of columns to a `TrainBatch`.
 
-    Missing `rollout_ids`, `group_indices`, `sample_indices` and `truncated` come from the samples when there is one
-    row per sample, else ids are counted up. Unknown columns go to `extras`.
+    Missing `rollout_ids`, `group_indices`, `sample_indices` and `truncated` come from the samples if there is one row
+    per sample; otherwise ids are counted up. Unknown columns go to `extras`.
 
     Raises:
         RolloutError: A required column is missing, or columns or rows differ in length.
@@ -177,7 +177,7 @@ def batch_from_columns(
 
 
 def _as_table(origin: str, columns: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Plain lists under our names, all of one length."""
+    """Return plain lists under slime_core's names, all of one length."""
     if not isinstance(columns, Mapping):
         raise RolloutError(f"{origin} returned {type(columns).__name__}; expected a dictionary of columns")
     table = {_RENAMED.get(k, k): _plain(v) for k, v in columns.items() if v is not None and k not in _DERIVED}
@@ -191,7 +191,7 @@ def _as_table(origin: str, columns: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _plain(values: Any) -> list[Any]:
-    """Lists of Python numbers from lists, arrays and tensors, one or two levels deep."""
+    """Return lists of Python numbers from lists, arrays and tensors, one or two levels deep."""
     values = values.tolist() if hasattr(values, "tolist") else list(values)
     return [v.tolist() if hasattr(v, "tolist") else v for v in values]
 

@@ -1,6 +1,6 @@
-"""What user-supplied sources and rollout functions hand over, checked where it enters.
+"""Checks of the values that user-supplied data sources and rollout functions return.
 
-Each function answers the checked value or raises RolloutError that says what was found and what was expected.
+Each function returns the checked value, or raises RolloutError with the value found and the value expected.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, S
 logger = logging.getLogger(__name__)
 
 _INDEX_STRIDE = 1 << 20
-"""Numbers that one rollout may give to samples which came without; resuming gives the same ones again."""
+"""Count of numbers reserved per rollout for samples without a number; a resumed run assigns the same numbers."""
 
 
 def first_number(rollout_id: int) -> int:
-    """`group_index` of the first group that a rollout draws from a data source which does not number them."""
+    """Return the `group_index` of the first group that a rollout draws from a data source without numbering."""
     return rollout_id * _INDEX_STRIDE
 
 
 def drawn_groups(answer: Any, num_groups: int, rollout_id: int, numbered: int) -> list[Group]:
-    """A data source's answer: `num_groups` non-empty lists of samples, numbered where they are not.
+    """Check a data source's result: `num_groups` non-empty lists of samples; number the unnumbered samples.
 
     Args:
-        answer: What `get_samples(num_groups)` returned.
-        num_groups: How many groups were asked for.
-        rollout_id: The rollout they are drawn for.
-        numbered: How many groups this rollout has drawn before.
+        answer: Result of `get_samples(num_groups)`.
+        num_groups: Number of requested groups.
+        rollout_id: The rollout that draws the groups.
+        numbered: Number of groups that this rollout drew before.
     """
     expected = f"--data-source-path: get_samples({num_groups}) must return {num_groups} non-empty lists of Samples"
     if not isinstance(answer, list) or not all(isinstance(g, list) and g for g in answer):
@@ -46,7 +46,7 @@ def drawn_groups(answer: Any, num_groups: int, rollout_id: int, numbered: int) -
     next_group = first_number(rollout_id) + numbered
     for offset, group in enumerate(answer):
         for position, sample in enumerate(group):
-            # Without a number of its own every sample of a group would be sampled with the same seed.
+            # Without their own numbers, all samples of a group would be sampled with the same seed.
             if sample.group_index is None:
                 sample.group_index = next_group + offset
             if sample.index is None:
@@ -61,7 +61,7 @@ def drawn_groups(answer: Any, num_groups: int, rollout_id: int, numbered: int) -
 
 
 def train_output(answer: Any) -> RolloutFnTrainOutput:
-    """A rollout function's answer for training: a `RolloutFnTrainOutput` or THUDM/slime's bare list of groups."""
+    """Check a rollout function's result for training: a `RolloutFnTrainOutput` or THUDM/slime's bare list of groups."""
     output = answer if isinstance(answer, RolloutFnTrainOutput) else RolloutFnTrainOutput(answer)
     if not isinstance(output.samples, list) or not isinstance(output.metrics, Mapping):
         raise RolloutError(
@@ -72,9 +72,9 @@ def train_output(answer: Any) -> RolloutFnTrainOutput:
 
 
 def eval_output(answer: Any) -> RolloutFnEvalOutput:
-    """A rollout function's answer for evaluation: `{data set: {"rewards", "truncated", "samples"}}`.
+    """Check a rollout function's result for evaluation: `{data set: {"rewards", "truncated", "samples"}}`.
 
-    A reward that is no finite number becomes 0.0, its sample FAILED; where there are no samples, `failed` counts them.
+    A reward that is not a finite number becomes 0.0 and its sample FAILED; without samples, `failed` counts them.
     """
     output = answer if isinstance(answer, RolloutFnEvalOutput) else RolloutFnEvalOutput(answer)
     expected = "--eval-function-path: must return {data set: {'rewards': [...], 'truncated': [...], 'samples': [...]}}"
@@ -107,7 +107,7 @@ def _scored(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(group: Any) -> Group:
-    """A group of samples, or of lists of fan-out siblings -> the samples in order. Raises RolloutError otherwise."""
+    """Return the samples of a group of samples or lists of fan-out siblings, in order. Raises RolloutError."""
     if isinstance(group, Sample):
         return [group]
     if not isinstance(group, list):
@@ -116,7 +116,7 @@ def flatten(group: Any) -> Group:
 
 
 def reward_problem(reward: Any) -> str | None:
-    """Why a reward that a generate function set cannot be used; None when it can."""
+    """Return why a reward that a generate function set cannot be used; None if it can."""
     if reward is None or isinstance(reward, Mapping):
         return None
     if isinstance(reward, str) or not hasattr(reward, "__float__"):
@@ -126,7 +126,7 @@ def reward_problem(reward: Any) -> str | None:
 
 
 def number_problem(value: Any) -> str | None:
-    """Return why a value is no score, to follow "it"; None if it is one."""
+    """Return why a value is not a score, as text to follow "it"; None if it is a score."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
         return f"is {type(value).__name__}, not a number"
     if is_score(value := value if isinstance(value, int) else float(value)):

@@ -1,16 +1,15 @@
-"""Deadlines of prompt groups and rollouts, and what happens at them: `--group-timeout`, `--rollout-stall-timeout`.
+"""Deadlines of prompt groups and rollouts, and the actions at a deadline: `--group-timeout`, `--rollout-stall-timeout`.
 
-`rollout.pool` and `rollout.evaluate` await `run_group` here instead of the runner's, and wait by `some_done`. A group
-over its deadline comes back, by `--group-timeout-policy`:
+`rollout.pool` and `rollout.evaluate` await `run_group` here instead of the runner's, and wait with `some_done`. If a
+group exceeds its deadline, `--group-timeout-policy` decides:
 
-    retry        generated afresh, the same prompt, `--group-timeout-retries` times; then as substitute
-    substitute   every sample FAILED, which the scheduler replaces by another prompt as it does any such group
-    shrink       samples that were not done FAILED, the others as they are
-    drop         every sample FAILED, and `dropped_for_good(group)` holds: nothing is drawn in its place
-    stop         it does not: RolloutError
+    retry        generate the prompt again, `--group-timeout-retries` times; then as substitute
+    substitute   every sample is FAILED; the scheduler draws another prompt, as for any failed group
+    shrink       unfinished samples are FAILED; the others are kept
+    drop         every sample is FAILED, and `dropped_for_good(group)` is true: no other prompt is drawn
+    stop         raise RolloutError
 
-An evaluated group has no other prompt in its place: there substitute and drop are shrink, and what failed counts as
-reward 0.
+In an evaluation no other prompt is drawn, so substitute and drop act as shrink, and failed samples have reward 0.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CANCEL_GRACE = 5.0
-"""Seconds that cancelled work gets to end."""
+"""Seconds for cancelled work to end."""
 CLOSE_DEADLINE = 10.0
-"""Seconds that what is left in an event loop gets to end once it is cancelled."""
+"""Seconds for the tasks left in an event loop to end once they are cancelled."""
 _STALL_MARGIN = 60.0
 _STALLED = "the run stops: no sample ends (--rollout-stall-timeout)"
 
 
 def setting(args: Args, name: str) -> Any:
-    """A setting of the deadlines; where a hand-made `args` lacks it, its default."""
+    """Return a setting of the deadlines, or its default if a hand-made `args` lacks it."""
     return getattr(args, name, ProgressArgs.model_fields[name].default)
 
 
 def _stall_limit(args: Args, sample_hooks: int) -> float | None:
-    """Seconds without an end of a sample; each sample hook may take `--rollout-timeout`, too."""
+    """Return the seconds allowed without the end of a sample; each sample hook may take `--rollout-timeout`, too."""
     found: float | None = setting(args, "rollout_stall_timeout")
     if found is None and args.rollout_timeout and args.rm_timeout:
         found = args.rollout_timeout * (1 + sample_hooks) + args.rm_timeout + _STALL_MARGIN
@@ -58,17 +57,17 @@ def _stall_limit(args: Args, sample_hooks: int) -> float | None:
 
 
 class GroupClock:
-    """The deadline of one try of one group: `expired` is done `seconds` after the first `start`."""
+    """The deadline of a try of a group: `expired` is done `seconds` after the first `start`."""
 
     def __init__(self, seconds: float, started: Callable[[], None], *, cuts: bool) -> None:
         self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cuts = cuts
-        """At the deadline the runner ends samples that are not done, and goes on with the others."""
+        """True if the runner, at the deadline, ends samples that are not done and continues with the others."""
         self._seconds, self._started = seconds, started
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """A sample gets its place, for which a group may wait long."""
+        """Start the clock when the first sample gets its place, for which a group may wait long."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
             self._started()
@@ -83,7 +82,7 @@ class GroupClock:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
 
     def close(self) -> None:
-        """The group is done."""
+        """Stop the clock, because the group is done."""
         if self._handle is not None:
             self._handle.cancel()
 
@@ -100,9 +99,9 @@ async def run_group(
     sample_done: Callable[[list[Sample]], None] | None = None,
     hold: Hold | None = None,
 ) -> Group:
-    """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises.
+    """Run `runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and the runner's errors.
 
-    `begins` is called before every try, `sample_done` with what a sample has become whenever one has ended.
+    `begins` is called before every try, and `sample_done` with the resulting samples whenever a sample has ended.
     """
     seconds, policy = setting(runner.args, "group_timeout"), setting(runner.args, "group_timeout_policy")
     keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
@@ -121,7 +120,7 @@ async def run_group(
         result, obeyed = await _one_try(runner, group, params, keywords, name, seconds, policy)
         if result is not None:
             return result
-        if not obeyed:  # what was left behind may still write to its samples
+        if not obeyed:  # tasks left behind may still write to the samples
             group = copy.deepcopy(group)
             break
         if attempt < tries:
@@ -143,7 +142,7 @@ async def _one_try(
     seconds: float,
     policy: str,
 ) -> tuple[Group | None, bool]:
-    """The group, or None at its deadline with whether the work has ended then."""
+    """Return (group, _), or at its deadline (None, whether the work has ended)."""
     cuts = policy == "shrink"
     with waiting(name, deadline=None, then=f"--group-timeout-policy {policy}", queued=True) as wait:
 
@@ -159,7 +158,7 @@ async def _one_try(
                 if policy == "stop":
                     raise RolloutError(message)
                 logger.warning("%s", message)
-                if cuts:  # its samples have just been ended; what may go on is a reward of the whole group
+                if cuts:  # its samples have been ended; a reward of the whole group may still run
                     await asyncio.wait({task}, timeout=seconds + CANCEL_GRACE)
             return (task.result(), True) if task.done() else (None, await ended({task}))
         except BaseException:
@@ -170,11 +169,11 @@ async def _one_try(
 
 
 async def ended(tasks: Collection[asyncio.Future[Any]]) -> bool:
-    """Cancel tasks; whether all of them end within `CANCEL_GRACE` seconds. Those that do not are left behind."""
+    """Cancel tasks. Returns whether all of them ended within `CANCEL_GRACE` seconds; the others are left behind."""
     left = [task for task in tasks if not task.done()]
     for task in left:
         task.cancel()
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks the exception as retrieved
     if not left:
         return True
     with waiting("cancelled samples", deadline=CANCEL_GRACE, then="they are left behind"):
@@ -187,12 +186,12 @@ async def ended(tasks: Collection[asyncio.Future[Any]]) -> bool:
 
 
 class Bell(asyncio.Event):
-    """Set when something has ended, or has changed."""
+    """An event that is set when work has ended, or has changed."""
 
     _listener: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """Wake who waits."""
+        """Wake all waiters."""
         super().set()
         if self._listener is not None:
             self._answer(self._listener)
@@ -237,7 +236,7 @@ async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
 
 
 async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str) -> T:
-    """The result of `asyncio.gather`; cancelled when the wait for it ends. Raises RolloutError as `some_done`."""
+    """Return the result of `asyncio.gather`; cancel it if the wait ends. Raises RolloutError as `some_done` does."""
     try:
         bell = Bell()
         gathered.add_done_callback(lambda _: bell.set())
@@ -250,7 +249,7 @@ async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str)
 
 
 class StageRunner(asyncio.Runner):  # type: ignore[misc]  # final for typeshed alone
-    """Turns the loop of a stage in the thread that calls it; its end waits for no task that ignores it."""
+    """A runner of a stage's loop in the calling thread; its end does not wait for tasks that ignore cancellation."""
 
     _closed = False
 
@@ -279,7 +278,7 @@ class StageRunner(asyncio.Runner):  # type: ignore[misc]  # final for typeshed a
 
 
 async def end_tasks() -> None:
-    """Cancel every other task of the loop and wait for it; then end generators of the loop."""
+    """Cancel every other task of the loop and wait for it; then close the loop's async generators."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,8 +1,8 @@
-"""Whether the stage's engine has its memory, under `--offload-rollout`.
+"""State of the memory of the stage's engine, under `--offload-rollout`.
 
-`RolloutStage` asks; `launch.offload` says when. Kept beside the engine and not in the loop, which may be begun again
-after a trainer's failure, in the middle of a step, while the engine goes on. Only an engine with `release_memory` and
-`resume_memory` (`protocols.RolloutEngine`) is ever asked.
+`RolloutStage` calls this; `launch.offload` decides when. The state is kept with the engine and not in the loop: after a
+trainer's failure in the middle of a step, the loop may start again while the engine keeps running. Only engines with
+`release_memory` and `resume_memory` (`protocols.RolloutEngine`) are used.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 from slime_core.waits import waiting
 
 TAGS = ("weights", "kv_cache")
-"""In the order in which they are taken again."""
+"""Parts of the engine's memory, in the order of resumption."""
 
 
 class EngineMemory:
-    """What of it the engine has released."""
+    """The parts of its memory that the engine has released."""
 
     def __init__(self) -> None:
         self._released: set[str] = set()
 
     async def release(self, engine: Any) -> None:
-        """All of it; nothing without an engine, or where it has been. Raises EngineError."""
+        """Release all memory; do nothing without an engine, or if it is released already. Raises EngineError."""
         if engine is not None and not self._released:
             with waiting("the engine to give up its memory", deadline=None, then="its requests have deadlines"):
-                await engine.abort()  # what a timeout or a user's function has left behind
+                await engine.abort()  # requests that a timeout or a user's function left behind
                 await engine.release_memory()
             self._released = set(TAGS)
 
     async def resume(self, engine: Any, tags: tuple[str, ...]) -> None:
-        """A part of it; nothing where that is there. Raises EngineError."""
+        """Resume the parts `tags`; do nothing for parts that were not released. Raises EngineError."""
         missing = [tag for tag in tags if tag in self._released]
         if engine is not None and missing:
             with waiting("the engine to take its memory again", deadline=None, then="its requests have deadlines"):

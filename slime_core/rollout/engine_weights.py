@@ -1,4 +1,4 @@
-"""One weight version from its transport into an engine, in the engine's process."""
+"""Load one weight version from its transport into an engine, in the engine's process."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from slime_core.protocols import Args, RolloutEngine
 async def deliver(
     args: Args, engine: RolloutEngine, transport: str, payload: Any, version: int
 ) -> Mapping[str, float] | None:
-    """By the engine's own method for the transport, else by the transport's engine side; metrics, if there are any.
+    """Load a version by the engine's own method for the transport, else by the transport's engine side.
+
+    Returns metrics, if there are any.
 
     Args:
         args: The run's settings.
-        engine: Has been started.
+        engine: A started engine.
         transport: Spec of the transport: a name, `dist:name`, `file.py:attr`, ...
-        payload: What the transport's `send` gave to `take`.
-        version: Its number.
+        payload: The object that the transport's `send` passed to `take`.
+        version: Number of the version.
 
     Raises:
-        WeightSyncError: The engine refused it.
+        WeightSyncError: The engine refused the weights.
     """
     name = transport.rpartition(":")[2]
     update = getattr(engine, f"update_weights_from_{name}", None)

@@ -1,14 +1,14 @@
-"""Finished groups of an evaluation -> lines on disk, and back: what a resumed evaluation need not do again.
+"""Write and read the finished groups of an evaluation, so that a resumed evaluation does not repeat them.
 
 ::
 
     RUN/eval/state.json       what is evaluated (`plan`), and whether it is finished
     RUN/eval/<name>.jsonl     one sample a line, the groups of a data set one behind the other, appended as they finish
 
-Each group is one write, followed by fsync, so at most the last one is torn; that is cut off when the file is read. A
-line is a sample for `Sample.from_dict` with two keys more: `eval_group`, its group's number in the data set, and
-`eval_group_samples`, how many lines the group has. Groups stand in the order in which they finished until `finish`
-writes the file anew, in the data set's order.
+Each group is one write, followed by fsync, so at most the last group is torn; the reader cuts a torn group off. A line
+is a sample for `Sample.from_dict` with two more keys: `eval_group`, its group's number in the data set, and
+`eval_group_samples`, the number of lines of the group. Groups are in the order in which they finished until `finish`
+rewrites the file in the data set's order.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _LOST = "What is there stays; make space, and go on with slime eval --resume"
 
 
 class EvalRecord:
-    """The record of one evaluation in its run directory. One process writes."""
+    """The record of an evaluation in its run directory. Only one process writes it."""
 
     def __init__(self, run_dir: Path, plan: Mapping[str, Any]) -> None:
-        """`plan`: what must be the same for the groups to be of use, as JSON holds it."""
+        """Create the record. `plan`: JSON values that must be equal for the stored groups to be usable."""
         self.folder = run_dir / _FOLDER
         self.plan = dict(plan)
         self.kept = 0
-        """Groups that were there when the record was opened."""
+        """Number of groups that existed when the record was opened."""
         self.done = 0
-        """Groups that are there."""
+        """Number of recorded groups."""
         self.total = 0
-        """Groups of all data sets that have been announced."""
+        """Number of groups of all announced data sets."""
         self._groups: dict[str, dict[int, Group]] = {}
         self._files: dict[str, IO[bytes]] = {}
         self._writing = threading.Lock()
@@ -53,7 +53,7 @@ class EvalRecord:
     # -- beginning -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin an empty record in a directory without one. Raises RecordError."""
+        """Begin an empty record in a directory that has none. Raises RecordError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -61,7 +61,7 @@ class EvalRecord:
         self._write_state(finished=False)
 
     def open(self, names: list[str]) -> None:
-        """Go on with what is there for these data sets. Raises DataError for a damaged file, RecordError."""
+        """Resume from the recorded groups of these data sets. Raises DataError for a damaged file, RecordError."""
         for name in names:
             path = self._path(name)
             groups, end = read_groups(path) if path.is_file() else ({}, 0)
@@ -72,13 +72,13 @@ class EvalRecord:
         self.done = self.kept
 
     def finished(self, name: str) -> dict[int, Group]:
-        """The data set's groups that are there: number -> samples with their rewards."""
+        """Return the data set's recorded groups by number; the samples have their rewards."""
         return dict(self._groups.get(name, {}))
 
     # -- going on ------------------------------------------------------------------------------------
 
     async def add(self, name: str, number: int, group: Group) -> None:
-        """Keep a finished group; it is on disk when this returns. Raises RecordError."""
+        """Record a finished group; it is on disk when this returns. Raises RecordError."""
         lines = b"".join(line + b"\n" for line in _lines(number, group))
         with waiting(f"{self._path(name)} on disk", deadline=None, then="the disk answers, or the write fails"):
             await asyncio.to_thread(self._append, name, lines)
@@ -100,7 +100,10 @@ class EvalRecord:
             raise RecordError(f"{path} cannot be written: {error}. {_LOST}") from error
 
     def finish(self) -> None:
-        """Every group is there: write the files in the data sets' order, and say so. Raises RecordError."""
+        """Write the files in the data sets' order and mark the record as finished, once all groups are recorded.
+
+        Raises RecordError.
+        """
         self.close()
         for name, groups in self._groups.items():
             lines = [line for number in sorted(groups) for line in _lines(number, groups[number])]
@@ -123,7 +126,7 @@ class EvalRecord:
 
 
 def read_state(run_dir: Path) -> dict[str, Any] | None:
-    """`finished` and `plan` of the record in a run directory; None without one. Raises DataError."""
+    """Return `finished` and `plan` of the record in a run directory; None if there is no record. Raises DataError."""
     path = run_dir / _FOLDER / _STATE
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -137,17 +140,17 @@ def read_state(run_dir: Path) -> dict[str, Any] | None:
 
 
 def read_groups(path: Path) -> tuple[dict[int, Group], int]:
-    """The complete groups of a file, and the byte where the last of them ends; what follows was torn.
+    """Return the complete groups of a file, and the byte at which the last ends; any text after it is torn.
 
     Raises:
-        DataError: A line before the last is damaged, or it is no such file.
+        DataError: A line before the last is damaged, or the file is not an evaluation record.
     """
     groups: dict[int, Group] = {}
     end, members, size = 0, [], 0
     data = path.read_bytes()
     rows = data.split(b"\n")
     offset = 0
-    for place, row in enumerate(rows[:-1], start=1):  # what follows the last newline is torn, or empty
+    for place, row in enumerate(rows[:-1], start=1):  # the part after the last newline is torn, or empty
         offset += len(row) + 1
         try:
             values = exact_json(row)

@@ -1,13 +1,13 @@
-"""Evaluated samples -> what each prompt scored: mean reward, pass@k, majority@k. Pure functions, standard library.
+"""Scores of evaluated prompts: mean reward, pass@k, majority@k. Pure functions, standard library only.
 
-`rollout.metrics` averages them for `eval/...`, `slime eval` adds intervals. N is the number of executions of *this*
-data set's prompts (fan-out siblings are one, with the mean of their rewards), and both estimates average over every
-choice of k of the n, so nothing is drawn at random. One prompt with n = 4::
+`rollout.metrics` averages them for `eval/...`; `slime eval` adds intervals. n is the number of executions of *this*
+data set's prompts (fan-out siblings count as one execution, with the mean of their rewards). Both estimates average
+over every choice of k of the n executions, so nothing is drawn at random. A prompt with n = 4::
 
     answer    "7"  "7"  "8"  None      pass@1 2/4      majority@4 1: "7" has two votes of three
     correct    1    1    0    0        pass@2 5/6      majority@2 1/2: 7 7 wins, 7 8 is a tie, None does not vote
 
-Rewards are finite numbers here: a sample that failed, or got anything else for a reward, counts as 0 before.
+Rewards are finite numbers here: callers count a failed sample, or a reward that is no finite number, as 0.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ CORRECT = 1
 
 
 class Prompt(NamedTuple):
-    """One prompt's executions."""
+    """The executions of a prompt."""
 
     rewards: list[float]
-    """[n]."""
+    """Rewards, [n]."""
     answers: list[str | None] | None
-    """[n] what each answered; None of one that names no answer. None as a whole: nobody extracted any."""
+    """Extracted answers, [n]; an entry is None if a response has no answer. None: no answers were extracted."""
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Unbiased estimate of solving a prompt within k tries: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021).
+    """Return the unbiased estimate of solving a prompt in k tries: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021).
 
     Raises:
         ValueError: k is larger than the number of samples.
@@ -45,16 +45,16 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def majority_at_k(answers: Sequence[str | None], correct: Sequence[float], k: int) -> float:
-    """How correct the commonest of k answers is, averaged over every choice of k of the n samples; exact.
+    """Return the correctness of the commonest of k answers, averaged exactly over every choice of k of n samples.
 
     The vote of Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (2022). Answers
-    with equally many votes share the win. Samples without an answer do not vote; when none of the k votes, the
-    result is 0. An answer is as correct as the samples that gave it are on average.
+    with equally many votes share the win. Samples without an answer do not vote; if none of the k samples votes, the
+    result is 0. The correctness of an answer is the mean over the samples that gave it.
 
     Args:
-        answers: [n].
-        correct: [n] 1 or 0.
-        k: How many vote.
+        answers: Answers, [n].
+        correct: 1 or 0 for each answer, [n].
+        k: Number of samples that vote.
 
     Raises:
         ValueError: k is larger than n.
@@ -81,7 +81,7 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[float], k: in
 
 
 def _wins(own: int, others: Sequence[int], silent: int, k: int) -> Fraction:
-    """Choices of k samples in which an answer with `own` of them wins; a tie of t + 1 answers counts 1 / (t + 1)."""
+    """Count the choices of k samples that an answer with `own` samples wins; a tie of t + 1 answers is 1 / (t + 1)."""
     total = Fraction(0)
     for votes in range(1, min(own, k) + 1):
         free = silent + sum(c for c in others if c < votes)  # can neither beat it nor tie with it
@@ -101,16 +101,16 @@ def _wins(own: int, others: Sequence[int], silent: int, k: int) -> Fraction:
 
 
 def usual_ks(n: int) -> list[int]:
-    """1, 2, 4, ... and n itself."""
+    """Return 1, 2, 4, ... up to n, and n itself."""
     return sorted({*(2**i for i in range(n.bit_length()) if 2**i <= n), n} - {0})
 
 
 def prompts_of(columns: Mapping[str, Any]) -> list[Prompt]:
-    """The prompts of one data set, in the order of their first samples.
+    """Return the prompts of a data set, in the order of their first samples.
 
     Args:
-        columns: An evaluation's `rewards`, `samples` and where known `answers`, each [n]. Without samples nobody knows
-            which rewards are one prompt's: there are none.
+        columns: An evaluation's `rewards`, `samples` and if known `answers`, each [n]. Without samples, rewards cannot
+            be assigned to prompts, and the result is empty.
     """
     rewards, samples = columns["rewards"], columns.get("samples") or []
     answers = columns.get("answers")
@@ -128,10 +128,10 @@ def prompts_of(columns: Mapping[str, Any]) -> list[Prompt]:
 
 
 def score_values(columns: Mapping[str, Any]) -> dict[str, list[float]]:
-    """`reward`, `pass@k` and `majority@k` of one data set, each [prompts]; their means are the data set's scores.
+    """Return `reward`, `pass@k` and `majority@k` of a data set, each [prompts]; their means are its scores.
 
-    k is `columns["ks"]` as far as every prompt has so many executions, else `usual_ks` of the smallest prompt.
-    majority@k is there for k > 1, where `columns["answers"]` are.
+    The values of k are `columns["ks"]`, else `usual_ks` of the smallest prompt; a k beyond the executions of the
+    smallest prompt is left out. majority@k needs k > 1 and `columns["answers"]`.
     """
     prompts = prompts_of(columns)
     if not prompts:

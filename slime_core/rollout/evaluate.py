@@ -1,9 +1,9 @@
 """Evaluation: data sets -> rewards, through the same generate and reward stages as training.
 
-Settings come from the data set's entry, then `--eval-*`, then `--rollout-*`; each data set has its own number of
+Settings come from the data set's entry, then `--eval-*`, then `--rollout-*`. Each data set has its own number of
 samples per prompt, and pass@k uses that number. All data sets run at once, in the order of their samples' places in the
-engine, so the long answers of one do not hold up the others; a sample's seed is made of its number in its data set, so
-neither that nor what a record already holds changes what is sampled.
+engine, so long responses in one data set do not delay the others. A sample's seed comes from its number in its data
+set, so neither the order nor an existing record changes the sampled tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def eval_sampling_params(args: Args, dataset: Any) -> dict[str, Any]:
-    """One data set's sampling settings under SGLang's names; a fresh dictionary each call."""
+    """Return a data set's sampling settings under SGLang's names, as a new dictionary each call."""
     params = {
         "temperature": dataset.temperature,
         "top_p": dataset.top_p,
@@ -45,9 +45,9 @@ def eval_sampling_params(args: Args, dataset: Any) -> dict[str, Any]:
 
 
 def dataset_args(args: Args, dataset: Any) -> Any:
-    """The run's settings as the data set's generate functions see them: its template, tools, environment, options.
+    """Return the run's settings with the data set's template, tools, environment and plugin options.
 
-    Rewards see the options.
+    The data set's generate functions see all of them. Rewards see the options only.
     """
     changes: dict[str, Any] = {}
     for name in ("apply_chat_template", "apply_chat_template_kwargs"):
@@ -63,7 +63,7 @@ def dataset_args(args: Args, dataset: Any) -> Any:
 
 
 def laid_over(below: Mapping[str, Mapping[str, Any]], above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Plugin options of a run with a data set's on top, option by option."""
+    """Return a run's plugin options, overridden by a data set's, option by option."""
     return {name: {**below.get(name, {}), **above.get(name, {})} for name in {**below, **above}}
 
 
@@ -79,17 +79,17 @@ async def evaluate_datasets(
 
     Args:
         args: The run's settings.
-        data_source: Of the training.
-        runner: Generates and scores.
-        rollout_id: How many rollouts are finished.
-        record: Groups that it holds are not done again; those that are done are kept in it.
+        data_source: The training's data source.
+        runner: Generates and scores samples.
+        rollout_id: Number of finished rollouts.
+        record: Record of evaluated groups: its groups are not evaluated again, and new groups are added to it.
     """
     work = []
     for place, dataset in enumerate(args.eval_datasets):
         own = dataset_args(args, dataset)
         groups = eval_samples(own, dataset, runner.tokenizer)
         for sample in (s for group in groups for s in group):
-            # Its own in the whole evaluation: agents and engines tell conversations apart by it.
+            # Unique in the whole evaluation: agents and engines distinguish conversations by it.
             sample.session_id = f"1-{place}-{sample.group_index}-{sample.index}"
         work.append((dataset, own, groups, record.finished(dataset.name) if record is not None else {}))
     if record is not None:
@@ -122,9 +122,9 @@ async def evaluate_datasets(
 async def _evaluate_group(
     args: Args, own: Any, dataset: Any, runner: SampleRunner, group: Group, rollout_id: int | None
 ) -> Group:
-    """The group with responses and rewards; afresh where the end of a rollout beside it aborted its requests.
+    """Return the group with responses and rewards; retry if the end of a concurrent rollout aborted its requests.
 
-    Between two weight updates, which wait for a running evaluation, no more rollouts end than are counted here.
+    A weight update waits for a running evaluation, so no more rollouts can end meanwhile than the loop has attempts.
     """
     params = eval_sampling_params(args, dataset)
     keywords = {} if own is args else {"args": own}
@@ -138,10 +138,12 @@ async def _evaluate_group(
 
 
 def fail_unscored(args: Args, samples: list[Sample]) -> None:
-    """Make each sample FAILED whose reward is no finite number: aborted for good, or scored by its generate function.
+    """Mark each sample FAILED whose reward is not a finite number.
+
+    Such a sample was aborted in every attempt, or scored by its generate function.
 
     Raises:
-        RolloutError: A reward is a mapping, and no setting names an entry it has.
+        RolloutError: A reward is a mapping, and no setting names one of its entries.
     """
     for sample in samples:
         if sample.status != SampleStatus.FAILED:
@@ -151,10 +153,10 @@ def fail_unscored(args: Args, samples: list[Sample]) -> None:
 
 
 def eval_columns(args: Args, samples: list[Sample]) -> dict[str, Any]:
-    """THUDM/slime's evaluation columns; a sample without a finite reward has failed, and counts as 0.
+    """Return THUDM/slime's evaluation columns; a sample without a finite reward has failed, and counts as 0.
 
     Raises:
-        RolloutError: A reward is a mapping, and no setting names an entry it has.
+        RolloutError: A reward is a mapping, and no setting names one of its entries.
     """
     fail_unscored(args, samples)
     failed = [sample.status == SampleStatus.FAILED for sample in samples]
@@ -166,7 +168,7 @@ def eval_columns(args: Args, samples: list[Sample]) -> dict[str, Any]:
 
 
 def _votes(args: Args, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
-    """`ks`, where the data set names them, and `answers`, where every sample's can be extracted."""
+    """Return `ks` if the data set names them, and `answers` if every sample's answer can be extracted."""
     votes: dict[str, Any] = {} if dataset.ks is None else {"ks": dataset.ks}
     if int(dataset.n_samples_per_eval_prompt) == 1:
         return votes
@@ -180,7 +182,7 @@ def _votes(args: Args, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
 
 
 def _value(args: Args, sample: Sample) -> Any:
-    """The reward, or the entry of it that counts."""
+    """Return the reward, or its entry that counts."""
     if not isinstance(sample.reward, dict):
         return sample.reward
     key = args.eval_reward_key or args.reward_key

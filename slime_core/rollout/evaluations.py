@@ -1,8 +1,8 @@
-"""The evaluations that run in a rollout stage's event loop: ended by a drain, and at `--eval-timeout`.
+"""Evaluations in a rollout stage's event loop, which end at a drain and at `--eval-timeout`.
 
-`RolloutStage` runs every evaluation function that is a coroutine in here. Nothing is given back, since an evaluation
-draws nothing from the data source; what was generated of it is thrown away, and a resumed run does it again. A plain
-function cannot be ended: it is waited for, and at the deadline the process ends.
+`RolloutStage` runs every evaluation function that is a coroutine here. An evaluation draws nothing from the data
+source, so it gives nothing back: its generated samples are discarded, and a resumed run repeats it. A plain function
+cannot be cancelled: the stage waits for it, and at the deadline the process ends.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from slime_core.waits import waiting, within
 
 T = TypeVar("T")
 _CANCEL_DEADLINE = 10.0
-"""Seconds interrupted work gets to stop its requests before the engine goes away."""
+"""Seconds that interrupted work has to stop its requests before the engine is stopped."""
 TIMEOUT = "the run stops (--eval-timeout)"
 
 
 class Interruptible:
-    """Work in an event loop that ends when the run is to end."""
+    """Work in an event loop that is cancelled when the run stops."""
 
     def __init__(self) -> None:
         self.interrupted = False
-        """None is begun any more."""
+        """True once no more work may begin."""
         self._running: set[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = set()
 
     def interrupt(self) -> None:
-        """End what runs, now and from now on, where it waits; any thread may call it, and a signal handler."""
+        """Cancel running and later work at its next await; any thread and a signal handler may call this."""
         self.interrupted = True
         for loop, task in tuple(self._running):
             loop.call_soon_threadsafe(task.cancel)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work returns. Raises RolloutInterrupted when `interrupt` ended it."""
+        """Await the work and return its result. Raises RolloutInterrupted if `interrupt` cancelled it."""
         task = asyncio.create_task(work)
         entry = (asyncio.get_running_loop(), task)
         self._running.add(entry)
@@ -54,23 +54,23 @@ class Interruptible:
 
 
 async def evaluated(running: Interruptible, work: Coroutine[Any, Any, T], what: str, timeout: float | None) -> T:
-    """What an evaluation returns; with `--eval-in-background` it may run beside a rollout.
+    """Run an evaluation and return its result; with `--eval-in-background` it may run during a rollout.
 
     Raises:
-        RolloutInterrupted: It was interrupted.
-        RolloutError: It was not done after `timeout` seconds; names the stall report.
+        RolloutInterrupted: The evaluation was interrupted.
+        RolloutError: The evaluation did not finish within `timeout` seconds; the message names the stall report.
     """
     try:
         return await running.run(within(work, what, deadline=timeout, then=TIMEOUT, error=RolloutError))
     finally:
         if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-            work.close()  # it was not begun, and would be told of as never awaited
+            work.close()  # it never started, so Python would warn that it was never awaited
 
 
 async def cancel_all(tasks: set[asyncio.Task[Any]], then: Callable[[], Awaitable[None]] | None = None) -> None:
-    """End rollouts and evaluations, then call `then`.
+    """Cancel rollouts and evaluations, then call `then`.
 
-    They run still after an interrupt that did not pass through the event loop, and where another thread waits for them.
+    They may still run after an interrupt that did not pass through the event loop, or if another thread waits for them.
     """
     running = {task for task in tasks if not task.done()}
     for task in running:

@@ -1,9 +1,9 @@
-"""What becomes of a group: trained on, dropped, given back with what it has, or regenerated.
+"""Decide what happens to a group: it is trained on, dropped, returned with its tokens, or regenerated.
 
-`rollout.pool` asks `decide` about every finished group, and whoever hands groups back prepares them here. A fan-out is
-whole or it is nothing. Its siblings are kept when all of them are finished, and wait in their group beside samples that
-go on; when one was interrupted or has failed, the sample that they were made of takes their place. A sibling is no such
-sample (it may have another prompt), so kept ones carry theirs along.
+`rollout.pool` calls `decide` for every finished group, and code that returns groups prepares them here. A fan-out is
+kept only if all its siblings finished; they then wait in their group while other samples of the group continue. If a
+sibling was interrupted or failed, the original sample replaces all siblings. A sibling cannot replace the original
+sample (it may have another prompt), so kept siblings carry the original sample in their metadata.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
 
 FINISHED = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
 ORIGIN = "fan_out_origin"
-"""Entry of `sample.metadata` of the first of several kept siblings: the sample that they were made of, as a prompt."""
+"""Key of `sample.metadata` of the first of several kept siblings: their original sample, as a prompt."""
 GROUP_TIMEOUT = "--group-timeout"
-"""The boundary named by samples that failed since their group was over its deadline."""
+"""Boundary named by samples that failed because their group exceeded its deadline."""
 
 
 class Outcome(Enum):
-    """Of one group."""
+    """The outcome of a group."""
 
     KEPT = "kept"
-    """Trained on."""
+    """The group is trained on."""
     DROPPED = "dropped"
-    """By the dynamic filter; may fill a rollout whose budget is spent."""
+    """The dynamic filter dropped the group; it may still fill a rollout whose budget is spent."""
     LOST = "lost"
-    """Nothing can be learned from it: every sample, or the greedy baseline, failed."""
+    """The group is useless for training: every sample, or the greedy baseline, failed."""
     AGAIN = "again"
-    """Interrupted: goes back to the data source."""
+    """The group was interrupted: it returns to the data source."""
 
 
 def decide(context: RolloutContext, group: Group, insufficient: Callable[[], bool]) -> tuple[Outcome, str | None]:
-    """Decide on one group, count it and note it; returns the outcome and the reason of any but KEPT.
+    """Decide on a group, count it and note it. Returns the outcome, and a reason unless the outcome is KEPT.
 
-    The ledger learns that the group is scored, and what is LOST; what becomes of other groups is the caller's.
+    The ledger records that the group is scored, and that it is LOST. The caller records other outcomes.
 
     Args:
         context: Filter, counters and notes.
-        group: What `SampleRunner.run_group` returned, or a group that was finished before.
+        group: Result of `SampleRunner.run_group`, or a group that was finished before.
         insufficient: Whether there would be too few groups without this one (a filter's `keep_when_insufficient`).
 
     Raises:
         PluginError: The dynamic filter raised.
-        RolloutError: It answered nonsense.
+        RolloutError: The dynamic filter returned an invalid value.
     """
     filters = context.filters
     if any(s.status == SampleStatus.ABORTED for s in group):
@@ -88,12 +88,12 @@ def decide(context: RolloutContext, group: Group, insufficient: Callable[[], boo
 
 
 def needs_nothing(context: RolloutContext, group: Group) -> bool:
-    """Whether a drawn group was finished before (in excess, or replayed by the buffer) and only waits for `decide`."""
+    """Return whether a drawn group was finished before (surplus, or replayed by the buffer): only `decide` is left."""
     return is_finished(group) and context.runner.baseline_lack(group) != "aborted"
 
 
 def mask_older(args: Args, group: Group) -> None:
-    """`--mask-offpolicy-in-partial-rollout` for samples that were finished when their group was interrupted."""
+    """Mask samples that had finished when their group was interrupted (`--mask-offpolicy-in-partial-rollout`)."""
     if args.mask_offpolicy_in_partial_rollout:
         for sample in group:
             if sample.status in FINISHED and "start_rollout_id" in sample.metadata:
@@ -102,16 +102,17 @@ def mask_older(args: Args, group: Group) -> None:
 
 
 def remove_if_masked(sample: Sample) -> None:
-    """The one rule for a finished sample whose tokens are withheld for their age: with none left it counts nowhere.
+    """Remove a finished sample if all its tokens are withheld for their age.
 
-    Its reward is outside its group's statistics and its tokens outside every denominator, as where a filter removes it.
+    As with a sample that a filter removes, its reward is left out of its group's statistics and its tokens are left out
+    of every denominator.
     """
     if sample.status in FINISHED and sample.response_length and not sample.effective_response_length:
         sample.remove_sample = True
 
 
 def spread(args: Args, group: Group) -> float:
-    """Standard deviation of the executions' rewards: how much a group could teach; 0 where they are no numbers."""
+    """Return the standard deviation of the executions' rewards; 0 if the rewards are not numbers."""
     rewards = [[s.get_reward_value(args) for s in e if s.reward is not None] for e in executions(group)]
     numbers = [[float(r) for r in e if is_score(r)] for e in rewards]
     means = [mean(e) for e in numbers if e]
@@ -119,12 +120,12 @@ def spread(args: Args, group: Group) -> float:
 
 
 def timed_out(group: Group) -> bool:
-    """Whether the group as a whole was over `--group-timeout`."""
+    """Return whether the whole group exceeded `--group-timeout`."""
     return all(s.status == SampleStatus.FAILED and _failure(s).get("where") == GROUP_TIMEOUT for s in group)
 
 
 def dropped_for_good(group: Group) -> bool:
-    """Whether nothing is to be drawn in its place."""
+    """Return whether the group timed out and was dropped, so that no other group is drawn in its place."""
     return timed_out(group) and all("dropped" in _failure(s) for s in group)
 
 
@@ -137,15 +138,15 @@ def _failure(sample: Any) -> dict[str, Any]:
 
 
 def keeps_finished(args: Args) -> bool:
-    """Whether finished groups that are given back are trained on later, as they are."""
+    """Return whether finished groups that are returned are trained on later, unchanged."""
     return bool(args.partial_rollout and not args.mask_offpolicy_in_partial_rollout)
 
 
 def prepare_return(args: Args, group: Group, rollout_id: int) -> Group:
-    """The group ready to be drawn again: with what its samples have, or as fresh prompts.
+    """Return the group ready to be drawn again, with its samples' tokens or as fresh prompts.
 
-    Partial rollouts go on with their tokens, which `metadata["start_rollout_id"]` tells; a failed sample never does,
-    and of a fan-out only one that is finished whole. What does not go on is one prompt per execution.
+    Partial rollouts continue with their tokens and have `metadata["start_rollout_id"]`. A failed sample never
+    continues, and a fan-out only if all of it is finished. An execution that does not continue becomes one prompt.
     """
     finished = is_finished(group)
     if not (keeps_finished(args) if finished else args.partial_rollout):
@@ -162,19 +163,19 @@ def prepare_return(args: Args, group: Group, rollout_id: int) -> Group:
 
 
 def given_back(args: Args, original: Group, group: Group) -> Group:
-    """What of a group is to be prepared for its return: what it has become, where that goes on.
+    """Return the samples to prepare for the group's return: the generated samples if they continue, else the original.
 
     Args:
         args: The run's settings.
-        original: As it was drawn.
-        group: As it came back.
+        original: Group as it was drawn.
+        group: Group after generation.
     """
     goes_on = keeps_finished(args) if is_finished(group) else args.partial_rollout
     return remains(original, group) if goes_on else original
 
 
 def restarted(group: Group) -> Group:
-    """The group as prompts, one sample per execution. Samples without siblings are reset in place."""
+    """Return the group as prompts, one sample per execution. Samples without siblings are reset in place."""
     origins = [_origin(siblings[0]) for siblings in executions(group)]
     for sample in origins:
         sample.reset_for_retry()
@@ -182,20 +183,21 @@ def restarted(group: Group) -> Group:
 
 
 def prompts_of(group: Group) -> Group:
-    """The same of copies; the group stays as it is."""
+    """Return copies of the group's samples as prompts, one per execution; the group is not changed."""
     return restarted([copy_of(sample) for sample in group])
 
 
 def remains(original: Group, group: Group) -> Group:
-    """What a group that was generated is given back as.
+    """Return the samples of a generated group to return to the data source.
 
     Args:
-        original: As it was drawn.
-        group: What has become of it, interrupted or finished: an execution for every one of `original`, in order.
+        original: Group as it was drawn.
+        group: Group after generation, interrupted or finished; its executions are in the order of `original`.
 
     Returns:
-        Finished executions whole; others as the sample that goes on, or is to. A group whose executions cannot be told
-        apart (a generate function gave several the same `rollout_id`) is started over, unless it is finished.
+        All samples of each finished execution; for other executions the sample to continue or to start. A group whose
+        executions cannot be distinguished (a generate function gave several the same `rollout_id`) is restarted, unless
+        it is finished.
     """
     before, after = executions(original), executions(group)
     if len(before) != len(after):
@@ -205,7 +207,7 @@ def remains(original: Group, group: Group) -> Group:
 
 
 def is_whole(siblings: Group) -> bool:
-    """Whether an execution is one sample, or all of its samples are finished."""
+    """Return whether an execution is one sample, or all of its samples are finished."""
     return len(siblings) == 1 or all(s.status in FINISHED for s in siblings)
 
 
@@ -224,5 +226,5 @@ def _origin(sample: Sample) -> Sample:
 
 
 def copy_of(sample: Sample) -> Sample:
-    """Whose values are its own."""
+    """Return a deep copy of a sample."""
     return Sample.from_dict(sample.to_dict())

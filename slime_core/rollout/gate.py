@@ -1,18 +1,17 @@
-"""Makes an in-process engine step only when every live sample waits for it.
+"""Let an in-process engine step only when every live sample waits for it.
 
-Without this, how many requests share an engine step depends on how fast reward threads answer, and with it the last
-bits of every log-prob. `rollout.generate` begins each sample when one of the places is free; the
-engine asks `may_step`::
+Otherwise the number of requests in an engine step depends on the speed of reward threads, and so do the last bits of
+every log-prob. `rollout.generate` begins each sample when a place is free; the engine calls `may_step`::
 
     live samples    = running user code (generate function, tool, reward) or waiting for the engine
     engine steps    <=> live samples <= samples waiting for the engine
 
-What comes next is live before the engine could look, however many turns of the loop it takes to come: a group has a
-`Hold` from the moment in which it is drawn, lends it to its samples while they run, and has it back until the rollout
-has decided on it. The rollout decides when all else is `settled`: on all groups that one engine step finished,
-whichever reward thread was first. Likewise a sample that is done hands its place to the next one that waits for it
-without the engine stepping in between, and with it what was left of its share of the event loop's time: samples that
-begin or get their answers at the same moment share it out (`waits.loop_turn`), in their order.
+New work counts as live before the engine can check, however many turns of the event loop it needs to begin. A group has
+a `Hold` from the moment it is drawn. It lends the hold to its samples while they run, and takes it back until the
+rollout has decided on the group. The rollout decides when everything else is `settled`: on all groups that one engine
+step finished, whichever reward thread was first. A finished sample passes its place to the next waiting sample before
+the engine can step, together with the rest of its share of the event loop's time. Samples that begin or get their
+outputs at the same moment divide this time (`waits.loop_turn`), in their order.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from slime_core.waits import loop_turn, waiting
 
 logger = logging.getLogger(__name__)
 _Work = Callable[[], Coroutine[Any, Any, Any]]
-"""Of one sample, when it has its place."""
+"""Coroutine function of a sample, called when the sample has its place."""
 
 
 class Hold:
-    """A group's own count among the live, from its drawing to the decision on it, but for the time that it lends it.
+    """A group's own live count, held from its drawing to the decision on it, except while it is lent to samples.
 
     ::
 
@@ -57,9 +56,9 @@ class Hold:
 
     @contextmanager
     def lent(self, works: Sequence[_Work]) -> Iterator[list[Any]]:
-        """While inside, the group is live by its samples: from when all have asked for a place until the last one ends.
+        """Lend the hold to the group's samples, from when all have requested a place until the last sample ends.
 
-        Yields what becomes of each of `works`, which are its samples'.
+        Yields a future for each of `works`, one per sample.
         """
         context, left = copy_context(), len(works)
 
@@ -77,14 +76,14 @@ class Hold:
             self._take()
 
     def complete(self) -> None:
-        """All that is left to do is to decide on the group: `settled` does not wait for it."""
+        """Mark the group as complete and undecided: `settled` does not wait for it."""
         self._take()
         if not self._closed:
             self._complete = True
             self._gate._add_complete(1)
 
     def close(self) -> None:
-        """It has been decided on or given up: from here on it is live by its samples alone. Safe to call twice."""
+        """Release the hold of a decided or abandoned group; running samples stay live. Safe to call twice."""
         if self._complete:
             self._complete = False
             self._gate._add_complete(-1)
@@ -103,23 +102,23 @@ class Hold:
 
 
 class _Run(asyncio.Future[Any]):
-    """What a coroutine returns that begins once it has a place, as a task of its own; to be cancelled like one."""
+    """Future of a coroutine that starts as its own task once it has a place; can be cancelled like a task."""
 
     __slots__ = ("_began", "_context", "_ended", "_gate", "_task", "_work")
 
     def __init__(self, gate: GatedEngine, work: _Work, context: Context, ended: Callable[[], None]) -> None:
-        """`context`: what the task gets a copy of. `ended` is called when one that has a place leaves it."""
+        """The task gets a copy of `context`. `ended` is called when the run leaves its place."""
         super().__init__()
         self._gate, self._work, self._context, self._ended = gate, work, context, ended
         self._task: asyncio.Task[Any] | None = None
         self._began = False
 
     def cancel(self, msg: Any = None) -> bool:
-        """Of one that has not begun, its place goes to the next."""
+        """Cancel the run; if it has not begun, its place goes to the next run."""
         return self._task.cancel(msg) if self._began and self._task is not None else super().cancel(msg)
 
     def begin(self, *, at_once: bool) -> None:
-        """It has a place; `at_once`: and what was left of the share of the one who had it."""
+        """Start the task, which has a place now; with `at_once` it uses the rest of its predecessor's time share."""
         self._task = self.get_loop().create_task(self._run(at_once), context=self._context.copy())
 
     async def _run(self, at_once: bool) -> None:
@@ -127,10 +126,10 @@ class _Run(asyncio.Future[Any]):
             if not at_once:
                 await loop_turn()
             self._began = True
-            result = None if self.done() else await self._work()  # it may have been cancelled meanwhile
+            result = None if self.done() else await self._work()  # it may have been cancelled in between
         except asyncio.CancelledError:
             settle: Callable[[], Any] = super().cancel
-        except BaseException as error:  # whoever waits is told of those that are no `Exception`, too
+        except BaseException as error:  # also forward BaseException to the waiter
             settle = partial(self.set_exception, error)
         else:
             settle = partial(self.set_result, result)
@@ -143,10 +142,10 @@ class _Run(asyncio.Future[Any]):
 
 
 class GatedEngine:
-    """The engine as generate functions see it: every call but `generate` goes straight through."""
+    """The engine as generate functions see it: passes every call through, and counts `generate` and `stream`."""
 
     def __init__(self, engine: RolloutEngine, *, deterministic: bool, places: int = 1 << 30) -> None:
-        """`places`: how many samples may run at once."""
+        """`places` is the number of samples that may run at once."""
         self._engine = engine
         self._free = places
         self._queue: deque[_Run] = deque()
@@ -171,11 +170,11 @@ class GatedEngine:
         return self._live <= self._waiting
 
     def hold(self) -> Hold:
-        """Make the engine wait until it is closed, or lent to samples; for a group that is about to run."""
+        """Return a hold for a group that is about to run; the engine waits until it is closed or lent to samples."""
         return Hold(self)
 
     def start(self, run: _Run) -> _Run:
-        """Have it begin when there is a place, live while it has it. Those who wait for one come in order."""
+        """Begin a run when there is a place, in call order; it is live while it has the place."""
         if self._free:
             self._free -= 1
             self._add_live(1)
@@ -187,7 +186,7 @@ class GatedEngine:
         return run
 
     def _leave(self) -> None:
-        """Hand the place, and being live, to the next in the queue."""
+        """Pass the place and its live count to the next run in the queue, or free them."""
         while self._queue:
             run = self._queue.popleft()
             if not self._queue:
@@ -199,7 +198,7 @@ class GatedEngine:
         self._add_live(-1)
 
     async def settled(self) -> None:
-        """Return when every live sample waits for the engine, but for the groups that are complete and undecided."""
+        """Wait until every live sample waits for the engine; complete, undecided groups do not count."""
         while self._notify is not None and self._live - self._complete > self._waiting:
             self._change.clear()
             with waiting("user code of samples that are live", deadline=None, then="their own deadlines end them"):
@@ -222,14 +221,14 @@ class GatedEngine:
         session_id: str | None = None,
         image_data: Sequence[str] = (),
     ) -> GenerationOutput:
-        """As `RolloutEngine.generate`."""
+        """Generate a response; see `RolloutEngine.generate`."""
         images: Any = {"image_data": image_data} if image_data else {}
         self._add_waiting(1)
         try:
             output = await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id, **images)
         finally:
             self._add_waiting(-1)
-        await loop_turn()  # live and not waiting for the engine: a deterministic one does not step meanwhile
+        await loop_turn()  # live and not waiting: a deterministic engine does not step now
         return output
 
     def _add_waiting(self, count: int) -> None:
@@ -243,7 +242,7 @@ class GatedEngine:
 
     @property
     def stream(self) -> Callable[..., AsyncIterator[GenerationOutput]]:
-        """The engine's `stream`, counted like `generate`. Raises AttributeError for an engine without one."""
+        """The engine's `stream`, counted like `generate`. Raises AttributeError if the engine has no `stream`."""
         return partial(self._stream, self._engine.stream)  # type: ignore[attr-defined]
 
     async def _stream(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncIterator[GenerationOutput]:
@@ -259,7 +258,7 @@ class GatedEngine:
         return 0.0 if self._busy_since is None else asyncio.get_running_loop().time() - self._busy_since
 
     def take_busy_seconds(self) -> float:
-        """Seconds of the event loop's clock in which at least one request was in the engine, since the last call."""
+        """Return the seconds since the last call with at least one request in the engine, by the event loop's clock."""
         busy, self._busy = self._busy + self._busy_for(), 0.0
         if self._busy_since is not None:
             self._busy_since = asyncio.get_running_loop().time()
@@ -278,9 +277,9 @@ class GatedEngine:
         self._notify()
 
     def take_held_seconds(self, of: float) -> float:
-        """Seconds in which requests waited for user code of other samples, since the last call, `of` seconds ago.
+        """Return the seconds since the last call, `of` seconds ago, in which requests waited for others' user code.
 
-        Says once that determinism costs this run a good part of its time.
+        Warns once if determinism costs a large part of the run's time.
         """
         held, self._held = self._held, 0.0
         if held > max(0.25 * of, 5.0) and not self._warned:

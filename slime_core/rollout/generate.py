@@ -1,10 +1,9 @@
-"""Stage 3: one prompt group -> the same group with responses and rewards.
+"""Stage 3: a prompt group -> the same group with responses and rewards.
 
-`rollout.schedule` and `rollout.evaluate` call `SampleRunner.run_group`. A sample that fails is data: it comes back
-FAILED with the reason, and only `--max-consecutive-failures` of them in a row stop the run. A generate function may
-return several samples (fan-out); the group then grows and the siblings share a `rollout_id`. When one of them was
-interrupted, the sample they were made of comes back ABORTED in their place: a fan-out is whole, or it is executed
-again.
+`rollout.schedule` and `rollout.evaluate` call `SampleRunner.run_group`. A failed sample is returned with status FAILED
+and the reason; only `--max-consecutive-failures` failures in a row stop the run. A generate function may return several
+samples (fan-out); the group then grows and the siblings share a `rollout_id`. If a sibling was interrupted, the
+original sample is returned ABORTED in place of the siblings: a fan-out is kept complete or executed again.
 """
 
 from __future__ import annotations
@@ -62,13 +61,13 @@ class Generator(Protocol):
 
 
 def sampling_seed(seed: int, *parts: object) -> int:
-    """A 31-bit seed that depends on nothing but its arguments, so a resumed run samples the same tokens."""
+    """Return a 31-bit seed that depends only on the arguments, so a resumed run samples the same tokens."""
     digest = hashlib.blake2b(repr((seed, *parts)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def train_sampling_params(args: Args) -> dict[str, Any]:
-    """The rollout's sampling settings under SGLang's names."""
+    """Return the rollout's sampling settings under SGLang's names."""
     return {
         "temperature": args.rollout_temperature,
         "top_p": args.rollout_top_p,
@@ -83,25 +82,25 @@ def train_sampling_params(args: Args) -> dict[str, Any]:
 
 
 class Timeline(Protocol):
-    """Where times go (`observability.timeline`)."""
+    """A recorder of times (`observability.timeline`)."""
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
 
     def sample(
         self, siblings: list[Sample], times: tuple[float, ...], before: int, outside: float, context: GenerateContext
     ) -> None:
-        """What one call of a generate function returned."""
+        """Record the samples that a call of a generate function returned."""
 
     def scored(self, group: Group, start: float) -> None:
-        """A group has been scored as a whole, from `start` on."""
+        """Record that a group was scored as a whole, beginning at `start`."""
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered records."""
 
 
 class SampleRunner:
-    """Runs generate function, then reward, for the samples of a group; bounds how many run at once."""
+    """A runner of the generate function, then the reward, for the samples of a group; limits concurrency."""
 
     def __init__(
         self,
@@ -122,20 +121,20 @@ class SampleRunner:
         self.rewards = rewards
         self.hooks = hooks or RolloutHooks()
         self.stopping = False
-        """True while a rollout winds down: its samples that have not started stay as they are."""
+        """True while a rollout winds down: samples that have not started are left unchanged."""
         self.greedy_baseline = greedy_baseline
-        """Training groups get a greedy response more, whose reward is left in their samples' metadata."""
+        """Whether training groups get an extra greedy response, whose reward is stored in the samples' metadata."""
         self.last_end = float("-inf")
-        """When a sample last ended, in whatever way, by the event loop's clock."""
+        """Time when the last sample ended, successful or not, by the event loop's clock."""
         self.timeline: Timeline | None = None
-        """Where to write when samples began and ended."""
+        """Recorder of the times when samples begin and end."""
         self._resolve_generator = resolve_generator
         self._image_token = image_token_of(args.hf_checkpoint)
         self._generators: dict[str, Generator] = {}
         self._failures_in_a_row = 0
         self._failures: Counter[tuple[str, str]] = Counter()
         self._text_makers: set[str] = set()
-        """Generate functions that return text, which has been said."""
+        """Generate functions that return text and for which a warning has been logged."""
 
     async def run_group(
         self,
@@ -151,10 +150,15 @@ class SampleRunner:
     ) -> Group:
         """Generate and score every sample; the result is ordered as `group`, fan-out siblings in place.
 
-        `clock`: started when a first sample gets its place; `rollout.deadlines` acts on it. `sample_done` is called
-        with what each sample has become, whenever one has ended. `args`: what generate functions get instead of the
-        run's settings; rewards take their plugin options from it. `hold`: the group's, which the caller closes; without
-        one it has its own until this returns.
+        Args:
+            group: Samples of a prompt.
+            params: Sampling parameters, under SGLang's names.
+            rollout_id: Number of the rollout, if any.
+            evaluation: Whether the samples belong to an evaluation.
+            clock: Deadline of the group, started when the first sample gets its place (`rollout.deadlines`).
+            sample_done: Called with the resulting samples each time a sample has ended.
+            args: Settings for generate functions, in place of the run's; rewards take their plugin options from them.
+            hold: The group's hold on the engine, which the caller closes; by default one that ends with this call.
         """
         args = self.args if args is None else args
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
@@ -162,7 +166,7 @@ class SampleRunner:
         asked = self.timeline.now() if self.timeline else 0.0
         samples = [(s, params) for s in group] + ([] if extra is None else [(extra, baseline.greedy_params(params))])
         cut_by = clock if clock is not None and clock.cuts else None
-        done = sample_done if cut_by is None else lambda _: None  # `_cut` says it, of those that it cuts off as well
+        done = sample_done if cut_by is None else lambda _: None  # `_cut` calls it, also for samples that it cuts off
         works = [partial(self._run_sample, s, p, context, clock, args, asked, done) for s, p in samples]
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
             with hold.lent(works) as runs:
@@ -212,11 +216,11 @@ class SampleRunner:
         return siblings
 
     def baseline_lack(self, group: Group) -> str | None:
-        """Why a finished group cannot be compared with its greedy baseline (see `baseline.missing`); None: it can."""
+        """Return why a finished group cannot be compared with its greedy baseline (see `baseline.missing`), or None."""
         return baseline.missing(group) if self.greedy_baseline else None
 
     def count_failures(self, group: Group) -> None:
-        """Samples that were made to fail from outside. Raises RolloutError as for others, when too many fail."""
+        """Count samples that the caller marked as failed. Raises RolloutError when too many fail in a row."""
         for siblings in executions(group):
             self._count(siblings)
 
@@ -242,7 +246,7 @@ class SampleRunner:
                 work = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
                 result = await by_deadline(work, self.args.rollout_timeout)
         except BaseException as error:
-            if not _begins_with(sample, given, prompt_length):  # cut off while it wrote
+            if not _begins_with(sample, given, prompt_length):  # cut off while it changed the sample
                 sample.tokens, sample.response_length = given[:prompt_length], 0
                 sample.reset_for_retry()
             if not isinstance(error, Exception):
@@ -254,7 +258,7 @@ class SampleRunner:
             call = self.args, siblings, context.rollout_id, context.evaluation
             found = await self.hooks.after_generation(*call)
             siblings = self._checked(found, sample, self.hooks.sample_labels, drawn)
-        if self.args.mask_offpolicy_in_partial_rollout:  # one that went on may have ended at once
+        if self.args.mask_offpolicy_in_partial_rollout:  # a resumed sample may have ended at once
             for sibling in siblings if drawn.num_tokens > len(drawn.prompt) else ():
                 remove_if_masked(sibling)
         if len(siblings) > 1 and any(s.status == SampleStatus.ABORTED for s in siblings):
@@ -262,13 +266,13 @@ class SampleRunner:
         return siblings
 
     def _encode(self, sample: Sample) -> None:
-        """Give the sample its prompt ids; data sources written for THUDM/slime leave that to the rollout."""
+        """Set the sample's prompt ids; data sources written for THUDM/slime leave them to the rollout."""
         if not sample.tokens and sample.prompt:
             args = None if isinstance(sample.prompt, str) else self.args  # text has its template already
             sample.tokens = encode_prompt(self.tokenizer, sample.prompt, args, prompt_tools(self.args, sample.metadata))
 
     def _checked(self, siblings: list[Sample], origin: Sample, where: str, drawn: Drawn) -> list[Sample]:
-        """Give fan-out siblings a common rollout id; what could not be trained on becomes a failure."""
+        """Set a common rollout id for fan-out siblings; mark samples that cannot be trained on as failed."""
         shared = next((s.rollout_id for s in siblings if s.rollout_id is not None), origin.index)
         for sibling in siblings:
             sibling.group_index = origin.group_index if sibling.group_index is None else sibling.group_index
@@ -290,7 +294,7 @@ class SampleRunner:
         return siblings
 
     def _take_text(self, sample: Sample, drawn: Drawn, where: str) -> str | None:
-        """Tokenise a response that is text only, after the prompt that the code left; what is wrong, else None."""
+        """Tokenise a text-only response after the prompt that the function left; return the problem, or None."""
         if where not in self._text_makers:
             self._text_makers.add(where)
             logger.warning(
@@ -315,7 +319,7 @@ class SampleRunner:
         return self._generators[spec]
 
     def _count(self, siblings: list[Sample]) -> None:
-        """Count one execution: it has failed when all of its samples have."""
+        """Count an execution; it has failed if all of its samples have failed."""
         failed = [s for s in siblings if s.status == SampleStatus.FAILED]
         last = ""
         for sample in failed:
@@ -332,10 +336,10 @@ class SampleRunner:
             )
 
     def _tell_failure(self, sample: Sample) -> str:
-        """Warn of it, unless many have failed for the same reason; where it failed, and why."""
+        """Return where and why the sample failed; log the 1st, 10th, 100th and 1000th failure with the same reason."""
         failure = sample.metadata.get("failure", {})
         where, reason = str(failure.get("where")), str(failure.get("error"))
-        kind = where, _DIGITS.sub("#", reason)  # the same reason of two samples
+        kind = where, _DIGITS.sub("#", reason)  # so that reasons that differ only in numbers count as the same
         self._failures[kind] += 1
         if self._failures[kind] in (1, 10, 100, 1000):
             place = f" (at {failure['at']})" if "at" in failure else ""
@@ -345,7 +349,7 @@ class SampleRunner:
 
 
 def _check_images(sample: Sample, generator: Generator) -> None:
-    """Raise RolloutError for a sample whose images would not come before the model."""
+    """Raise RolloutError for a sample whose images would not reach the model."""
     if not sample.multimodal_inputs:
         return
     if not generator.traits.takes_images:
@@ -357,7 +361,7 @@ def _check_images(sample: Sample, generator: Generator) -> None:
 async def _cut(
     run: asyncio.Future[list[Sample]], sample: Sample, clock: GroupClock, done: Callable[[list[Sample]], None]
 ) -> list[Sample]:
-    """What the sample's run returns; FAILED when the group's deadline comes first."""
+    """Return the result of the sample's run, or the sample FAILED if the group's deadline passes first."""
     try:
         await clock.first(run)
     except BaseException:
@@ -373,7 +377,7 @@ async def _cut(
 
 
 def _interrupted(origin: Sample, prompt: list[int], rollout_id: int | None) -> Sample:
-    """What an interrupted fan-out was made of, to be executed again."""
+    """Return the original sample of an interrupted fan-out, reset so that it is executed again."""
     origin.tokens, origin.response_length, origin.rollout_id = prompt, 0, rollout_id
     origin.reset_for_retry()
     origin.status = SampleStatus.ABORTED
@@ -381,7 +385,7 @@ def _interrupted(origin: Sample, prompt: list[int], rollout_id: int | None) -> S
 
 
 def _begins_with(sample: Sample, given: list[int], prompt_length: int) -> bool:
-    """Whether the sample's fields fit together and its prompt is still the first part of `given`."""
+    """Return whether the sample's fields are consistent and its prompt is still the first part of `given`."""
     try:
         sample.validate()
     except ValueError:

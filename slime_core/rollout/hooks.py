@@ -1,8 +1,8 @@
 """The hooks around a rollout: after generating a sample, at the end of a rollout, and when it is logged.
 
 Put together by `launch.components`, called by `rollout.generate` (sample hooks) and `rollout.stage` (all others). They
-run in the process that generates; with several trainer processes that is rank 0. A sample hook that raises fails its
-sample, as a generate function does; what another one raises ends the run, under its flag's or plugin's name.
+run in the process that generates; with several trainer processes that is rank 0. If a sample hook raises, its sample
+fails, as with a generate function. An error of another hook ends the run and names the hook's flag or plugin.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _UNFINISHED = (SampleStatus.FAILED, SampleStatus.ABORTED)
 
 
 class SampleHook:
-    """One `slime_sample_generated`: `fn(args, sample[, rollout_id][, evaluation])`, plain or async."""
+    """A `slime_sample_generated` hook: `fn(args, sample[, rollout_id][, evaluation])`, plain or async."""
 
     def __init__(self, function: Callable[..., Any], label: str, *, edits: bool = False) -> None:
-        """`edits`: it may change what the sample is trained on."""
+        """`edits`: the hook may change the sample's training data."""
         self.label = label
         self._function = function
         self._edits = edits
         self._keywords = declared(function, ("rollout_id", "evaluation"))
 
     async def call(self, args: Args, sample: Sample, offered: Mapping[str, Any]) -> Sample:
-        """The sample to go on with; FAILED where the function raised, overran `--rollout-timeout` or may not edit.
+        """Return the sample to use; FAILED if the function raised, overran `--rollout-timeout` or may not edit.
 
         Raises:
-            RolloutError: It returned something else than a Sample or None.
+            RolloutError: The function returned neither a Sample nor None.
         """
         keywords = {name: offered[name] for name in self._keywords}
         before = snapshot(sample)
@@ -82,28 +82,28 @@ def failed_call(sample: Sample, label: str, error: Exception, args: Args) -> Sam
 
 @dataclass
 class RolloutHooks:
-    """Those of one run."""
+    """Hooks of one run that concern rollouts."""
 
     on_sample: Sequence[SampleHook] = ()
     told: Hooks = field(default_factory=nobody)
-    """Whom all others are told."""
+    """Receiver of all other events."""
     generates: bool = True
-    """False for saved samples, which have been through the others but the log functions."""
+    """False for saved samples: all hooks except the log functions have already seen them."""
 
     @classmethod
     def of(cls, hooks: Hooks) -> RolloutHooks:
-        """Of a run that generates."""
+        """Return the hooks of a run that generates."""
         found = hooks.each("slime_sample_generated")
         return cls([SampleHook(_alone(tell), label, edits=edits) for label, tell, edits in found], hooks)
 
     @property
     def sample_labels(self) -> str:
-        """Who may have changed a sample, for errors."""
+        """Labels of the hooks that may have changed a sample, for errors."""
         return " or ".join(hook.label for hook in self.on_sample)
 
     @property
     def wants_all_groups(self) -> bool:
-        """Somebody looks at dropped groups, too."""
+        """True if a hook also needs the dropped groups."""
         return self.generates and self.told.implemented("slime_process_all_samples")
 
     async def after_generation(
@@ -130,10 +130,10 @@ class RolloutHooks:
 
         Args:
             args: The run's settings.
-            groups: What goes to training; filters mark samples in it.
-            all_groups: Also those that were dropped.
-            data_source: The object of `--data-source-path`, handed on.
-            reasons: `group_index` -> why the group was dropped.
+            groups: Groups for training; filters mark samples in them.
+            all_groups: All groups, including the dropped ones.
+            data_source: The object of `--data-source-path`, passed on.
+            reasons: `group_index` -> reason why the group was dropped.
         """
         if self.generates:
             self._show("slime_filter_samples", groups, args=args, groups=groups)
@@ -149,7 +149,7 @@ class RolloutHooks:
     def log_rollout(
         self, rollout_id: int, args: Args, samples: list[Sample], extra_metrics: dict[str, float], rollout_time: float
     ) -> bool:
-        """Whether somebody has logged in slime's place; `extra_metrics` may be changed."""
+        """Return whether a hook has replaced slime's logging; hooks may change `extra_metrics`."""
         answers = self.told.slime_log_rollout(
             rollout_id=rollout_id, args=args, samples=samples, extra_metrics=extra_metrics, rollout_time=rollout_time
         )
@@ -158,12 +158,12 @@ class RolloutHooks:
     def log_eval(
         self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]], extra_metrics: dict[str, float]
     ) -> bool:
-        """The same for an evaluation."""
+        """Return whether a hook has replaced slime's logging of an evaluation."""
         return any(self.told.slime_log_eval(rollout_id=rollout_id, args=args, data=data, extra_metrics=extra_metrics))
 
 
 def _alone(tell: Callable[..., list[Any]]) -> Callable[..., Any]:
-    """One plugin's answer, if it has one."""
+    """Return a function that calls one plugin and returns its result; None if it has no result."""
 
     def call(args: Args, sample: Sample, *, rollout_id: int | None, evaluation: bool) -> Any:
         answers = tell(args=args, sample=sample, rollout_id=rollout_id, evaluation=evaluation)

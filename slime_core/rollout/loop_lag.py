@@ -1,4 +1,4 @@
-"""`LoopLag`: how late the rollout's event loop is, told by a timer that goes off every 20 ms.
+"""Measure how late the rollout's event loop runs, with a timer that fires every 20 ms (`LoopLag`).
 
 ::
 
@@ -6,10 +6,10 @@
     went off             |..lag..|                |lag|       perf/event_loop_lag_max, _p99: of all lags
                           callbacks that ran meanwhile
 
-The rollout stage counts while its loop runs rollouts or evaluations; what is late there (answers, deadlines, other
-samples' turns) is as late as the timer. The lag is wall time, so a busy machine and an engine that computes in this
-loop (`embedded`) are in it; `perf/event_loop_lag_cpu_max` is the part in which the loop's own thread computed, and says
-nothing of a callback that slept.
+The rollout stage measures while its loop runs rollouts or evaluations; every other callback in the loop (responses,
+deadlines, turns of other samples) is as late as the timer. The lag is wall time, so it includes a busy machine and an
+engine that computes in this loop (`embedded`). `perf/event_loop_lag_cpu_max` is the part in which the loop's own thread
+computed; it does not include callbacks that slept.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 INTERVAL = 0.02
-"""Seconds between two looks; a callback that takes longer is always seen, less this much at the most."""
+"""Seconds between two timer calls; a longer callback is always detected, and underestimated by at most this time."""
 _SHARE = 0.99
 _KEPT = 1 << 20
-"""Readings that are kept until somebody takes them: five hours'."""
+"""Maximum number of lags kept until `take` is called: five hours."""
 
 
 class LoopLag:
-    """Of one event loop; `counting` in the loop, `take` from any thread."""
+    """The lag of one event loop; call `counting` in the loop and `take` from any thread."""
 
     def __init__(self, *, counts: bool = True) -> None:
-        """`counts=False`: measure nothing, for loops whose time is not the clock's (simulations)."""
+        """Create the meter; `counts=False` measures nothing, for loops with simulated time."""
         self._counts = counts
         self._lock = threading.Lock()
         self._lags: list[float] = []
@@ -41,18 +41,18 @@ class LoopLag:
         self._due = self._cpu = 0.0
 
     def follow(self, runner: object) -> None:
-        """Count from now on where the runner's loop turns all the time, a `LoopThread`'s; called in the loop."""
+        """Start measuring if the runner's loop always runs (a `LoopThread`'s); call it in the loop."""
         if not isinstance(runner, asyncio.Runner):
             self.begin()
 
     def begin(self) -> None:
-        """Count from now on; in the loop. Whoever began ends."""
+        """Start measuring; call it in the loop. Each `begin` needs an `end`."""
         self._users += 1
         if self._users == 1 and self._counts:
             self._set(asyncio.get_running_loop())
 
     def end(self) -> None:
-        """Stop counting, when everybody who began has ended; what is late by now is counted."""
+        """Stop measuring after the last `end`; the current lag is recorded."""
         self._users -= 1
         if not self._users and self._timer is not None:
             self._timer.cancel()
@@ -61,7 +61,7 @@ class LoopLag:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """`begin` and `end` around a part of a coroutine."""
+        """Measure during a part of a coroutine: `begin` and `end` as a context manager."""
         self.begin()
         try:
             yield
@@ -69,7 +69,7 @@ class LoopLag:
             self.end()
 
     def take(self) -> dict[str, float]:
-        """`perf/event_loop_lag_{max,p99,cpu_max}` in seconds since the last call; nothing where nothing was counted."""
+        """Return `perf/event_loop_lag_{max,p99,cpu_max}` in seconds since the last call; empty without measurements."""
         with self._lock:
             lags, self._lags = self._lags, []
             cpu_max, self._cpu_max = self._cpu_max, 0.0

@@ -1,13 +1,13 @@
-"""`LoopThread`: an event loop that always turns, in a thread of its own, so that several threads can use it at once.
+"""`LoopThread`: an event loop that runs all the time in a thread of its own, shared by several threads.
 
-The rollout stage of an asynchronous run owns one instead of an `asyncio.Runner`: rollouts, evaluations and weight
-updates are called from different threads and take turns in the one loop that the engine lives in::
+The rollout stage of an asynchronous run uses it in place of an `asyncio.Runner`. Rollouts, evaluations and weight
+updates are called from different threads and share the event loop of the engine::
 
     generation thread   run(rollout)       --\
     evaluation thread   run(evaluation)    ---+--> one event loop, one thread: engine, generate functions, rewards
     trainer thread      run(weight update) --/
 
-`run` blocks the thread that calls it, so it must not be called in the loop itself; a coroutine of another loop awaits
+`run` blocks the calling thread, so it must not be called in the loop itself. A coroutine awaits a blocking call with
 `in_thread`.
 """
 
@@ -26,14 +26,14 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 GRACE = 2.0
-"""Seconds that the thread gets to end after that."""
+"""Seconds after CLOSE_DEADLINE within which the thread must end."""
 
 
 class LoopThread:
-    """Runs coroutines of other threads; with the methods of `asyncio.Runner` that a rollout stage uses."""
+    """Runs coroutines for other threads; has the methods of `asyncio.Runner` that a rollout stage uses."""
 
     in_real_time: ClassVar[bool] = True
-    """False: a simulation, whose loop has a time of its own."""
+    """False for a simulation, whose loop has a virtual clock."""
 
     def __init__(self, name: str = "slime-rollout-loop") -> None:
         self._name = name
@@ -44,7 +44,7 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop, which turns from the first use on. Raises RuntimeError once it has been closed."""
+        """The event loop, started on first use. Raises RuntimeError once it has been closed."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the rollout stage's event loop has been closed")
@@ -55,7 +55,7 @@ class LoopThread:
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine; its result comes in the future, and cancelling that cancels the coroutine.
+        """Start a coroutine and return its future; cancelling the future cancels the coroutine.
 
         Raises:
             RuntimeError: The loop has been closed.
@@ -69,10 +69,12 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns; the calling thread waits. An interrupt of that thread cancels the coroutine.
+        """Run a coroutine and return its result, blocking the calling thread.
+
+        An interrupt of the calling thread cancels the coroutine.
 
         Raises:
-            asyncio.CancelledError: It was cancelled.
+            asyncio.CancelledError: The coroutine was cancelled.
         """
         future = self.submit(coroutine)
         try:
@@ -80,13 +82,13 @@ class LoopThread:
         except CancelledError:
             raise asyncio.CancelledError from None
         except BaseException:
-            future.cancel()  # nothing to do when it is the coroutine's own error
+            future.cancel()  # no effect if the coroutine itself raised
             raise
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        """What a blocking call returns, in a thread of its own that nothing waits for when the process ends.
+        """Run a blocking call in a daemon thread of its own and return its result.
 
-        Cancelling leaves the thread to the end of the call.
+        If the wait is cancelled, the thread still finishes the call.
         """
         future: Future[T] = Future()
 
@@ -113,16 +115,16 @@ class LoopThread:
             loop.close()
 
     def close(self) -> None:
-        """Cancel what runs, then end loop and thread, within CLOSE_DEADLINE + GRACE; safe to call twice.
+        """Cancel running tasks, then end loop and thread, within CLOSE_DEADLINE + GRACE; safe to call twice.
 
-        A thread that a coroutine blocks is left to end with the process, which is said.
+        If a coroutine blocks the thread, log a warning and leave the thread to end with the process.
         """
         with self._lock:
             loop, self._loop = self._loop, None
             self._closed = True
         if loop is None or self._thread is None:
             return
-        # Made inside the loop: one that never turns again would leave a coroutine that nobody awaits.
+        # Create the coroutine inside the loop: if the loop is blocked, no unawaited coroutine is left over.
         loop.call_soon_threadsafe(lambda: loop.create_task(end_tasks()).add_done_callback(lambda _: loop.stop()))
         self._thread.join(CLOSE_DEADLINE + GRACE)
         if self._thread.is_alive():

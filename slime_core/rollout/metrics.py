@@ -1,7 +1,7 @@
 """Samples -> the `rollout/` and `eval/` metrics (names as THUDM/slime's). Pure functions.
 
-A mean is over executions, not samples. Fan-out siblings share the weight of one, so that an execution split into many
-samples counts like any other; a maximum is the largest sample's.
+A mean is over executions, not samples. Fan-out siblings share the weight of one execution, so that an execution split
+into many samples counts like any other. A maximum is the largest sample's value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slime_core.types import NOT_SAMPLED, Group, Sample, SampleStatus
 
 
 def stats(values: Sequence[float], name: str) -> dict[str, float]:
-    """`name/{mean,median,max,min}`; empty input gives no entries."""
+    """Return `name/{mean,median,max,min}`; empty input gives no entries."""
     if not values:
         return {}
     return {
@@ -36,12 +36,12 @@ def stats(values: Sequence[float], name: str) -> dict[str, float]:
 
 
 def shared_stats(values: Sequence[float], samples: Sequence[Sample], name: str) -> dict[str, float]:
-    """`stats` of samples: mean and median over executions, each worth its siblings' mean; maximum and minimum over all.
+    """Return `stats` of samples: mean and median over executions (mean of their siblings), extremes over all samples.
 
     Args:
         values: [n].
-        samples: [n] that they are of.
-        name: Of the metric.
+        samples: [n] samples of the values.
+        name: Name of the metric.
     """
     of = dict(zip(map(id, samples), values, strict=True))
     found = stats([mean([of[id(s)] for s in siblings]) for siblings in executions(samples)], name)
@@ -51,7 +51,7 @@ def shared_stats(values: Sequence[float], samples: Sequence[Sample], name: str) 
 
 
 def pass_rates(rewards_by_prompt: Iterable[Sequence[float]]) -> dict[str, float]:
-    """`pass@k` for k = 1, 2, 4, ... up to the smallest group, averaged over prompts; correct means reward 1."""
+    """Return `pass@k` for k = 1, 2, 4, ... up to the smallest group, averaged over prompts; correct means reward 1."""
     groups = [list(rewards) for rewards in rewards_by_prompt if len(rewards)]
     if not groups:
         return {}
@@ -61,7 +61,7 @@ def pass_rates(rewards_by_prompt: Iterable[Sequence[float]]) -> dict[str, float]
 
 
 def has_repetition(text: str) -> bool:
-    """The last 10,000 characters compress more than tenfold (THUDM/slime's test for loops)."""
+    """Return True if the last 10,000 characters compress more than tenfold (THUDM/slime's test for loops)."""
     if len(text) <= 10_000:
         return False
     tail = text[-10_000:].encode()
@@ -69,7 +69,7 @@ def has_repetition(text: str) -> bool:
 
 
 def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """What can be said of any set of samples; keys have no prefix."""
+    """Return the metrics that exist for any set of samples; keys have no prefix."""
     if not samples:
         return {}
     weights = shares(samples)
@@ -92,9 +92,9 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Means of what generate functions and rewards wrote into `metadata["sample_metrics"]`, {name: number}.
+    """Return the means of the numbers in `metadata["sample_metrics"]`, {name: number}, written by user code.
 
-    A name counts the executions that have it; what is no finite number is left out.
+    The mean of a name is over the executions that have it. Values that are not finite numbers are skipped.
     """
     noted: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for given, weight in _written(samples, "sample_metrics"):
@@ -105,13 +105,13 @@ def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _written(samples: Sequence[Sample], key: str) -> list[tuple[Mapping[Any, Any], float]]:
-    """What user code left in the samples' metadata, each with its sample's share; a mapping, or it is left out."""
+    """Return the mappings that user code left in the samples' metadata under `key`, each with its sample's share."""
     found = [(s.metadata[key], weight) for s, weight in zip(samples, shares(samples)) if key in s.metadata]
     return [(given, weight) for given, weight in found if isinstance(given, Mapping)]
 
 
 def routing_replay_fraction(samples: Sequence[Sample]) -> float:
-    """Tokens whose routed experts are known, of all that a forward pass turns into a prediction."""
+    """Return the fraction of predicting tokens whose routed experts are known."""
     weights = shares(samples)
     total = math.fsum(w * max(0, len(s.tokens) - 1) for w, s in zip(weights, samples))
     known = math.fsum(
@@ -123,7 +123,7 @@ def routing_replay_fraction(samples: Sequence[Sample]) -> float:
 
 
 def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) -> dict[str, float]:
-    """`rollout/...` of the groups that go to training; `weight_version` is the newest one."""
+    """Return `rollout/...` metrics of the groups for training; `weight_version` is the newest version."""
     samples = [s for group in groups for s in group]
     weights = shares(samples)
     metrics = {f"rollout/{k}": v for k, v in sample_metrics(samples).items()}
@@ -131,7 +131,7 @@ def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) ->
     if rewards:
         metrics["rollout/raw_reward"] = statistics.fmean(rewards)
     means = [statistics.fmean(of) for group in groups if (of := _rewards(args, group))]
-    if len(means) > 1:  # answers to one prompt are alike: prompts count, not samples
+    if len(means) > 1:  # responses to one prompt are similar: prompts count, not samples
         metrics["rollout/raw_reward_stderr"] = statistics.stdev(means) / math.sqrt(len(means))
     baselines = [value for g in groups if g and (value := baseline_reward(args, g[0])) is not None]
     if baselines:
@@ -166,7 +166,7 @@ def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) ->
 
 
 def _categories(key: str, samples: Sequence[Sample]) -> dict[str, float]:
-    """Value of the reward's entry `key` -> share of all executions."""
+    """Return value of the reward's entry `key` -> share of all executions."""
     weights = shares(samples)
     kinds: dict[str, list[float]] = defaultdict(list)
     for weight, sample in zip(weights, samples):
@@ -176,7 +176,7 @@ def _categories(key: str, samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def multi_turn_metrics(args: Args, samples: Sequence[Sample]) -> dict[str, float]:
-    """`--log-multi-turn`: lengths with and without what the policy did not write, and rounds (THUDM/slime's names).
+    """Return the metrics of `--log-multi-turn`: response lengths and rounds (THUDM/slime's names).
 
     `raw_response_length` counts every response token, `wo_obs_response_length` those with loss mask 1; `clip_ratio` is
     the share of responses at least `--rollout-max-response-len` long. Rounds are `metadata["round_number"]`, else
@@ -196,7 +196,7 @@ def multi_turn_metrics(args: Args, samples: Sequence[Sample]) -> dict[str, float
 
 
 def _spread(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float]:
-    """`name_{mean,max,min}`."""
+    """Return `name_{mean,max,min}`."""
     return {
         f"{name}_mean": weighted_mean(values, weights),
         f"{name}_max": float(max(values)),
@@ -205,14 +205,14 @@ def _spread(values: Sequence[float], weights: Sequence[float], name: str) -> dic
 
 
 def _rewards(args: Args, samples: Sequence[Sample]) -> list[float]:
-    """One per execution that has any; what only `--custom-reward-post-process-path` can read is none."""
+    """Return one reward per execution that has one; skip rewards only `--custom-reward-post-process-path` can read."""
     scored = [s for s in samples if s.reward is not None]
     numbers = [s for s in scored if type(s.reward) is float or not isinstance(s.get_reward_value(args), Mapping)]
     return execution_rewards(args, numbers)
 
 
 def _constant_groups(args: Args, groups: Sequence[Group]) -> Counter[float]:
-    """Rewards (to one digit) of the groups in which every execution got the same."""
+    """Count the rewards (to one digit) of the groups in which every execution got the same reward."""
     counts: Counter[float] = Counter()
     for group in groups:
         rewards = set(_rewards(args, group))
@@ -229,7 +229,7 @@ def _rewards_by_group(args: Args, samples: Iterable[Sample]) -> list[list[float]
 
 
 def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """`eval/<data set>` (mean reward) and `eval/<data set>/...`; pass@k and majority@k as `eval_scores` has them."""
+    """Return `eval/<data set>` (mean reward) and `eval/<data set>/...`; pass@k and majority@k as in `eval_scores`."""
     metrics: dict[str, float] = {}
     for name, columns in data.items():
         rewards, samples = columns["rewards"], columns.get("samples") or []
@@ -251,13 +251,13 @@ def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 STATS = "tool_stats"
 """In a sample's metadata: {tool: {"calls", "errors", "seconds", ...}}, written by generators that call tools."""
 _NAMES = {"errors": "error_ratio"}
-"""Sum -> the metric's name where it is another."""
+"""Sum -> name of the metric, if different."""
 
 
 def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """`tools/<tool>/{calls,error_ratio,seconds,...}`; nothing where no sample called a tool.
+    """Return `tools/<tool>/{calls,error_ratio,seconds,...}`; empty if no sample called a tool.
 
-    What is no finite number, or belongs to a tool without calls, is left out: a user's generator writes this, too.
+    Values that are not finite numbers, and tools without calls, are skipped: a user's generator may write them too.
     """
     sums: dict[str, dict[str, float]] = defaultdict(lambda: {"calls": 0.0, "errors": 0.0, "seconds": 0.0})
     for stats, weight in _written(samples, STATS):

@@ -1,15 +1,15 @@
-"""Groups that are neither in the buffer nor trained when a commit is made: stored with it, and given back on resume.
+"""Groups that are neither in the buffer nor trained at a commit: the commit stores them, and a resume restores them.
 
-Their owner is what of the generation side works ahead of training: it registers under a name, is asked for its groups
-at every commit, and gets them back on resume. They are a file of the commit, `open_groups.jsonl`, one group per line::
+Their owner is the component of the generation side that works ahead of training. It registers under a name, returns its
+groups at every commit, and gets them back on resume. The commit's file `open_groups.jsonl` has one group per line::
 
     {"owner": "ahead", "rollout_id": 7, "state": "taken", "details": {}, "samples": [{...}, ...]}
 
-Groups of an owner that the resumed run does not have (its mode has changed) go into the buffer, when the stage starts.
-The owner is asked in the thread of the stage's event loop, between two of its callbacks, so what it answers fits the
-data source's state of the same commit; it waits for nothing. What is in flight goes on meanwhile, so it is stored as
-copies: as prompts, or with `--partial-rollout` with its finished turns and their rewards. What an engine has sampled of
-an unfinished request is not in them.
+Groups of an owner that the resumed run does not have (its mode has changed) go into the buffer when the stage starts.
+The owner's groups are read in the thread of the stage's event loop, between two of its callbacks and without waiting,
+so they match the data source's state of the same commit. Groups in flight continue meanwhile, so they are stored as
+copies: as prompts, or with `--partial-rollout` with their finished turns and rewards. Tokens that an engine has sampled
+for an unfinished request are not stored.
 """
 
 from __future__ import annotations
@@ -28,73 +28,73 @@ if TYPE_CHECKING:
 
 OPEN_GROUPS_FILE = "open_groups.jsonl"
 WAITING, ASIDE, IN_FLIGHT = "waiting", "aside", "in_flight"
-"""Entry "state" of an open group's details."""
+"""Values of "state" in an open group's details."""
 
 
 @dataclass
 class OpenGroup:
-    """One group of an owner."""
+    """An unfinished group that an owner holds."""
 
     samples: Group
-    """Unfinished ones as they are to be continued, or reset to prompts."""
+    """Samples of the group. Unfinished samples are ready to be continued, or are reset to prompts."""
     rollout_id: int | None = None
-    """The rollout whose batch the group belongs to already; None: not decided."""
+    """The rollout whose batch the group already belongs to; None if undecided."""
     details: dict[str, Any] = field(default_factory=dict)
-    """JSON values of the owner's own (retries, weight version at the start, ...)."""
+    """Further JSON values of the owner (retries, weight version at the start, ...)."""
 
     @property
     def group_index(self) -> int | None:
-        """The group's identity."""
+        """The `group_index` of the group's samples, which identifies it."""
         return self.samples[0].group_index
 
 
 class Owner(Protocol):
-    """What works ahead of training, of which a stage has at most one."""
+    """A component that generates ahead of training; a stage has at most one owner."""
 
     def open_groups(self) -> Iterable[OpenGroup]:
-        """Every group it holds, in the order in which it would go on with them. Called at a commit."""
+        """Return every group that the owner holds, in the order in which it would continue them. Called at a commit."""
 
     def restore_open_groups(self, groups: list[OpenGroup]) -> None:
-        """The groups of the commit that the run resumes from, before the first rollout."""
+        """Take back the groups of the commit that the run resumes from; called before the first rollout."""
 
 
 class OpenGroups:
-    """What the stage's owner holds, where it has one, and what a commit held for one that is yet to come."""
+    """The groups of the stage's owner, if it has one, and committed groups whose owner has not registered yet."""
 
     def __init__(self) -> None:
         self._owner: tuple[str, Owner] | None = None
         self._restored: list[tuple[str, OpenGroup]] = []
 
     def register(self, name: str, owner: Owner) -> None:
-        """Name the owner; groups of its name that a commit held are given to it, now or when they are loaded."""
+        """Register the owner; committed groups of its name are restored to it, now or when they are loaded."""
         assert self._owner is None, "a stage works ahead in one way"
         self._owner = name, owner
         self.restore(self._restored)
 
     def clear(self) -> None:
-        """Forget owner and groups: a live run goes back to a commit, and a new owner will come."""
+        """Forget owner and groups, because a live run returns to a commit and a new owner will register."""
         self._owner, self._restored = None, []
 
     def collect(self) -> list[tuple[str, OpenGroup]]:
-        """Every open group, also of an owner who is yet to come, with its owner's name."""
+        """Return every open group with its owner's name, also groups whose owner has not registered yet."""
         held = [] if self._owner is None else [(self._owner[0], group) for group in self._owner[1].open_groups()]
         return [*held, *self._restored]
 
     def restore(self, stored: list[tuple[str, OpenGroup]]) -> None:
-        """Hand out what a commit held; what is another owner's waits for it to register."""
+        """Restore a commit's groups to their owner; groups of an unregistered owner wait until it registers."""
         owner, self._restored = self._owner, stored
         if owner is not None and (own := [group for name, group in stored if name == owner[0]]):
             self._restored = [entry for entry in stored if entry[0] != owner[0]]
             owner[1].restore_open_groups(own)
 
     def take_unclaimed(self) -> list[OpenGroup]:
-        """The groups for which no owner has come; they are the caller's then."""
+        """Return and remove the groups for which no owner has registered."""
         unclaimed, self._restored = [group for _, group in self._restored], []
         return unclaimed
 
 
 def to_line(owner: str, group: OpenGroup, state: str | None) -> dict[str, Any]:
-    """One line of the file, as JSON holds it."""
+    """Return a line of the file as a JSON object."""
     return {
         "owner": owner,
         "rollout_id": group.rollout_id,
@@ -114,7 +114,7 @@ def from_line(line: Mapping[str, Any]) -> tuple[str, OpenGroup]:
 
 
 def finished_to_open(group: Finished, state: str) -> OpenGroup:
-    """A finished group for a commit; a fan-out's prompts go with it, as it may have to be regenerated."""
+    """Convert a finished group for a commit, with a fan-out's prompts, since it may have to be regenerated."""
     details: dict[str, Any] = {"state": state, "began": group.began}
     if [id(s) for s in group.samples] != [id(s) for s in group.original]:
         details["prompts"] = [s.to_dict() for s in prompts_of(group.original)]
@@ -122,13 +122,13 @@ def finished_to_open(group: Finished, state: str) -> OpenGroup:
 
 
 def flight_to_open(flight: Flight, *, partial: bool, scores_groups: bool) -> OpenGroup:
-    """A group in flight for a commit, as it is to be continued."""
+    """Convert a group in flight for a commit, in the state from which a resume continues it."""
     samples = _resumable(flight.original, scores_groups) if partial else prompts_of(flight.original)
     return OpenGroup(samples, details={"state": IN_FLIGHT, "began": flight.began})
 
 
 def check_group_size(group: OpenGroup, size: int) -> Group:
-    """The samples of an unfinished group. Raises CheckpointError when the run has groups of another size."""
+    """Return the samples of an unfinished group. Raises CheckpointError if the run has groups of another size."""
     found = len(executions(group.samples))
     if found != size:
         raise CheckpointError(
@@ -139,10 +139,10 @@ def check_group_size(group: OpenGroup, size: int) -> Group:
 
 
 def _resumable(group: Group, scores_groups: bool) -> Group:
-    """Copies with what is worth keeping: finished with its reward, or its finished turns; else the prompt."""
+    """Return copies with the parts worth keeping: finished samples with rewards, or finished turns; else prompts."""
     kept: Group = []
     for siblings in executions(group):
-        if len(siblings) > 1:  # given back whole by an earlier rollout
+        if len(siblings) > 1:  # an earlier rollout gave it back whole
             kept += [copy_of(sample) for sample in siblings]
         else:
             kept.append(_resumable_sample(siblings[0], scores_groups))
@@ -150,8 +150,10 @@ def _resumable(group: Group, scores_groups: bool) -> Group:
 
 
 def _resumable_sample(sample: Sample, scores_groups: bool) -> Sample:
-    """A sample without its reward is scored only by a run that scores whole groups. One of several siblings, which have
-    just been made of it, is no group's sample by itself, and one whose fields do not fit together is being written to.
+    """Return a copy of a sample for a resume, reset to its prompt if it cannot be continued.
+
+    A sample without a reward is scored only by a run that scores whole groups. A single fan-out sibling, just made from
+    the sample, is not a group's sample. A sample whose fields do not match is being written at this moment.
     """
     try:
         sample.validate()

@@ -1,4 +1,4 @@
-"""What a rollout stage is made of, and what it makes.
+"""The parts of a rollout stage (`RolloutParts`) and its result (`RolloutResult`).
 
 `launch.rollout_factory` fills in the parts; `rollout.stage` uses them.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RolloutResult:
-    """One rollout, ready for the trainer."""
+    """The batch and the metrics of one rollout, ready for the trainer."""
 
     batch: TrainBatch
     metrics: dict[str, float]
@@ -30,30 +30,30 @@ class RolloutResult:
 
 @dataclass
 class RolloutParts:
-    """The resolved components a rollout stage is made of."""
+    """The resolved components of a rollout stage."""
 
     data_source: Any
     rollout_function: Callable[..., Any]
     eval_function: Callable[..., Any] | None
-    """None where nothing can be evaluated: training on saved samples."""
+    """Evaluation function; None for training on saved samples, where evaluation is impossible."""
     tokenizer: Any = None
     engine: RolloutEngine | None = None
-    """None where the rollout function needs none (SFT)."""
+    """Rollout engine; None if the rollout function needs no engine (SFT)."""
     generator: Generator | None = None
     rewards: RewardStage | None = None
     filters: FilterStage | None = None
     resolve_generator: Callable[[str], Generator] | None = None
     estimator: Any = None
-    """Shapes the rewards; None leaves them as they are."""
+    """Estimator that shapes the rewards; None leaves them unchanged."""
     post_process_rewards: Callable[..., Any] | None = None
     convert_samples: Callable[..., Any] | None = None
     needs_address: bool = False
-    """User code may post to `args.sglang_router_ip` and `args.sglang_router_port`, so they must lead to the engine."""
+    """True if user code may post to `args.sglang_router_ip` and `args.sglang_router_port`; the engine serves there."""
     hooks: Any = None
-    """pluggy's hook relay, or None."""
+    """Hook relay of pluggy, or None."""
     timeline: Timeline | None = None
-    """Where to write when samples began and ended."""
+    """Timeline that records when samples began and ended."""
     eval_record: EvalRecord | None = None
-    """Where an evaluation that can be resumed keeps its finished groups."""
+    """Record of the finished groups of a resumable evaluation."""
     user: RolloutHooks = field(default_factory=RolloutHooks)
-    """The hooks around a rollout."""
+    """Hooks around a rollout."""

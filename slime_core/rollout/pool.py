@@ -6,14 +6,14 @@
          ^                                       |again     |dropped
          +--------------give_back----------------+          +--> aside, while it may be needed; else gone
 
-There are two: `rollout.schedule.OneRollout` draws what makes one rollout complete, replaces each group that goes by
-exactly one, and gives back the rest, so no prompt is drawn without need; `rollout.producer.GroupProducer` draws while
-there is room, without end, and rollouts are taken out of it, oldest groups first.
+There are two kinds. `rollout.schedule.OneRollout` draws the groups of one rollout, replaces each lost group by exactly
+one, and gives back the rest, so no prompt is drawn without need. `rollout.producer.GroupProducer` draws without end
+while there is room; rollouts are taken from it, oldest groups first.
 
-Groups are decided on in the order of their drawing, when everything else has settled at the gate, although they end in
-any order: a slow reward changes no result. And two differences are meant: the budget of one rollout counts the groups
-drawn, an endless pool's those gone since the last take; and what is in excess goes through the data source's filters in
-one, and waits in the other.
+Groups may end in any order, but the pool decides on them in the order of drawing, once the gate has settled. So a slow
+reward changes no result. Two differences between the kinds are intended. The budget of `OneRollout` counts the groups
+drawn; the budget of an endless pool counts the groups lost since the last take. Surplus groups of `OneRollout` go back
+through the data source's filters; those of an endless pool wait.
 """
 
 from __future__ import annotations
@@ -59,34 +59,34 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Finished:
-    """A group that was generated and decided on."""
+    """A group that was generated and accepted or dropped."""
 
     samples: Group
     original: Group
-    """As it was drawn: other samples, where a generate function fanned out."""
+    """The group as it was drawn; its samples differ from `samples` if a generate function fanned out."""
     began: int = 0
     """Weight version served when its generation began."""
     reason: str | None = None
-    """Why the filter dropped it."""
+    """Reason of the filter for dropping it."""
 
     @cached_property
     def span(self) -> tuple[int, int] | None:
-        """Oldest and newest version of its tokens."""
+        """Return the oldest and newest version of its tokens."""
         return staleness.version_span(self.samples, self.began)
 
     @property
     def retries(self) -> int:
-        """How often it has been regenerated for its age."""
+        """Return the number of times it was regenerated because of its age."""
         return staleness.retries(self.original)
 
     @property
     def index(self) -> int:
-        """The `group_index`."""
+        """Return the `group_index`."""
         return self.samples[0].group_index or 0
 
     @property
     def turn(self) -> tuple[int, int]:
-        """What orders groups for training: oldest version first, then as they were drawn."""
+        """Return the sort key of groups for training: oldest version first, then the order of drawing."""
         return (self.span[0] if self.span else self.began, self.index)
 
 
@@ -95,34 +95,34 @@ class Flight:
     """A group that is being generated."""
 
     original: Group
-    """As it was drawn."""
+    """The group as it was drawn."""
     began: int
-    """Weight version served then."""
+    """Weight version served when its generation began."""
     number: int
-    """In the order of drawing."""
+    """Sequence number in the order of drawing."""
     unfinished: int
-    """Samples that have not ended."""
+    """Number of samples that have not ended."""
     hold: Hold
-    """Has the engine wait while the group is about to run, and until it is decided on."""
+    """Makes the engine wait while the group is about to run, and until it is accepted or dropped."""
     task: asyncio.Task[Group] = field(init=False)
 
     @property
     def places(self) -> int:
-        """That it takes: at least 1, or groups whose samples wait for a common reward (--group-rm) would pile up."""
+        """Return the places that it occupies: at least 1, or groups waiting for a --group-rm reward would pile up."""
         return max(self.unfinished, 1)
 
     def finished(self) -> Finished:
-        """What has become of the group, whose work has ended. Raises what that raised."""
+        """Return the finished group of a task that has ended. Raises the task's exception."""
         return Finished(self.task.result(), self.original, self.began)
 
     def result(self) -> Finished | None:
-        """The same; None where it was cut off between a response and its reward, or goes on."""
+        """Return the finished group; None if the task still runs, raised, or was cut off before the reward."""
         task = self.task
         return None if not task.done() or task.cancelled() or task.exception() is not None else self.finished()
 
 
 class Pool:
-    """Groups of one data source; all methods belong into one event loop."""
+    """The groups of one data source; all methods must be called in one event loop."""
 
     endless: ClassVar[bool]
 
@@ -137,57 +137,57 @@ class Pool:
         """
         Args:
             args: The run's settings.
-            source: What groups are drawn from, and given back to.
+            source: Data source of the groups, to which they are also given back.
             context: Runner, filters and ledger.
             rollout_id: The first rollout, or the only one.
-            version: Answers the newest weight version, where it is of use.
+            version: Returns the newest weight version, if the pool needs it.
         """
         self.args, self.source, self.context, self.version = args, source, context, version
         self._params = train_sampling_params(args)
         self.bell = Bell()
-        """Set when a group has ended, or there may be room."""
+        """Event that is set when a group has ended or there may be room."""
         self.flights: dict[int, Flight] = {}
-        """Being generated, or not decided on yet, by number: in the order of drawing."""
+        """Groups in generation or awaiting a decision, by number, in the order of drawing."""
         self._numbers = itertools.count()
         self._ended: list[Flight] = []
-        """Those of them that have ended, in that order; an end costs the same however many are in flight."""
+        """Flights that have ended, in the order of their ends, so an end costs the same for any number in flight."""
         self.places = 0
-        """That they take together."""
+        """Places used by all flights."""
         self.again: deque[Group] = deque()
-        """In flight when the run was interrupted, to be generated first."""
+        """Groups that were in flight when the run was interrupted, to be generated first."""
         self.waiting: list[Finished] = []
-        """Kept, and not trained on."""
+        """Accepted groups waiting for training."""
         self.aside: list[tuple[tuple[float, int], Finished]] = []
-        """Dropped groups that fill the rollout if the budget runs out, best first, each with what orders it."""
+        """Dropped groups that fill the rollout if the budget runs out, best first, each with its sort key."""
         self.num_returned = 0
         self._held = ExitStack()
-        """Has the engine wait while groups are decided on, and at the end until the abort of what is in excess."""
+        """Makes the engine wait while groups are decided on, and at the end until surplus groups are aborted."""
         self.begin(rollout_id)
 
     def begin(self, rollout_id: int) -> None:
-        """Count anew, for the next rollout."""
+        """Reset the counters for the next rollout."""
         self.rollout_id, self.numbered = rollout_id, 0
         self.wanted = int(self.args.rollout_batch_size)
-        """Groups that make it complete; fewer where `--group-timeout-policy drop` or a spent budget says so."""
+        """Number of groups in a complete rollout; fewer after `--group-timeout-policy drop` or a spent budget."""
         self.num_drawn = self.num_gone = self.wasted_tokens = 0
 
     @property
     def held(self) -> int:
-        """Groups that wait for training or may come to."""
+        """Return the number of groups that wait for training or are in flight."""
         return len(self.waiting) + len(self.flights)
 
     @property
     def missing(self) -> int:
-        """Groups to draw so that the rollout could become complete."""
+        """Return the number of groups to draw so that the rollout can become complete."""
         return self.wanted - self.held
 
     # -- drawing -------------------------------------------------------------------------------------
 
     def draw(self, num_groups: int) -> None:
-        """Start so many groups, interrupted ones first.
+        """Start the given number of groups, interrupted ones first.
 
         Raises:
-            RolloutError: The data source answers nonsense.
+            RolloutError: The data source returns invalid groups.
         """
         groups = [self.again.popleft() for _ in range(min(num_groups, len(self.again)))]
         fresh = num_groups - len(groups)
@@ -214,7 +214,7 @@ class Pool:
             self.places += flight.places
 
     def _finished_before(self, group: Finished) -> None:
-        """A drawn group needs nothing: it was in excess in an earlier rollout, or the buffer replays it."""
+        """Handle a drawn group that is already complete: surplus from an earlier rollout, or replayed by the buffer."""
         self.decide(group)
 
     async def _generate(self, flight: Flight, rollout_id: int) -> Group:
@@ -229,13 +229,13 @@ class Pool:
             self.bell.set()
 
     def _watchers(self, flight: Flight) -> dict[str, Any]:
-        """What `run_group` calls while it goes on."""
+        """Return the callbacks that `run_group` calls while it runs, as keyword arguments."""
         return {}
 
     # -- deciding ------------------------------------------------------------------------------------
 
     async def _decide_ended(self) -> None:
-        """Decide on the groups that have ended, when all else is settled; the engine waits until `_held` is closed."""
+        """Decide on ended groups once the engine has settled; the engine then waits until `_held` is closed."""
         await self.context.runner.engine.settled()
         self.bell.clear()
         ended, self._ended = sorted(self._ended, key=lambda f: f.number), []
@@ -246,7 +246,7 @@ class Pool:
             self.decide(flight.finished())
 
     def decide(self, group: Finished) -> Outcome | None:
-        """Let one finished group wait for training, or give it back, or drop it."""
+        """Decide on a finished group: keep it for training, give it back, or drop it."""
         outcome, group.reason = decide(self.context, group.samples, lambda: self.missing > 0)
         if outcome is Outcome.KEPT:
             self.keep(group)
@@ -264,19 +264,19 @@ class Pool:
         return outcome
 
     def keep(self, group: Finished) -> None:
-        """It waits."""
+        """Add a group to the groups that wait for training."""
         self.waiting.append(group)
 
     def lose(self, group: Finished) -> None:
-        """Nothing can be learned from the group; the ledger knows that already."""
+        """Lose a group that cannot be trained on; the ledger already has the event."""
         raise NotImplementedError
 
     def put_aside(self, group: Finished) -> None:
-        """A dropped group stays while it may be needed."""
+        """Keep a dropped group while it may be needed to fill the rollout."""
         insort(self.aside, ((-spread(self.args, group.samples), group.index), group), key=itemgetter(0))
 
     def forget(self, limit: int) -> None:
-        """Keep the best `limit` of the groups put aside; ledger and data source learn that the others are gone."""
+        """Keep the best `limit` of the groups put aside; report the others as gone to ledger and data source."""
         observe: Callable[..., None] | None = getattr(self.source, "observe", None)
         for _, group in self.aside[limit:]:
             self.context.ledger.dropped(group.samples, group.reason or "dropped")
@@ -292,15 +292,15 @@ class Pool:
 
     @property
     def budget(self) -> int:
-        """Groups that may be drawn, or go, for one rollout."""
+        """Return the number of groups that may be drawn, or lost, for one rollout."""
         args = self.args
         return max(args.dynamic_sampling_budget * args.rollout_batch_size, args.over_sampling_batch_size)
 
     def settle(self) -> None:
-        """The budget is spent: `--dynamic-sampling-on-exhausted` says what becomes of the rollout.
+        """Apply `--dynamic-sampling-on-exhausted` when the budget is spent.
 
         Raises:
-            RolloutError: It is to end the run, or there is not one optimizer step's worth of groups.
+            RolloutError: The setting ends the run, or the groups do not fill one optimizer step.
         """
         if self.args.dynamic_sampling_on_exhausted == "keep":
             usable = [entry for entry in self.aside if self.verdict(entry[1]).trains]
@@ -314,11 +314,11 @@ class Pool:
             self.trim("the budget is spent")
 
     def verdict(self, group: Finished) -> staleness.Verdict:
-        """Whether a group is too old for the newest weights to train on."""
+        """Return the staleness verdict on a group for training at the newest weights."""
         return staleness.judge(self.args, group.span, group.retries, self.version())
 
     def trim(self, why: str) -> None:
-        """Go on with as many groups as whole optimizer steps take; the others are in excess, or wait."""
+        """Reduce the rollout to the groups of whole optimizer steps; the other groups are surplus, or wait."""
         args = self.args
         per_step = args.global_batch_size // args.n_samples_per_prompt
         usable = len(self.waiting) // per_step * per_step
@@ -333,7 +333,7 @@ class Pool:
         raise NotImplementedError
 
     def budget_spent(self) -> RolloutError:
-        """The error of a spent budget."""
+        """Return the error of a spent budget."""
         args, waiting = self.args, f"{len(self.waiting)} of {self.args.rollout_batch_size}"
         if self.endless:
             counted = f"{self.num_gone} groups went since the rollout before, and only {waiting} wait for training"
@@ -349,7 +349,7 @@ class Pool:
     # -- giving back ---------------------------------------------------------------------------------
 
     def give_back(self, groups: list[Group], reason: str | None = None) -> list[Group]:
-        """Return groups to the data source, which hands them out first next time; as they are returned."""
+        """Give groups back to the data source, which draws them first next time; return the groups as given back."""
         groups = [prepare_return(self.args, group, self.rollout_id) for group in groups]
         if groups:
             if not self.endless:
@@ -359,9 +359,10 @@ class Pool:
         return groups
 
     async def land(self, patience: float | None = None) -> list[Flight]:
-        """Abort what is in flight, and cancel it after `patience` seconds (`--rollout-stop-timeout`); all there was.
+        """Abort the flights, cancel them after `patience` seconds (`--rollout-stop-timeout`), and return all of them.
 
-        A task that does not obey is left behind, and may still write to its samples: its flight gets copies of them.
+        A task that ignores the cancellation is left running and may still write to its samples, so its flight gets
+        copies of them.
         """
         patience = setting(self.args, "rollout_stop_timeout") if patience is None else patience
         flights = list(self.flights.values())

@@ -1,4 +1,4 @@
-"""Generation that never stops (`--async-mode full`): an endless pool, out of which the rollout stage takes rollouts.
+"""Continuous generation (`--async-mode full`): an endless pool from which the rollout stage takes rollouts.
 
 Weights are pushed while groups are in flight::
 
@@ -6,21 +6,20 @@ Weights are pushed while groups are in flight::
     take(r)         |rollout_batch_size oldest|
     train, push               |---- r ----|push|
 
-so tokens of one response may be of several weight versions, each of which the sample records, and every estimator's
-corrections (TIS, ...) see the log-probs they were sampled with. The built-in rollout function is what this stands in
-for: generate functions, rewards, filters, buffers and hooks work as in a run without `--async`; another
-`--rollout-function-path` decides itself when its rollout is complete, so it is refused.
+So the tokens of a response may have several weight versions. The sample records each version, and every estimator's
+corrections (TIS, ...) use the log-probs with which the tokens were sampled. The producer replaces the built-in rollout
+function: generate functions, rewards, filters, buffers and hooks work as in a run without `--async`. Another
+`--rollout-function-path` decides for itself when its rollout is complete, so it is refused.
 
-Room for more is while fewer than `--async-buffer-groups` groups wait (a whole rollout's, while someone takes), fewer
-than `--sglang-server-concurrency` samples are unfinished, and, with `--max-staleness`, a group begun now would not be
-too old when its turn comes. That is judged when a rollout is about to be taken, with the weight version that will train
-on it: a group may become too old while it waits, never younger.
+A new group may start under three conditions. Fewer than `--async-buffer-groups` groups wait (a whole rollout's groups
+during a `take`); fewer than `--sglang-server-concurrency` samples are unfinished; and, with `--max-staleness`, a group
+begun now would not be too old when its turn comes. Staleness is judged when a rollout is about to be taken, with the
+weight version that will train on it: a waiting group may become too old, never younger.
 
-One task does all the deciding; `take` waits until enough groups wait that the present weights may train on, or until
-none will come: once so many went between two takes that `--dynamic-sampling-budget` x
-batch size would not have made a rollout, nothing more is drawn, and when everything in flight has ended without making
-one, `--dynamic-sampling-on-exhausted` says what becomes of it. An exception in the task (data source, filter, too many
-failures in a row) is raised by the `take` that waits, or comes.
+One task makes all decisions. `take` waits until enough groups wait that the current weights may train on, or until no
+more will come. Drawing stops once `--dynamic-sampling-budget` x batch size groups would not have made a rollout since
+the last take. If everything in flight then ends without a complete rollout, `--dynamic-sampling-on-exhausted` decides
+what to do. The waiting or next `take` raises an error of the task (data source, filter, too many failures in a row).
 """
 
 from __future__ import annotations
@@ -54,39 +53,39 @@ from slime_core.types import Group, Sample, SampleStatus
 from slime_core.waits import waiting
 
 OWNER = "continuous"
-"""Of the groups that it holds (`rollout.open_groups`)."""
+"""Owner name of the groups that `GroupProducer` holds (`rollout.open_groups`)."""
 
 
 class Taken(NamedTuple):
     """The groups of one rollout."""
 
     groups: list[Group]
-    """By `group_index`."""
+    """Groups of the rollout, sorted by `group_index`."""
     decided: list[Group]
-    """Those, and the ones that went since the rollout before, by `group_index`."""
+    """`groups` and the groups discarded since the rollout before, sorted by `group_index`."""
     metrics: dict[str, float]
     started: float
-    """`time.perf_counter()` when the rollout before was taken; of the first one when generation began."""
+    """`time.perf_counter()` when the previous rollout was taken; for the first rollout, when generation began."""
 
 
 class GroupProducer(Pool):
-    """Keeps groups in flight in the event loop of whoever calls `take`; all methods belong into that loop."""
+    """A pool that keeps groups in flight in the event loop of the caller of `take`; call all methods in that loop."""
 
     endless = True
 
     def __init__(self, args: Args, source: Any, context: RolloutContext, version: Callable[[], int]) -> None:
-        """`version` answers which weight version is the newest: what is taken now is trained on by it."""
+        """Create the producer; `version` returns the newest weight version, which trains on groups taken now."""
         super().__init__(args, source, context, version=version)
         self.taking = self.halted = False
         self._news = asyncio.Event()
-        """Set when groups have been decided on, or none will be any more."""
+        """Set when groups have been decided, or no more will be decided."""
         self._aborts_in_a_row = self.num_recycled = self.num_stale = 0
         self.gone: list[Group] = []
-        """Since the last take; kept only for the hook `slime_process_all_samples`."""
+        """Groups discarded since the last take; kept only for the hook `slime_process_all_samples`."""
         self.taken_by: tuple[int, int] = (0, 0)
-        """A weight version, and how many groups were taken for training by it."""
+        """A weight version, and the number of groups taken for training by it."""
         self._oldest: int | None = None
-        """No version of the tokens that wait is older."""
+        """Lower bound of the weight versions of waiting tokens."""
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._sees_requests = False
@@ -96,13 +95,13 @@ class GroupProducer(Pool):
 
     @property
     def exhausted(self) -> bool:
-        """Whether so many groups went, or came back aborted in a row, that no more are drawn for this rollout."""
+        """True if too many groups were discarded, or aborted in a row, to draw more for this rollout."""
         args = self.args
         patience = args.dynamic_sampling_budget * args.rollout_batch_size + 2 * args.sglang_server_concurrency
         return self.num_gone + args.rollout_batch_size > self.budget or self._aborts_in_a_row > patience
 
     def room(self) -> int:
-        """How many groups may be started now."""
+        """Number of groups that may be started now."""
         args = self.args
         held, wanted = self.held, self.wanted if self.taking else 0
         most_waiting = max(args.async_buffer_groups or args.rollout_batch_size, wanted)
@@ -113,7 +112,7 @@ class GroupProducer(Pool):
         if args.num_rollout is not None:
             room = min(room, (args.num_rollout - self.rollout_id) * args.rollout_batch_size - held)
         if args.max_staleness is not None:
-            # One begun now is preceded by `taken + held` others that the present weights and their successors train on.
+            # A group begun now follows `taken + held` others that the current weights and their successors train on.
             version, taken = self.taken_by
             taken = taken if version == self.version() else 0
             per_version = args.update_weights_interval * args.rollout_batch_size
@@ -130,7 +129,7 @@ class GroupProducer(Pool):
 
         def sample_done(siblings: list[Sample]) -> None:
             if any(s.status == SampleStatus.ABORTED for s in siblings):
-                return  # the group comes back and needs the place again: it is not given to another one
+                return  # the group comes back and needs its place again, so no other group gets it
             resize(flight.unfinished - 1)
             self.bell.set()
 
@@ -139,7 +138,7 @@ class GroupProducer(Pool):
     # -- deciding ------------------------------------------------------------------------------------
 
     def decide(self, group: Finished) -> Outcome | None:
-        """As every pool; the ledger learns what waits."""
+        """Decide the group as every pool does, and record kept groups as waiting in the ledger."""
         outcome = super().decide(group)
         self._aborts_in_a_row = self._aborts_in_a_row + 1 if outcome is Outcome.AGAIN else 0
         if outcome is Outcome.KEPT:
@@ -147,13 +146,13 @@ class GroupProducer(Pool):
         return outcome
 
     def keep(self, group: Finished) -> None:
-        """It waits."""
+        """Keep the group waiting for the next rollout."""
         super().keep(group)
         if group.span is not None:
             self._oldest = group.span[0] if self._oldest is None else min(self._oldest, group.span[0])
 
     def lose(self, group: Finished) -> None:
-        """Counts as gone."""
+        """Count the group as discarded."""
         self.num_gone += 1
         self._waste(group)
 
@@ -166,7 +165,7 @@ class GroupProducer(Pool):
         self.wanted = usable
 
     def cull(self) -> None:
-        """Recycle or drop what waits and is too old for the newest weights to train on."""
+        """Recycle or drop waiting groups that are too old for the newest weights to train on."""
         limit = self.args.max_staleness
         if limit is None or self._oldest is None or self.version() - self._oldest <= limit:
             return
@@ -192,7 +191,7 @@ class GroupProducer(Pool):
     # -- the task ------------------------------------------------------------------------------------
 
     def start(self, rollout_id: int) -> None:
-        """Begin to generate for a rollout and those after it; nothing to do when that has happened."""
+        """Begin to generate for a rollout and later rollouts; do nothing if generation has begun."""
         if self._task is not None or self.halted:
             return
         self._begin(rollout_id)
@@ -211,7 +210,7 @@ class GroupProducer(Pool):
             begin(rollout_id, self.version())
 
     def wake(self) -> None:
-        """Something has changed that there may be room for: weights came, someone takes."""
+        """Check for room again after a change such as new weights or a new `take`."""
         self.bell.set()
 
     async def _produce(self) -> None:
@@ -220,7 +219,7 @@ class GroupProducer(Pool):
             while True:
                 if (room := self.room()) > 0:
                     self.draw(room)
-                    self.bell.set()  # what was drawn finished may leave room for more
+                    self.bell.set()  # groups that were drawn already finished may leave room for more
                 self._news.set()
                 if self.flights:
                     await some_done(self.bell, self.context.runner, f"{len(self.flights)} groups in flight")
@@ -238,12 +237,12 @@ class GroupProducer(Pool):
     # -- taking --------------------------------------------------------------------------------------
 
     async def take(self, rollout_id: int) -> Taken:
-        """Wait for the groups of a rollout; generation goes on. One `take` at a time, in order of the rollouts.
+        """Wait for the groups of a rollout; generation continues. Call one `take` at a time, in order of the rollouts.
 
         Raises:
-            RolloutError: No rollout can come about any more, or what the task raised.
-            RolloutInterrupted: `context.work.interrupt` was called; generation has ended, everything in flight is given
-                back, and what is finished waits.
+            RolloutError: No rollout can be completed any more, or the task raised an error.
+            RolloutInterrupted: `context.work.interrupt` was called. Generation has ended, all groups in flight are
+                given back, and finished groups wait.
         """
         assert not self.taking, "one rollout is taken at a time"
         if self.context.work.interrupted:
@@ -262,7 +261,7 @@ class GroupProducer(Pool):
         return self._hand_over()
 
     async def _completed(self) -> None:
-        """Return when enough groups wait that the present weights may train on."""
+        """Return when enough groups wait that the current weights may train on."""
         with waiting(f"the groups of rollout {self.rollout_id}", deadline=None, then="every group has its own"):
             self.wake()  # there is room for a whole rollout now
             while True:
@@ -271,13 +270,13 @@ class GroupProducer(Pool):
                 held = self.held
                 if self._complete():
                     return
-                if self.held != held:  # too old: there is room again (a wake without need would come back as news)
+                if self.held != held:  # some were too old: there is room again (a needless wake would return as news)
                     self.wake()
                 self._news.clear()
                 await self._news.wait()
 
     def _complete(self) -> bool:
-        """Whether a rollout can be taken. Raises RolloutError when none will come about."""
+        """Return whether a rollout can be taken. Raises RolloutError if no rollout can be completed."""
         self.cull()
         if len(self.waiting) >= self.wanted:
             return True
@@ -287,11 +286,11 @@ class GroupProducer(Pool):
         return True
 
     def _hand_over(self) -> Taken:
-        """The oldest groups that wait, as the rollout that the newest weights train on; the next one begins."""
+        """Return the oldest waiting groups as the rollout for the newest weights, and begin the next rollout."""
         args, version, engine = self.args, self.version(), self.context.runner.engine
         now, busy = asyncio.get_running_loop().time(), engine.take_busy_seconds()
         elapsed, self._started_at = now - self._started_at, now
-        self._sees_requests |= busy > 0  # not those of generate functions that post to the engine
+        self._sees_requests |= busy > 0  # requests that generate functions post to the engine do not count
         self.waiting.sort(key=lambda f: f.turn)
         chosen, self.waiting = self.waiting[: self.wanted], self.waiting[self.wanted :]
         chosen.sort(key=lambda f: f.index)
@@ -323,10 +322,10 @@ class GroupProducer(Pool):
     # -- ending, and commits -------------------------------------------------------------------------
 
     async def halt(self, patience: float | None = None) -> None:
-        """End generation for good: what is in flight is aborted and given back, or waits if it is finished.
+        """End generation permanently: abort and give back the groups in flight; keep those that are finished.
 
         Args:
-            patience: Seconds that aborted samples get to come back with their tokens; `--rollout-stop-timeout` if None.
+            patience: Seconds that aborted samples get to return with their tokens; `--rollout-stop-timeout` if None.
         """
         if self.halted:
             return
@@ -342,7 +341,7 @@ class GroupProducer(Pool):
         self.again.clear()
 
     async def stop(self) -> None:
-        """End at once; nothing can be taken any more. Safe to call twice."""
+        """End at once; no more rollouts can be taken. Safe to call twice."""
         self._failure = self._failure or RolloutError("generation has been stopped")
         if not self.halted:
             await self._land(0.0)
@@ -355,7 +354,7 @@ class GroupProducer(Pool):
         return await self.land(patience)
 
     def open_groups(self) -> list[OpenGroup]:
-        """Every group it holds, for a commit."""
+        """Return every group that the producer holds, for a commit."""
         partial, scores_groups = self.args.partial_rollout, self.context.runner.rewards.scores_groups
         waiting = sorted(self.waiting, key=lambda f: f.turn)
         return [
@@ -366,7 +365,7 @@ class GroupProducer(Pool):
         ]
 
     def restore_open_groups(self, groups: list[OpenGroup]) -> None:
-        """Inverse of `open_groups`, before `start`. Raises CheckpointError for unfinished groups of another size."""
+        """Restore `open_groups` before `start`. Raises CheckpointError for unfinished groups of another size."""
         assert self._task is None, "generation has begun"
         for group in groups:
             state = group.details["state"]
@@ -379,7 +378,7 @@ class GroupProducer(Pool):
 
 
 def _finished_again(group: OpenGroup) -> Finished:
-    """Inverse of `finished_to_open`."""
+    """Return the finished group of an open group; inverse of `finished_to_open`."""
     prompts = group.details.get("prompts")
     original = [Sample.from_dict(s) for s in prompts] if prompts else group.samples
     return Finished(group.samples, original, int(group.details["began"]))

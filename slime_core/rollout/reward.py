@@ -1,10 +1,10 @@
 """Stage 4: finished samples -> rewards.
 
-`rollout.generate` calls `score` per sample, or once a group is complete (`--group-rm`). A reward
-function that raises, overruns `--rm-timeout`, ends its process or returns something that is no number makes its
-samples FAILED with the reason, and leaves a file to reproduce it (`reward_failures`); the run goes on. Which function
-scores a sample: its own `custom_rm_path`, else its row's or data set's `rm_type` in `metadata`, else the run's. An
-evaluation data set with plugin options of its own has a scorer of its own, too.
+`rollout.generate` calls `score` per sample, or once per complete group (`--group-rm`). If a reward function raises,
+exceeds `--rm-timeout`, ends its process or returns a value that is not a number, its samples become FAILED with the
+reason, a file to reproduce the failure is saved (`reward_failures`), and the run continues. The scorer of a sample is
+its own `custom_rm_path`, else its row's or data set's `rm_type` in `metadata`, else the run's reward. An evaluation
+data set with its own plugin options also has its own scorer.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ logger = logging.getLogger(__name__)
 
 
 class Scorer(Protocol):
-    """A resolved reward function (`plugins.adapters.RewardCaller`), which answers checked rewards or raises."""
+    """A resolved reward function (`plugins.adapters.RewardCaller`) that returns checked rewards or raises."""
 
     label: str
     spec: str
-    """What it was resolved from."""
+    """Spec from which the function was resolved."""
     provenance: Mapping[str, Any]
     batched: bool
-    """True: takes several samples in one call."""
+    """True if a call takes several samples."""
     scores_groups: bool
-    """True: must see the whole group at once."""
+    """True if a call must contain the whole group."""
 
     async def start(self) -> None:
-        """Get ready to be called; raises what cannot work."""
+        """Prepare for calls; raise if the reward cannot work."""
 
     async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
-        """One reward per sample, under the deadline of a call, which begins where it says so (`waits.placed`).
+        """Return one reward per sample; the deadline of the call begins when the scorer reports it (`waits.placed`).
 
-        May raise anything.
+        May raise any exception.
         """
 
     def under(self, args: Args) -> Scorer:
-        """The same reward under settings that differ from its own in `plugins`."""
+        """Return the same reward with settings whose `plugins` differ."""
 
 
 class Workers(Protocol):
     """Processes in which rewards run (`plugins.workers.pool.WorkerPool`)."""
 
     def settings_changed(self) -> None:
-        """Have them see the settings as they are now."""
+        """Send the current settings to the processes."""
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
 
 
 class RewardStage:
-    """Calls reward functions and turns what goes wrong into data."""
+    """The stage that calls reward functions and records their failures in the samples."""
 
     def __init__(
         self,
@@ -82,22 +82,22 @@ class RewardStage:
         self._workers = workers
         self._cache: dict[str, Scorer] = {}
         self._under: dict[tuple[str, bytes], Scorer] = {}
-        """(spec, plugin options) -> that reward with these."""
+        """(spec, plugin options) -> the reward with these options."""
 
     @cached_property
     def failures(self) -> FailureLog:
-        """Where calls that failed are kept."""
+        """Log that saves failed calls."""
         from slime_core.rollout.reward_failures import FailureLog
 
         return FailureLog(self.args)
 
     @property
     def scores_groups(self) -> bool:
-        """Samples are scored together once their group is complete (`--group-rm`, or the reward says so)."""
+        """True if complete groups are scored together (`--group-rm`, or declared by the reward)."""
         return self.default is not None and self.default.scores_groups
 
     def require(self, spec: str, where: str) -> None:
-        """Resolve what a row names before anything starts. Raises ConfigError beginning with `where`."""
+        """Resolve the reward of a row before the run starts. Raises ConfigError beginning with `where`."""
         if spec in self._cache:
             return
         try:
@@ -106,12 +106,12 @@ class RewardStage:
             raise ConfigError(f"{where} names the reward {spec!r}: {error}") from error
 
     async def start(self) -> None:
-        """Bring up the worker processes with the run's reward. Raises PluginError when it does not load there."""
+        """Start the worker processes with the run's reward. Raises PluginError if it does not load there."""
         if self.default is not None:
             await self.default.start()
 
     def settings_changed(self) -> None:
-        """To be called when `args` was changed after `start`: worker processes have a copy."""
+        """Update the worker processes' copy of `args`; call it when `args` was changed after `start`."""
         if self._workers is not None:
             self._workers.settings_changed()
 
@@ -121,10 +121,10 @@ class RewardStage:
             self._workers.close()
 
     def scorer_of(self, sample: Sample, args: Args | None = None) -> Scorer:
-        """The function that scores this sample, with the plugin options in `args` (the run's for None).
+        """Return the function that scores this sample, with the plugin options of `args` (None: the run's).
 
         Raises:
-            PluginError: There is none of that name, or it does not take these options.
+            PluginError: No reward has that name, or it does not accept these options.
         """
         scorer = self._run_scorer(sample)
         if args is None or args.plugins == self.args.plugins:
@@ -154,8 +154,8 @@ class RewardStage:
     ) -> None:
         """Set `sample.reward`, in one call per function where the function takes several; `args` as `scorer_of`.
 
-        Aborted, failed and already rewarded samples are left alone. A copy takes the place of a sample to which a call
-        that is left behind may still write.
+        Aborted, failed and already rewarded samples are skipped. A copy replaces a sample to which an abandoned call
+        may still write.
         """
         by_scorer: dict[int, tuple[Scorer, list[Sample]]] = {}
         for sample in samples:
@@ -170,7 +170,7 @@ class RewardStage:
         calls: list[tuple[Scorer, list[Sample]]] = []
         for scorer, members in by_scorer.values():
             calls.extend([(scorer, members)] if scorer.batched else [(scorer, [s]) for s in members])
-        if len(calls) == 1:  # the usual case, without a task of its own
+        if len(calls) == 1:  # the usual case needs no separate task
             await self.call(*calls[0], evaluation=evaluation, rollout_id=rollout_id, args=args)
         else:
             await asyncio.gather(
@@ -189,7 +189,7 @@ class RewardStage:
         rollout_id: int | None = None,
         args: Args | None = None,
     ) -> None:
-        """One call of one function; its samples have rewards afterwards, or have failed. `args`: what it has."""
+        """Call one function; afterwards its samples have rewards or have failed. `args`: the function's settings."""
         sealed = Sealed(samples)
         try:
             of = f" of sample {samples[0].index}" if len(samples) == 1 else f" of group {samples[0].group_index}"

@@ -1,7 +1,7 @@
-"""A scoring call that failed -> one file below the run directory with everything it takes to make it fail again.
+"""Save a failed scoring call to a file below the run directory, with all data to reproduce the failure.
 
-`RewardStage` writes them; `slime rewards replay FILE` reads them. At most `MAX_SAVED` files are kept per run directory,
-so that a reward that always fails does not fill the disk; further failures are counted, not saved.
+`RewardStage` writes these files; `slime rewards replay FILE` reads them. At most `MAX_SAVED` files are kept per run
+directory, so that a reward that always fails does not fill the disk; further failures are counted, not saved.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY = "failures"
 MAX_SAVED = 100
-"""Reproductions per run directory."""
+"""Maximum number of saved failures per run directory."""
 FORMAT = "slime reward failure 1"
 
 _SETTINGS = (
     "rm_type", "custom_rm_path", "reward_key", "eval_reward_key", "group_rm", "rm_url", "rm_timeout",
     "custom_reward_post_process_path", "plugin_dir", "seed",
 )  # fmt: skip
-"""Settings a reward's answer depends on; the user's own (`custom:`) and plugin options are saved besides."""
+"""Settings that affect a reward; the user's own (`custom:`) and plugin options are saved as well."""
 
 
 class FailureLog:
-    """Saves reproductions below one run directory; without one it only counts."""
+    """A log that saves failures below a run directory; without a directory it only counts them."""
 
     def __init__(self, args: Args) -> None:
         self.args = args
         run_dir = args.run_dir
         self.directory = Path(run_dir) / DIRECTORY if run_dir else None
         self.num_failed = 0
-        """Calls that failed."""
+        """Number of failed calls."""
         self._num_saved: int | None = None
 
     def save(
@@ -91,7 +91,7 @@ class FailureLog:
             partial.write_bytes(to_json(hidden_values(record), f"sample {samples[0].index}"))
             is_new = not path.exists()
             partial.replace(path)
-        except Exception as failure:  # the sample has failed already; that it could not be kept must not end the run
+        except Exception as failure:  # the sample has already failed; a failed save must not end the run
             logger.warning("cannot save the failed score %s: %s", path, failure)
             return None
         self._num_saved += is_new
@@ -99,7 +99,7 @@ class FailureLog:
 
 
 def file_name(sample: Sample, evaluation: bool, rollout_id: int | None) -> str:
-    """`reward-<rollout>-<sample index>.json`; in evaluation, where indices repeat, with the data set's name."""
+    """Return `reward-<rollout>-<sample index>.json`; evaluation adds the data set's name, since indices repeat."""
     rollout = "none" if rollout_id is None else str(rollout_id)
     index = "none" if sample.index is None else str(sample.index)
     if not evaluation:
@@ -109,7 +109,7 @@ def file_name(sample: Sample, evaluation: bool, rollout_id: int | None) -> str:
 
 
 def reward_settings(args: Args) -> dict[str, Any]:
-    """What of the settings a reward may depend on, as far as JSON holds it."""
+    """Return the settings that a reward may depend on, except values that JSON cannot represent."""
     values = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     values |= {"plugins": args.plugins, **(args.model_extra or {})}
     kept = {}

@@ -1,10 +1,10 @@
 """Stage 2: prompts -> `rollout_batch_size` generated, scored and kept groups.
 
 This is the built-in rollout function (kind `rollouts`, name `generate`): a pool (`rollout.pool`) for one rollout. No
-drawn prompt is lost: it is accepted, dropped by the filter with a counted reason, or given back, by a partial rollout
-with its tokens, and finished ones with their rewards. A finished group that a partial rollout had in excess was sampled
-by older weights when its turn comes, as its weight versions say; with `--mask-offpolicy-in-partial-rollout` it is
-regenerated instead.
+drawn prompt is lost: it is accepted, dropped by the filter with a counted reason, or given back. A partial rollout
+gives back groups with their tokens, and finished groups with their rewards. Such a finished surplus group is trained on
+later, although older weights sampled it, as its weight versions show. With `--mask-offpolicy-in-partial-rollout` the
+group is regenerated instead.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 @dataclass
 class RolloutContext:
-    """What a rollout function gets when it declares the keyword `context`."""
+    """The value of the keyword `context` of a rollout function that declares it."""
 
     runner: SampleRunner
     filters: FilterStage
     decided: list[Group] | None = None
-    """Every group of the rollout that was kept, dropped or failed, in order of finishing; None: nobody asks."""
+    """Groups of the rollout that were kept, dropped or failed, in order of finishing; None if no hook needs them."""
     ledger: Ledger = field(default_factory=Ledger)
-    """Where a rollout function records what it does with groups, beyond drawing them and giving them back."""
+    """Record of the function's decisions about groups, besides draws and returns."""
     eval_record: EvalRecord | None = None
-    """Where an evaluation finds the groups that it need not do again, and keeps those that it has done."""
+    """Record of the groups that an evaluation has finished, so that it does not repeat them."""
     work: Interruptible = field(default_factory=Interruptible)
-    """What the end of the run ends."""
+    """Work cancelled when the run stops."""
 
     def note(self, group: Group) -> None:
-        """A group has been decided on: it will not be drawn again."""
+        """Record that a group has been decided on and will not be drawn again."""
         if self.decided is not None:
             self.decided.append(group)
 
     async def until_interrupted(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Run `work`; False when the end of the run ended it where it waited."""
+        """Run `work`; return False if the end of the run cancelled it."""
         try:
             await self.work.run(work)
         except RolloutInterrupted:
@@ -66,20 +66,20 @@ class OneRollout(Pool):
 
     def __init__(self, args: Args, source: Any, context: RolloutContext, rollout_id: int) -> None:
         self.ready: deque[Finished] = deque()
-        """Drawn groups that were finished before, to be decided on."""
+        """Drawn groups that an earlier rollout finished and that wait for a decision."""
         self.surplus: list[Group] = []
-        """In excess, to be given back."""
+        """Surplus groups to give back."""
         self.num_surplus = 0
-        """How many of those were finished."""
+        """Number of finished surplus groups."""
         super().__init__(args, source, context, rollout_id)
 
     @property
     def held(self) -> int:
-        """Groups that wait for training or may come to."""
+        """Number of groups that wait, or may come to wait, for training."""
         return super().held + len(self.ready)
 
     async def fill(self) -> None:
-        """Draw and decide until the rollout is complete, or as complete as it gets."""
+        """Draw and decide until the rollout is complete, or cannot become more complete."""
         args = self.args
         self.draw(max(args.over_sampling_batch_size, args.rollout_batch_size))
         while len(self.waiting) < self.wanted:
@@ -101,7 +101,7 @@ class OneRollout(Pool):
         self.forget(0)
 
     def draw(self, num_groups: int) -> None:
-        """As many as the budget has left. Raises RolloutError where that is to end the run."""
+        """Draw groups, at most as many as the budget has left. Raises RolloutError if a spent budget stops the run."""
         left = self.budget - self.num_drawn
         if num_groups > left and self.args.dynamic_sampling_on_exhausted == "stop":
             raise self.budget_spent()
@@ -111,7 +111,7 @@ class OneRollout(Pool):
         self.ready.append(group)
 
     def decide(self, group: Finished) -> Outcome | None:
-        """One that comes when there are enough is not decided on; one that goes is replaced."""
+        """Decide on a group; set it aside as surplus if enough groups wait, and draw another if it is not kept."""
         if len(self.waiting) >= self.wanted:
             self.late(group)
             return None
@@ -121,7 +121,7 @@ class OneRollout(Pool):
         return outcome
 
     def lose(self, group: Finished) -> None:
-        """Nothing can be learned from the group; the ledger knows that already."""
+        """Reduce the wanted number if the group was dropped permanently; the ledger has recorded the drop already."""
         if dropped_for_good(group.samples):
             self.wanted -= 1
 
@@ -132,19 +132,19 @@ class OneRollout(Pool):
         del self.waiting[usable:]
 
     def late(self, group: Finished) -> None:
-        """It is in excess."""
+        """Mark a group as surplus."""
         self.num_surplus += is_finished(group.samples)
         self.surplus.append(given_back(self.args, group.original, group.samples))
 
     def undo(self) -> None:
-        """Have `finish` give back what waits and what is put aside; what the filter dropped for good stays so."""
+        """Mark waiting groups and groups put aside as surplus for `finish`; dropped groups stay dropped."""
         for group in [*self.waiting, *(group for _, group in self.aside)]:
             self.late(group)
         self.waiting.clear()
         self.aside.clear()
 
     async def finish(self, patience: float | None = None) -> None:
-        """The end: what still runs is given back, with what came when there were enough."""
+        """Land the groups in flight and give them back, together with the surplus groups."""
         for flight in await self.land(patience):
             if finished := flight.result():
                 self.late(finished)
@@ -155,16 +155,16 @@ class OneRollout(Pool):
         self.give_back(self.surplus, "in excess")
 
 
-# It accounts for every group that it draws.
+# The function accounts for every group that it draws.
 @declares(RolloutTraits(leaves_out=False, records_evaluation=True))
 async def generate_rollout(
     args: Args, rollout_id: int, data_source: Any, evaluation: bool = False, *, context: RolloutContext
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Generate one rollout. Groups come back ordered by `group_index`, whatever order they finished in.
+    """Generate a rollout. Groups are returned in order of `group_index`, regardless of the order of finishing.
 
     Raises:
-        RolloutError: The budget ran out and that is to stop the run, or too many samples failed in a row.
-        RolloutInterrupted: `context.work.interrupt` was called; everything that was not dropped has been given back.
+        RolloutError: The budget ran out and the settings stop the run then, or too many samples failed in a row.
+        RolloutInterrupted: `context.work.interrupt` was called; all groups that were not dropped have been given back.
     """
     if evaluation:
         from slime_core.rollout.evaluate import evaluate_datasets
@@ -173,12 +173,12 @@ async def generate_rollout(
     pool = OneRollout(args, data_source, context, rollout_id)
     try:
         complete = await context.until_interrupted(pool.fill())
-    except BaseException:  # ctrl-C too: what a reward that hangs would answer is of no use any more
+    except BaseException:  # ctrl-C too: the result of a hanging reward is useless now
         await pool.finish(patience=0.0)
         raise
     if not complete:
         pool.undo()
-        # Rewards still at work are worth waiting for where their samples are kept.
+        # Wait for running rewards only if their samples are kept.
         await pool.finish(patience=None if args.partial_rollout else 0.0)
         context.filters.take_metrics()
         raise RolloutInterrupted

@@ -1,8 +1,8 @@
-"""Everything on the generation side behind synchronous calls: prompts in, train batches out.
+"""The generation side behind synchronous calls: prompts in, train batches out.
 
-The loop (`slime_core.loop`) holds one of these, or a stand-in with the same methods where the stage lives in another
-process. The stage owns the event loop in which engine, generate functions and rewards run; that loop turns only while
-one of the methods below is running.
+The training loop (`slime_core.loop`) holds a stage, or a proxy with the same methods if the stage is in another
+process. The stage owns the event loop in which engine, generate functions and rewards run. The event loop runs only
+while one of the methods below is running.
 """
 
 from __future__ import annotations
@@ -52,43 +52,44 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _PLAIN_CALLS = AbandonableThreadPool(1, "slime-rollout")
-"""For plain rollout functions."""
+"""Thread for plain rollout functions."""
 _STOP_DEADLINE = 300.0
-"""Seconds until the engine and everything beside it must have stopped."""
+"""Seconds until the engine and everything that runs with it must have stopped."""
 
 
 class RolloutStage:
-    """Draws, generates, scores, filters and batches; also evaluates and takes new weights."""
+    """The rollout stage: draws, generates, scores, filters and batches; also evaluates and loads new weights."""
 
     def __init__(self, args: Args, parts: RolloutParts, runner: asyncio.Runner | LoopThread | None = None) -> None:
-        """`runner` turns the event loop; with a LoopThread several threads may call the stage at once."""
+        """`runner` runs the event loop; with a LoopThread several threads may call the stage at once."""
         self.args = args
         self.parts = parts
         self.weight_version = 0
         self._loop = runner or StageRunner()
         self._plain = threading.Lock()
-        """Held by a plain rollout function, which need not bear another beside it."""
+        """Held while a plain rollout function runs: such functions need not be thread-safe."""
         self.ledger = Ledger()
         self.source: Any = None if parts.data_source is None else RecordedSource(parts.data_source, self.ledger)
-        """What rollout functions draw from: the data source, which the ledger watches."""
+        """Data source that rollout functions draw from, recorded by the ledger."""
         self.open_groups = OpenGroups()
         self.never_stops = False
-        """Set before `start`: rollouts are taken out of a generation that goes on (`rollout.producer`)."""
+        """Set before `start`. True: rollouts are taken from continuous generation (`rollout.producer`)."""
         self._producer: GroupProducer | None = None
-        """Generates without end, where that is so."""
+        """The continuous generation, if `never_stops`."""
         self.trail = stage_state.LedgerTrail()
         self._lag = LoopLag(counts=getattr(self._loop, "in_real_time", True))
         self._interrupted = False
         self._evaluations = Interruptible()
         self._context: RolloutContext | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        """The rollouts and evaluations that run, or were interrupted."""
+        """Rollouts and evaluations that are running, or were interrupted."""
 
     @named("the start of the engine", then="servers have --engine-start-timeout")
     def start(self) -> None:
-        """Bring up the engine, if there is one and it is not up yet; returns when it serves.
+        """Start the engine, if there is one and it is not running yet, and wait until it serves.
 
-        Raises CheckpointError for unfinished groups of a commit that have another size than this run's.
+        Raises:
+            CheckpointError: Unfinished groups of a commit have another size than this run's groups.
         """
         if self.parts.engine is not None and self._context is None:
             self._loop.run(self._start(self.parts.engine))
@@ -107,7 +108,7 @@ class RolloutStage:
         assert parts.filters is not None
         assert parts.resolve_generator is not None
         leftovers.watch()  # from here on user code runs in this process
-        loading = asyncio.create_task(parts.rewards.start())  # worker processes come up beside the engine
+        loading = asyncio.create_task(parts.rewards.start())  # worker processes start while the engine starts
         await engine.start()
         with waiting("reward processes", deadline=None, then="they have deadlines of their own"):
             await loading
@@ -117,9 +118,9 @@ class RolloutStage:
             if args.rollout_num_gpus is None:  # as in THUDM/slime, whose functions multiply by it
                 shared = (args.actor_num_nodes or 1) * (args.actor_num_gpus_per_node or 1)
                 args.rollout_num_gpus = shared if args.colocate else 1
-        parts.rewards.settings_changed()  # where models answer, which the engine has just found out
-        # Requests that come over HTTP are not seen waiting, so the engine must not wait for their samples. Where
-        # generation never stops, what shares an engine step depends on when the trainer was done.
+        parts.rewards.settings_changed()  # addresses of models, which the engine knows since its start
+        # HTTP requests are not seen while they wait, so the engine must not wait for their samples. If generation
+        # never stops, the trainer's timing decides which requests share an engine step.
         gated = GatedEngine(
             engine,
             deterministic=self.args.deterministic_mode and not parts.needs_address and not self.never_stops,
@@ -135,10 +136,12 @@ class RolloutStage:
 
     @named("the end of all rollouts", deadline=_STOP_DEADLINE, then="the run stops")
     def abandon(self) -> None:
-        """End every rollout and evaluation that runs, and leave the engine up: `load` is to follow.
+        """End every running rollout and evaluation, and leave the engine running; the caller calls `load` next.
 
-        Any thread may call it where a LoopThread turns the event loop. Raises RolloutError when a plain rollout
-        function, which cannot be interrupted, goes on for too long.
+        Any thread may call it if a LoopThread runs the event loop.
+
+        Raises:
+            RolloutError: A plain rollout function, which cannot be interrupted, keeps running for too long.
         """
         self._loop.run(self._end())
         if not self._plain.acquire(timeout=_STOP_DEADLINE):
@@ -169,17 +172,17 @@ class RolloutStage:
             await cancel_all(self._tasks, then=then)
 
     def loop_thread(self) -> LoopThread:
-        """What turns the event loop of an asynchronous run; other event loops await the stage through it."""
+        """Return the thread of an asynchronous run's event loop; other event loops await the stage through it."""
         from slime_core.rollout.loop_thread import LoopThread
 
         assert isinstance(self._loop, LoopThread)
         return self._loop
 
     def interrupt(self) -> None:
-        """End the rollout and the evaluation that run, and every later one: both raise RolloutInterrupted.
+        """End the running rollout and evaluation, and every later one: they raise RolloutInterrupted.
 
-        Any thread may call it, and a signal handler. A rollout function of the user's own that does not pass its
-        `context` on to the built-in one is finished first, and so is a plain function that evaluates.
+        Any thread and any signal handler may call it. Two functions finish first: a user's own rollout function that
+        does not pass its `context` to the built-in one, and a plain function that evaluates.
         """
         self._interrupted = True
         self._evaluations.interrupt()
@@ -189,18 +192,18 @@ class RolloutStage:
     # -- rollouts ------------------------------------------------------------------------------------
 
     def generate(self, rollout_id: int) -> RolloutResult:
-        """One rollout. Raises RolloutError, and RolloutInterrupted after `interrupt`."""
+        """Run one rollout. Raises RolloutError, and RolloutInterrupted after `interrupt`."""
         groups, metrics = self.generate_groups(rollout_id)
         return RolloutResult(self.make_batch(rollout_id, groups, self.weight_version), metrics)
 
     def before_push(self) -> None:
-        """Nothing is generated ahead."""
+        """Do nothing: this stage generates nothing ahead."""
 
     def before_save(self) -> None:
-        """Nothing is generated ahead."""
+        """Do nothing: this stage generates nothing ahead."""
 
     def make_batch(self, rollout_id: int, groups: list[Group], weight_version: int) -> TrainBatch:
-        """Groups as the trainer gets them; `weight_version` is the one they will update."""
+        """Return the groups as the trainer's batch; `weight_version` is the version that the batch will update."""
         self.ledger.training(rollout_id, groups, weight_version)
         return make_batch(
             self.args,
@@ -214,7 +217,7 @@ class RolloutStage:
 
     @named("rollout {0}", then="its groups and samples have deadlines; --rollout-stall-timeout")
     def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
-        """The samples of one rollout and its metrics, not yet a batch. Raises as `generate`."""
+        """Return the groups of one rollout, not yet a batch, and its metrics. Raises the errors of `generate`."""
         if self.never_stops:
             assert self._producer is not None, "start comes first"
             taken = self._loop.run(self._producer.take(rollout_id))
@@ -241,17 +244,17 @@ class RolloutStage:
     def conclude(
         self, rollout_id: int, groups: list[Group], decided: list[Group], extra: dict[str, float], started: float
     ) -> dict[str, float]:
-        """The end of a rollout: the user's functions, ledger, dumps; its metrics. Other groups may be in flight.
+        """Finish a rollout: user functions, ledger, dumps. Return its metrics. Other groups may be in flight.
 
         Args:
-            rollout_id: The rollout.
-            groups: Go to training.
-            decided: Those, and the ones that were dropped or failed meanwhile.
-            extra: Metrics known already.
+            rollout_id: Number of the rollout.
+            groups: Groups for training.
+            decided: `groups`, and the groups that were dropped or failed meanwhile.
+            extra: Metrics that are already known.
             started: `time.perf_counter()` when the rollout began.
         """
         self.parts.user.after_rollout(self.args, groups, decided, self.source, self.ledger.take_reasons())
-        refuse_bad(self.args, rollout_id, [s for g in groups for s in g])  # here, so that dumps and metrics say so
+        refuse_bad(self.args, rollout_id, [s for g in groups for s in g])  # before dumps and metrics
 
         def tell() -> dict[str, float]:
             self.ledger.taken(rollout_id, groups, weight_version=self.weight_version)
@@ -271,7 +274,7 @@ class RolloutStage:
     def _describe(
         self, rollout_id: int, groups: list[Group], extra: dict[str, float], seconds: float
     ) -> dict[str, float]:
-        """The rollout's metrics: ours, or those left in `extra` by a log function that says it has logged."""
+        """Return the rollout's metrics, or only `extra` if a log function has replaced slime's logging."""
         samples = [s for g in groups for s in g]
         held = 0.0
         if self._context is not None:
@@ -294,12 +297,12 @@ class RolloutStage:
         return metrics
 
     def _ask_source(self, method: str, *details: Any) -> Any:
-        """Call what a data source may have beside its protocol; None when it has it not."""
+        """Call an optional method of the data source; return None if the method does not exist."""
         found = getattr(self.parts.data_source, method, None)
         return None if found is None else found(*details)
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
-        """`eval/...` metrics of all evaluation data sets; none where nothing can be evaluated."""
+        """Evaluate and return `eval/...` metrics of all evaluation data sets; empty if nothing can be evaluated."""
         if self.parts.eval_function is None:
             return {}
         data, extra = self.evaluate_samples(rollout_id)
@@ -308,14 +311,14 @@ class RolloutStage:
     def eval_metrics(
         self, rollout_id: int, data: dict[str, dict[str, Any]], extra: dict[str, float]
     ) -> dict[str, float]:
-        """Metrics of evaluated samples; the hook `slime_log_eval` may stand in for them."""
+        """Return metrics of evaluated samples; the hook `slime_log_eval` may replace them."""
         if self.parts.user.log_eval(rollout_id, self.args, data, extra):
             return extra
         return {**eval_metrics(data), **extra}
 
     @named("evaluation at rollout {0}", deadline="eval_timeout", then=TIMEOUT, stop=True)
     def evaluate_samples(self, rollout_id: int) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-        """The evaluated samples per data set, and timing. Raises RolloutError, RolloutInterrupted after `interrupt`."""
+        """Return evaluated samples per data set, and timing. Raises RolloutError, RolloutInterrupted if interrupted."""
         if self._interrupted:
             raise RolloutInterrupted(drew=False)
         started = time.perf_counter()
@@ -344,7 +347,7 @@ class RolloutStage:
             task.add_done_callback(self._tasks.discard)
             # Not returned by the task: asyncio's SIGINT handler holds the task, and `signal` formats handlers with
             # repr(), which would spell out every token of the rollout.
-            # A plain function may post to the engine, which answers in this loop: it runs beside it.
+            # A plain function may post to the engine, which replies in this loop: the function needs its own thread.
             running = start() if is_async else _PLAIN_CALLS.call(start)
             if evaluation and is_async:
                 name = f"evaluation at rollout {rollout_id}"
@@ -364,15 +367,15 @@ class RolloutStage:
         return EngineMemory()
 
     def release_memory(self) -> None:
-        """Have the engine, which is idle, give up its memory; nothing where it has."""
+        """Make the idle engine release its memory; do nothing if it already has."""
         self._loop.run(self._memory.release(self.parts.engine))
 
     def resume_memory(self, tags: tuple[str, ...]) -> None:
-        """Have it take a part of that again; nothing where it has."""
+        """Make the engine allocate parts of its memory again; do nothing if it already has."""
         self._loop.run(self._memory.resume(self.parts.engine, tags))
 
     def update_weights(self, transport: str, payload: Any, version: int) -> Mapping[str, float] | None:
-        """Have the engine serve a version, from what its transport hands over; what it measured, if anything."""
+        """Make the engine serve a version from its transport's payload. Return measurements, if any."""
         measured: Mapping[str, float] | None = None
         if self.parts.engine is not None:
             measured = self._loop.run(deliver(self.args, self.parts.engine, transport, payload, version))
@@ -383,22 +386,22 @@ class RolloutStage:
 
     @property
     def engines(self) -> list[RolloutEngine]:
-        """The engine, or none; a list because THUDM/slime's functions get one."""
+        """Engines of the stage, at most one; a list because THUDM/slime's functions get one."""
         return [] if self.parts.engine is None else [self.parts.engine]
 
     def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str] | None:
-        """What an engine that compares weights itself finds; None when it does not."""
+        """Return the names of differing weights, if the engine can compare weights; None if it cannot."""
         compare = getattr(self.parts.engine, "differing_weights", None)
         return None if compare is None else list(self._loop.run(compare(weights)))
 
     def weight_checksums(self) -> dict[str, str]:
-        """Of the weights served."""
+        """Return the checksums of the served weights."""
         assert self.parts.engine is not None
         return self._loop.run(self.parts.engine.weight_checksums())
 
     @property
     def weight_transports(self) -> tuple[str, ...]:
-        """How this stage's engine takes weights; empty without an engine."""
+        """Weight transports that this stage's engine supports; empty without an engine."""
         return () if self.parts.engine is None else self.parts.engine.weight_transports
 
     # -- state ---------------------------------------------------------------------------------------
@@ -408,7 +411,7 @@ class RolloutStage:
         stage_state.save(self, directory, rollout_id)
 
     def load(self, directory: Path, rollout_id: int) -> str:
-        """Inverse of `save`; says how many open groups come back, from which states. Raises CheckpointError."""
+        """Restore the state of `save`; return how many open groups come back, by state. Raises CheckpointError."""
         return stage_state.load(self, directory, rollout_id)
 
     def between_callbacks(self, function: Callable[[], T]) -> T:

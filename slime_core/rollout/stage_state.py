@@ -1,12 +1,12 @@
-"""What a commit holds of the generation side, written and read for `RolloutStage.save` and `load`.
+"""The generation side of a commit, written and read for `RolloutStage.save` and `load`.
 
     data_source.json     data cursor and buffer, and the weight version
     open_groups.jsonl    groups of owners that work ahead of training (`rollout.open_groups`), if there are any
     ledger.json          every open group's state, and the last segment of events (`data.ledger_files`)
 
-All three are one picture: it is taken in one callback of the stage's event loop, so no group moves meanwhile. The
-segment of events lies beside the commits and not in one, and is written first; a commit that does not come about leaves
-it as a file that nothing names.
+All three are one consistent snapshot: it is taken in one callback of the stage's event loop, so no group moves
+meanwhile. The segment of events is stored in a directory next to the commits and is written first. If the commit fails,
+the segment stays as a file without references.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ STATE_FILE = "data_source.json"
 
 
 class LedgerTrail:
-    """Where the stage's ledger is on disk: the segment that the next one follows."""
+    """The stage's ledger on disk: the last segment, which the next segment continues."""
 
     def __init__(self) -> None:
         self._last: SegmentRef | None = None
         self._directory: Path | None = None
-        """Holds `_last`; another one than the run writes to, after a resume from elsewhere."""
+        """Directory of `_last`; not the run's own directory after a resume from another directory."""
         self._start: dict[str, Any] | None = None
-        """Where the ledger begins, for the header of its first segment; None: at the run's first prompt."""
+        """Start of the ledger, for the header of its first segment; None: the run's first prompt."""
 
     def write(self, stage: RolloutStage, directory: Path, rollout_id: int, picture: _Picture) -> None:
-        """The new events as a segment, and `ledger.json`."""
+        """Write the new events as a segment, and `ledger.json`."""
         target = directory.parent / SEGMENTS
         if self._last is not None and self._directory is not None and self._directory != target:
             adopt_chain(target, self._directory, self._last)
@@ -81,10 +81,10 @@ class LedgerTrail:
         (directory / LEDGER_FILE).write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
 
     def read(self, stage: RolloutStage, commit: Path, waiting: Iterable[int]) -> str:
-        """Take over the ledger of a commit; a few words on what it held, and where its events are not to be found.
+        """Take over the ledger of a commit; return a short description of it, and of missing events.
 
         Args:
-            stage: Has its data source's state already.
+            stage: The stage, whose data source is already restored.
             commit: The commit.
             waiting: `group_index` of the groups in its buffer.
         """
@@ -111,7 +111,7 @@ class LedgerTrail:
 
 
 def policy_of(stage: RolloutStage) -> dict[str, Any]:
-    """What is declared of the run, which verification holds it to."""
+    """Return the run's declared policy, which verification checks."""
     source, function, args = stage.parts.data_source, stage.parts.rollout_function, stage.args
     says = traits_of(function, RolloutTraits)
     declared = [stage.source is not None and stage.source.replays, says.replays]
@@ -126,7 +126,7 @@ def policy_of(stage: RolloutStage) -> dict[str, Any]:
 
 @dataclass
 class _Picture:
-    """The generation side at one moment, as bytes."""
+    """A snapshot of the generation side, as bytes."""
 
     data_source: bytes | None
     cursor: dict[str, int] | None
@@ -149,7 +149,7 @@ def _take_picture(stage: RolloutStage, rollout_id: int) -> _Picture:
 
 
 def save(stage: RolloutStage, directory: Path, rollout_id: int) -> None:
-    """Write everything below `directory`, and the segment beside it."""
+    """Write the state files into `directory`, and the event segment into `SEGMENTS` next to it."""
     picture = stage.between_callbacks(lambda: _take_picture(stage, rollout_id))
     if picture.data_source is not None:
         (directory / STATE_FILE).write_bytes(picture.data_source)
@@ -161,7 +161,7 @@ def save(stage: RolloutStage, directory: Path, rollout_id: int) -> None:
 
 
 def load(stage: RolloutStage, directory: Path, rollout_id: int) -> str:
-    """Inverse of `save`; a few words on the groups that come back.
+    """Restore the state that `save` wrote; return a short description of the restored groups.
 
     Raises:
         CheckpointError: State is missing, or of another data set.
@@ -186,9 +186,9 @@ def load(stage: RolloutStage, directory: Path, rollout_id: int) -> str:
 
 
 def give_back(stage: RolloutStage, groups: list[OpenGroup]) -> None:
-    """Put groups whose owner this run does not have into the buffer, to be drawn first.
+    """Put groups whose owner does not exist in this run into the buffer, to be drawn first.
 
-    Finished ones are trained on as they are; the others go on, or start over, as `--partial-rollout` says.
+    Finished groups are trained on unchanged; with `--partial-rollout` the others continue, without it they start over.
     """
     for group in groups:
         prompts = group.details.get("prompts")  # of a fan-out
@@ -207,7 +207,7 @@ def give_back(stage: RolloutStage, groups: list[OpenGroup]) -> None:
 
 
 def describe(restored: Mapping[str, int]) -> str:
-    """`3 open groups (2 buffered, 1 taken)`."""
+    """Return text such as `3 open groups (2 buffered, 1 taken)`."""
     if not restored:
         return "no open groups"
     ahead = {TAKEN: "ready to be trained on"}
@@ -217,7 +217,7 @@ def describe(restored: Mapping[str, int]) -> str:
 
 
 def group_indices(value: Any) -> set[int]:
-    """Every `group_index` of samples stored somewhere in JSON values; costs little beside writing them."""
+    """Return every `group_index` of samples anywhere in JSON values; cheap compared with writing the values."""
     found: set[int] = set()
     todo = [value]
     while todo:

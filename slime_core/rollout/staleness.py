@@ -1,17 +1,17 @@
-"""How old the tokens of a sample are when it is trained on, and what `--max-staleness` makes of old ones.
+"""Compute the age of a sample's tokens at training time, and apply `--max-staleness` to old groups.
 
-`rollout.pool` asks when a group's turn to be trained on comes. Ages are in weight versions: the version that trains
+`rollout.pool` calls `judge` when a group is due for training. Ages are in weight versions: the version that trains
 minus the version that sampled. Only tokens that would be trained on count: tool output has no age, and masked tokens
-and removed samples cannot hurt. A group is as old as its oldest token, since under updates in flight one response has
+and removed samples do no harm. A group is as old as its oldest token, since with in-flight updates one response has
 tokens of several versions.
 
-What the policies do with a group over the limit:
+The policies for a group over the limit:
 
-- recycle: its prompt is regenerated, at most `--staleness-max-retries` times; then it is dropped.
-- drop: it is dropped; another prompt takes its place.
-- mask: its old tokens get loss mask 0, its young ones train, and its rewards count in the group's statistics as ever. A
-  sample of which nothing is left is removed (`remove_sample`), which takes it out of those as well, as it does for
-  a user's sample filter. A group of which nothing is left is dropped.
+- recycle: its prompt is regenerated, at most `--staleness-max-retries` times; then the group is dropped.
+- drop: the group is dropped; another prompt takes its place.
+- mask: old tokens get loss mask 0, newer tokens are trained on, and rewards count in the group's statistics as usual. A
+  sample without trained tokens is removed (`remove_sample`), also from the statistics, as with a user's sample filter.
+  A group without trained tokens is dropped.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from slime_core.rollout.fate import remove_if_masked, restarted
 from slime_core.types import NOT_SAMPLED, Group, Sample
 
 RETRIES = "stale_retries"
-"""Entry of `sample.metadata`: how often the group was regenerated for its age. It survives buffers and resume."""
+"""Entry of `sample.metadata`: number of regenerations because of age. The entry survives buffers and resume."""
 HISTOGRAM_END = 8
-"""Ages from here on share the last bin, `hist_8_or_more`."""
+"""Lowest age of the last bin, `hist_8_or_more`."""
 
 
 class Verdict(Enum):
-    """On a group that is about to be trained on."""
+    """The staleness verdict on a group that is due for training."""
 
     FRESH = "fresh"
     RECYCLE = "recycle"
@@ -43,14 +43,14 @@ class Verdict(Enum):
 
     @property
     def trains(self) -> bool:
-        """It is trained on, if with fewer tokens."""
+        """Return True if the group is trained on, perhaps with masked tokens."""
         return self in (Verdict.FRESH, Verdict.MASK)
 
 
 def sampled_versions(sample: Sample, unknown: int) -> list[int]:
-    """Version of each token to be trained on; `unknown` stands in where nobody recorded versions.
+    """Return the version of each token to be trained on; `unknown` if no versions were recorded.
 
-    A sample with `weight_versions` of its calls only is as old as the oldest of them.
+    If a sample only has `weight_versions` of its calls, every token gets the oldest of them.
     """
     if sample.is_removed:
         return []
@@ -64,19 +64,19 @@ def sampled_versions(sample: Sample, unknown: int) -> list[int]:
 
 
 def sample_age(sample: Sample, version: int, unknown: int) -> int | None:
-    """Of the oldest token that `version` would train on; None when there is none."""
+    """Return the age in versions of the oldest token that `version` would train on; None without such tokens."""
     versions = sampled_versions(sample, unknown)
     return version - min(versions) if versions else None
 
 
 def version_span(group: Group, unknown: int) -> tuple[int, int] | None:
-    """Oldest and newest version among the group's tokens; None when none of them is trained on."""
+    """Return the oldest and newest version of the group's trained tokens; None without such tokens."""
     spans = [(min(versions), max(versions)) for s in group if (versions := sampled_versions(s, unknown))]
     return (min(old for old, _ in spans), max(new for _, new in spans)) if spans else None
 
 
 def num_sampled(group: Iterable[Sample]) -> int:
-    """Tokens that a policy sampled: what is wasted when the group is."""
+    """Return the number of tokens that a policy sampled, which are wasted if the group is dropped."""
     counts = (
         sum(v != NOT_SAMPLED for v in s.token_weight_versions) if s.token_weight_versions else s.response_length
         for s in group
@@ -85,13 +85,13 @@ def num_sampled(group: Iterable[Sample]) -> int:
 
 
 def judge(args: Args, span: tuple[int, int] | None, num_retries: int, version: int) -> Verdict:
-    """What `--max-staleness` and `--staleness-policy` make of a group that `version` is to train on.
+    """Return the verdict of `--max-staleness` and `--staleness-policy` on a group for training at `version`.
 
     Args:
         args: The run's settings.
         span: The group's `version_span`.
-        num_retries: Its `retries`.
-        version: That will train.
+        num_retries: The group's `retries`.
+        version: The version that will train on the group.
     """
     limit = args.max_staleness
     if limit is None or span is None or version - span[0] <= limit:
@@ -104,12 +104,12 @@ def judge(args: Args, span: tuple[int, int] | None, num_retries: int, version: i
 
 
 def retries(group: Group) -> int:
-    """How often the group has been regenerated for its age."""
+    """Return the number of times that the group was regenerated because of its age."""
     return max(int(s.metadata.get(RETRIES, 0)) for s in group)
 
 
 def recycle(group: Group) -> Group:
-    """The group as fresh prompts again, which count that."""
+    """Return the group as fresh prompts with an increased retry count."""
     count, prompts = retries(group) + 1, restarted(group)
     for sample in prompts:
         sample.metadata[RETRIES] = count
@@ -117,7 +117,7 @@ def recycle(group: Group) -> Group:
 
 
 def mask_old_tokens(group: Group, version: int, limit: int, unknown: int) -> int:
-    """Set the loss mask to 0 on tokens over the limit; how many that were. See the module's text for the rest."""
+    """Set the loss mask to 0 on tokens over the limit; return their number. See the module's docstring for details."""
     masked = 0
     for sample in group:
         versions = sampled_versions(sample, unknown)
@@ -137,13 +137,13 @@ def mask_old_tokens(group: Group, version: int, limit: int, unknown: int) -> int
 
 
 def staleness_metrics(groups: Iterable[tuple[Group, int]], version: int) -> dict[str, float]:
-    """`rollout/staleness/{mean,max}` over the executions' ages, and how many executions there are of each age.
+    """Return `rollout/staleness/{mean,max}` over the executions' ages, and the number of executions of each age.
 
-    An execution is as old as the oldest of its samples: without fan-out it is the sample.
+    An execution is as old as its oldest sample; without fan-out it is the sample.
 
     Args:
-        groups: What goes to training, each with its `unknown` version (see `sampled_versions`).
-        version: That will train.
+        groups: The groups for training, each with its `unknown` version (see `sampled_versions`).
+        version: The version that will train on them.
     """
     known = (
         [age for s in siblings if (age := sample_age(s, version, unknown)) is not None]
@@ -158,7 +158,7 @@ def staleness_metrics(groups: Iterable[tuple[Group, int]], version: int) -> dict
 
 
 def histogram(ages: Sequence[int]) -> dict[str, float]:
-    """`rollout/staleness/hist_<age>` -> executions, without gaps up to the oldest."""
+    """Return `rollout/staleness/hist_<age>` -> executions, without gaps up to the oldest."""
     bins = Counter(min(max(age, 0), HISTOGRAM_END) for age in ages)
     names = {age: f"hist_{age}" if age < HISTOGRAM_END else f"hist_{age}_or_more" for age in range(max(bins) + 1)}
     return {f"rollout/staleness/{name}": float(bins[age]) for age, name in names.items()}

@@ -1,7 +1,7 @@
-"""What a parsed assistant turn is made of, and the protocol of the parsers that make it.
+"""The parts of a parsed assistant turn, and the protocol of tool-call parsers.
 
-A call that cannot be read is not dropped. It is an `IllFormedCall` in its place among the calls, so that the model can
-be told what was wrong with it.
+A call that cannot be parsed is not dropped. It stays in place among the calls as an `IllFormedCall`, so that the model
+can receive a description of the problem.
 """
 
 from __future__ import annotations
@@ -16,71 +16,70 @@ ToolSchema: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call that the model wrote."""
+    """A tool call written by the model."""
 
     id: str
-    """As the model wrote it; empty in formats that have none."""
+    """Call id as the model wrote it; empty in formats without ids."""
     name: str
     arguments: dict[str, Any] | str
-    """By parameter name. Text where the format has one unnamed argument, or for a call told by somebody else whose
-    arguments are no JSON object."""
+    """Arguments by parameter name. Text if the format has one unnamed argument, or if another program parsed the call
+    and its arguments are not a JSON object."""
 
 
 @dataclass(frozen=True)
 class IllFormedCall:
-    """Text that begins like a call and cannot be read as one."""
+    """Text that begins like a call but cannot be parsed as a call."""
 
     text: str
-    """What stands between the markers."""
+    """Text between the markers."""
     problem: str
-    """Why, for the model to read: one line."""
+    """Description of the problem for the model, in one line."""
     name: str = ""
-    """The tool's name, where that much could be read."""
+    """The tool's name, if it could be parsed."""
     id: str = ""
 
 
 @dataclass(frozen=True)
 class ParsedTurn:
-    """One assistant turn taken apart."""
+    """A parsed assistant turn."""
 
     content: str = ""
-    """Text outside of calls and reasoning, without blank space around it."""
+    """Text outside of calls and reasoning, stripped of surrounding whitespace."""
     reasoning: str = ""
-    """What stood inside the reasoning tags."""
+    """Text inside the reasoning tags."""
     attempts: tuple[ToolCall | IllFormedCall, ...] = ()
-    """Calls, readable or not, in the order of the text."""
+    """Parsed and ill-formed calls, in the order of the text."""
     reasoning_open: bool = False
-    """The turn ended inside its reasoning: nothing in it is a call."""
+    """True if the turn ended inside its reasoning; it then has no calls."""
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls that could be read."""
+        """Return the calls that could be parsed."""
         return [attempt for attempt in self.attempts if isinstance(attempt, ToolCall)]
 
     @property
     def ill_formed(self) -> list[IllFormedCall]:
-        """The calls that could not."""
+        """Return the calls that could not be parsed."""
         return [attempt for attempt in self.attempts if isinstance(attempt, IllFormedCall)]
 
 
 class ToolParser(Protocol):
-    """How one model family writes calls. Constructed without arguments; keeps no state between calls.
+    """The tool-call format of a model family. Constructed without arguments; keeps no state between calls.
 
-    Derive from `slime_tool_parser_families.ToolParserBase`, which has everything but the calls' own form.
+    Derive from `slime_tool_parser_families.ToolParserBase`, which implements everything except the format of a call.
     """
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = (), *, reasoning_open: bool = False) -> ParsedTurn:
-        """Take a turn apart.
+        """Parse a turn.
 
         Args:
-            text: The turn decoded with special tokens kept; the tokens that end a turn may be in it.
-            tools: What may be called. Formats that write values without quotes take their types from the schemas;
-                names are not checked here.
-            reasoning_open: The prompt ended inside the reasoning, so the turn began there.
+            text: The turn, decoded with special tokens; it may contain the tokens that end a turn.
+            tools: Available tools. Formats with unquoted values take the types from the schemas; names are not checked.
+            reasoning_open: True if the prompt ended inside the reasoning, so that the turn begins there.
         """
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """The text a model of the family writes for the calls; `parse` gives them back, ids apart."""
+        """Return the text of the calls as the model family writes it; `parse` restores the calls, except their ids."""
 
     def claims(self, chat_template: str) -> bool:
-        """Whether the chat template asks for this family's calls: how `--tool-call-parser auto` decides."""
+        """Return True if the chat template uses this family's format; `--tool-call-parser auto` decides by this."""

@@ -1,8 +1,8 @@
-"""A Python function -> a tool: its schema, and how it is called.
+"""Make tools from Python functions: their schemas, and how to call them.
 
-`data/tools.py` makes the tools of `--tools-path` here. A schema is the function's attribute `schema` when it has one,
-else made from its signature, its annotations and the `Args:` of its docstring. The keyword-only parameters `args` and
-`sample` are given by slime; the model neither sees nor sets them.
+`data/tools.py` makes the tools of `--tools-path` here. The schema is the function's attribute `schema` if it has one,
+else it is made from the signature, the annotations and the `Args:` of the docstring. slime sets the keyword-only
+parameters `args` and `sample`; the model neither sees nor sets them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime_core.errors import ConfigError, name_of
 from slime_core.tools.schema import check_tool
 
 GIVEN = ("args", "sample")
-"""Keyword-only parameters that are no part of the schema."""
+"""Keyword-only parameters that are not part of the schema."""
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Example|Examples):\s*$")
 _ARGUMENT = re.compile(r"^\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
@@ -26,24 +26,24 @@ _ARGUMENT = re.compile(r"^\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
 
 @dataclass(frozen=True)
 class Tool:
-    """Something a model may call."""
+    """A function that a model may call."""
 
     schema: dict[str, Any]
-    """OpenAI's form."""
+    """Schema in OpenAI's form."""
     function: Callable[..., Any]
-    """Called with the arguments by name; may be a coroutine function. What it returns is shown as text, or as JSON
-    when it is no text."""
+    """Function that is called with the arguments by name; may be a coroutine function. Its result is shown as text, or
+    as JSON if it is not a string."""
     given: frozenset[str] = frozenset()
-    """Those of `GIVEN` that it takes."""
+    """Names of `GIVEN` that the function takes as parameters."""
 
     @property
     def name(self) -> str:
-        """What the model calls it by."""
+        """Return the name under which the model calls the tool."""
         return str(self.schema["function"]["name"])
 
     @classmethod
     def of(cls, function: Any, origin: str = "tool") -> Tool:
-        """The tool that a function is. Raises ConfigError when it has no schema and none can be made."""
+        """Make a tool of a function. Raises ConfigError if it has no schema and none can be derived."""
         if isinstance(function, Tool):
             return function
         if not callable(function):
@@ -58,11 +58,11 @@ class Tool:
 
 
 def schema_of(function: Callable[..., Any], origin: str = "tool") -> dict[str, Any]:
-    """OpenAI's form of a function: names and types of its signature, words of its docstring.
+    """Return a function's schema in OpenAI's form: names and types from its signature, text from its docstring.
 
     Raises:
-        ConfigError: A parameter has no annotation or one without a JSON schema, or is not passed by name; or there is
-            no signature to read, or an annotation names what its module does not know.
+        ConfigError: A parameter has no annotation, an annotation without a JSON schema, or cannot be passed by name; or
+            the signature cannot be read, or an annotation has a name that its module does not define.
     """
     from pydantic import ConfigDict, Field, create_model
     from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
@@ -101,7 +101,7 @@ def schema_of(function: Callable[..., Any], origin: str = "tool") -> dict[str, A
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, or what calling an object of a class calls."""
+    """Return the function, or the `__call__` of an object."""
     called: Callable[..., Any] = function if inspect.isroutine(function) else type(function).__call__
     return called
 
@@ -112,7 +112,7 @@ def _given(function: Callable[..., Any]) -> list[str]:
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """(what stands before the first section, parameter -> description) of a docstring with an `Args:` section."""
+    """Split a docstring into (text before the first section, parameter -> description from `Args:`)."""
     section, current = "", ""
     summary: list[str] = []
     described: dict[str, str] = {}
@@ -135,7 +135,7 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _without_titles(schema: Any) -> Any:
-    """A schema without pydantic's generated titles, which models need not read."""
+    """Return a schema without pydantic's generated titles, which models do not need."""
     if isinstance(schema, list):
         return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,7 +1,7 @@
-"""OpenAI-style tool schemas: checked once, and calls checked against them.
+"""Check OpenAI-style tool schemas, and tool calls against the schemas.
 
-`check_tools` is for users, at the start of a run or the door of an endpoint; `call_problem` is for the model, which
-reads its one-line answer as an observation. A schema may not point outside of itself; nothing is fetched.
+`check_tools` reports to users, at the start of a run or in an endpoint. `call_problem` reports to the model, which
+reads the one-line message as an observation. A schema must not refer to anything outside of itself; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from slime_core.tools.calls import ToolCall, ToolSchema
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _LONGEST_PROBLEM = 300
-"""Characters of a validation message that the model is shown."""
+"""Largest length, in characters, of a validation message for the model."""
 
 
 def json_text(value: Any) -> str:
-    """JSON as models are trained on it: `, ` and `: ` between, no escapes of letters outside ASCII."""
+    """Return JSON in the form that models are trained on: separators `, ` and `: `, no escapes of non-ASCII letters."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def check_tools(tools: Sequence[ToolSchema], origin: str = "tools") -> list[dict[str, Any]]:
-    """The schemas as plain dictionaries, names unique. Raises ConfigError."""
+    """Return the schemas as plain dictionaries with unique names. Raises ConfigError."""
     checked = [check_tool(tool, f"{origin}[{i}]") for i, tool in enumerate(tools)]
     names = [tool["function"]["name"] for tool in checked]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -36,7 +36,7 @@ def check_tools(tools: Sequence[ToolSchema], origin: str = "tools") -> list[dict
 
 
 def check_tool(tool: ToolSchema, origin: str = "tool") -> dict[str, Any]:
-    """One schema in OpenAI's form. Raises ConfigError that says what is missing."""
+    """Return a checked schema in OpenAI's form. Raises ConfigError if a part is missing or wrong."""
     function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
     if not isinstance(function, Mapping):
         raise ConfigError(
@@ -59,7 +59,7 @@ def check_tool(tool: ToolSchema, origin: str = "tool") -> dict[str, Any]:
 
 
 def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, Any] | None:
-    """The parameters' schema of the tool of that name; None when there is none."""
+    """Return the parameter schema of the tool called `name`; None without such a tool."""
     for tool in tools:
         function = tool.get("function", {})
         if function.get("name") == name:
@@ -69,7 +69,7 @@ def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, Any] |
 
 
 def call_problem(call: ToolCall, tools: Sequence[ToolSchema]) -> str | None:
-    """Why the call cannot be made, in one line for the model; None when it can."""
+    """Return the problem of an invalid call, in one line for the model; None if the call is valid."""
     parameters = parameters_of(tools, call.name)
     if parameters is None:
         known = ", ".join(str(tool["function"]["name"]) for tool in tools) or "none"
@@ -80,7 +80,7 @@ def call_problem(call: ToolCall, tools: Sequence[ToolSchema]) -> str | None:
 
 
 def argument_problem(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str | None:
-    """Why the arguments do not fit the schema, in one line; None when they do."""
+    """Return why the arguments do not fit the schema, in one line; None if they fit."""
     from jsonschema.exceptions import best_match
     from referencing.exceptions import Unresolvable
 

@@ -1,4 +1,4 @@
-"""`args` -> the settings that every trainer of slime's own has, checked.
+"""Settings common to slime's own trainers, read from `args` and checked.
 
 Base of `embedded.settings.TrainerSettings` and `megatron.settings.MegatronSettings`. Device and dtype are resolved here
 because "auto" depends on both.
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 Role = Literal["actor", "critic"]
 
 _SAME = ("device", "log_probs_chunk_size", "reset_optimizer_states", "distributed_backend", "finetune")
-"""Fields that are settings of the same name."""
+"""Fields that are copied from the setting of the same name."""
 _UNLESS = ("save_optim", "save_rng", "load_optim", "load_rng")
-"""Fields that a setting `no_...` turns off."""
+"""Fields that a setting `no_<field>` turns off."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class CommonSettings:
-    """What a trainer needs to know besides model, optimizer and schedule."""
+    """Settings of a trainer besides model, optimizer and schedule."""
 
     hf_checkpoint: str
     """Initial weights; also where config and tokenizer files are copied from on save."""
     ref_checkpoint: str | None
-    """Weights of the frozen reference; None when no KL term needs one."""
+    """Weights of the frozen reference; None if no KL term needs a reference."""
     teacher_checkpoint: str | None
-    """The frozen teacher; None without `--use-opd`, or when its log-probs come with the samples."""
+    """Weights of the frozen teacher; None without `--use-opd`, or if its log-probs come with the samples."""
     keeps_old_actor: bool
-    """`--keep-old-actor`: the actor's weights at the last `update_old_actor` are kept beside it."""
+    """`--keep-old-actor`: keep a copy of the actor's weights at the last `update_old_actor`."""
     device: str
     """"auto", "cpu" or "cuda"."""
     dtype: str
     """"auto", "float32" or "bfloat16"."""
     save_dtype: torch.dtype
     save_shard_bytes: int
-    """Largest file of HF-layout weights."""
+    """Largest size of a file of HF-layout weights."""
     temperature: float
     log_probs_chunk_size: int
-    """Rows of logits held at a time; -1 lets the trainer choose."""
+    """Number of rows of logits held at a time; -1 lets the trainer choose."""
     only_train: tuple[str, ...]
     freeze: tuple[str, ...]
     lora: LoraSettings | None
-    """Adapters are trained instead of the actor's weights; None without `--lora-rank` and for a critic."""
+    """Adapters to train instead of the actor's weights; None without `--lora-rank` and for a critic."""
     reset_optimizer_states: bool
     timeout_minutes: float
     distributed_backend: str
@@ -65,10 +65,10 @@ class CommonSettings:
     load_rng: bool
     finetune: bool
     override_schedule: bool
-    """On load, take this run's learning-rate schedule where the checkpoint's differs."""
+    """On load, use this run's learning-rate schedule if the checkpoint's differs."""
 
     def compute_dtype(self, device: torch.device) -> torch.dtype:
-        """bfloat16 when asked for, or when "auto" meets a device whose matrix units gain from it."""
+        """Return bfloat16 if requested, or for "auto" on a device whose matrix units benefit from it."""
         if self.dtype == "auto":
             gains = device.type == "cuda" and torch.cuda.is_bf16_supported()
             return torch.bfloat16 if gains else torch.float32
@@ -76,20 +76,20 @@ class CommonSettings:
 
     @property
     def list_flag(self) -> str:
-        """The flag whose patterns say what is trained, where one is given."""
+        """Flag whose patterns select the trained parameters, if one is given."""
         return "--only-train-params-name-list" if self.only_train else "--freeze-params-name-list"
 
     def trained(self, parameters: Sequence[tuple[str, str]]) -> tuple[set[str], list[str]]:
-        """What the lists leave to training.
+        """Return the parameters that the lists leave to training.
 
-        A pattern means HF's names, so that a list chooses the same with every trainer; one that is found in none of
-        them means the trainer's own.
+        A pattern matches HF's names, so that a list selects the same parameters with every trainer. A pattern that
+        matches no HF name is matched against the trainer's own names.
 
         Args:
-            parameters: All that could be trained: HF's name, and the trainer's own ("" where it has no other).
+            parameters: All trainable parameters: HF's name, and the trainer's own name ("" if it has no other).
 
         Returns:
-            HF's names of what is trained, and a warning about patterns that are found in no name, where another is.
+            HF's names of the trained parameters, and a warning about patterns that match no name if others match.
 
         Raises:
             ConfigError: Both lists are given, no pattern is found in any name, or nothing is left to train.
@@ -114,20 +114,20 @@ class CommonSettings:
 
 
 def _with(pattern: str, parameters: Sequence[tuple[str, str]]) -> set[str]:
-    """HF's names of the parameters that a pattern means."""
+    """Return HF's names of the parameters that a pattern matches."""
     found = {hf for hf, _ in parameters if re.search(pattern, hf)}
     return found or {hf for hf, own in parameters if own and re.search(pattern, own)}
 
 
 def common_values(args: Args, role: Role) -> dict[str, Any]:
-    """The fields of `CommonSettings` for the actor's trainer or the critic's, of which all parameters are trained.
+    """Return the fields of `CommonSettings` for the actor's trainer, or for the critic's, which trains all parameters.
 
     Args:
         args: The run's settings.
-        role: Whose trainer it is.
+        role: Role of the trainer.
 
     Raises:
-        ConfigError: A value that no such trainer can honour.
+        ConfigError: A value is not supported by these trainers.
     """
     actor = role == "actor"
     uses_kl = args.kl_coef or args.use_kl_loss
@@ -156,7 +156,7 @@ def common_values(args: Args, role: Role) -> dict[str, Any]:
 
 
 def _checkpoint(args: Args, path: str | None, step: int | None) -> str:
-    """The directory with the model that a setting means; `--hf-checkpoint` where it is not given."""
+    """Return the directory of the model that a setting names; `--hf-checkpoint` if it is not given."""
     return args.hf_checkpoint if path is None else directory_of(path, step)
 
 

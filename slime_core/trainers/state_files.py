@@ -1,6 +1,6 @@
-"""What both trainers' checkpoints hold beside tensors: JSON files, of counters, the schedule and random states.
+"""JSON files in both trainers' checkpoints: counters, the schedule and random states.
 
-The states are torch's, Python's and numpy's global ones.
+The random states are the global states of torch, Python and numpy.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value`, indented."""
+    """Write `value` as indented JSON."""
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def capture_rng() -> dict[str, Any]:
-    """The states as JSON values; generator words are base64."""
+    """Return the random states as JSON values; the generator words of torch and numpy are base64."""
     version, words, gauss = random.getstate()
     algorithm, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
@@ -44,7 +44,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Inverse of `capture_rng`; a CUDA state is restored where there is a GPU."""
+    """Restore the states of `capture_rng`; a CUDA state is restored if there is a GPU."""
     torch.set_rng_state(_decode(state["torch"]))
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
@@ -55,10 +55,10 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 def restored_states(saved: int, now: int, rank: int) -> bool:
-    """Whether this process takes its stored states up again.
+    """Return whether this process restores its stored random states.
 
-    All do where there are as many as `saved` theirs. With another number those of process 0 go on, since rollouts are
-    its work, and the others start over, which process 0 says: training draws nothing at dropout 0.
+    Every process does if the number of processes is still `saved`. Otherwise only process 0 does, since rollouts run in
+    it, and it warns that the others start with fresh states: training draws no random numbers at dropout 0.
     """
     if saved == now:
         return True

@@ -1,4 +1,4 @@
-"""What torchrun tells a process: its rank, its device, and how to find its peers.
+"""Rank, device and process group of a process, from torchrun's environment variables.
 
 Called by `DataParallel` of the embedded trainer and by `ProcessGroups` of the Megatron one. A process that was not
 started by torchrun is rank 0 of 1.
@@ -16,10 +16,10 @@ from slime_core.errors import ConfigError
 
 
 def env_int(name: str, default: int) -> int:
-    """The environment variable as a number; `default` where it is not set.
+    """Return an environment variable as an integer; `default` if it is not set.
 
     Raises:
-        ConfigError: It is no number.
+        ConfigError: The value is not an integer.
     """
     text = os.environ.get(name, str(default))
     try:
@@ -29,10 +29,10 @@ def env_int(name: str, default: int) -> int:
 
 
 def pick_device(device: str, local_rank: int) -> torch.device:
-    """`--device` ("auto", "cpu" or "cuda") for process `local_rank` of this machine.
+    """Return the device of process `local_rank` on this machine for `--device` ("auto", "cpu" or "cuda").
 
     Raises:
-        ConfigError: There is no such device.
+        ConfigError: The device does not exist.
     """
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
@@ -48,12 +48,12 @@ def pick_device(device: str, local_rank: int) -> torch.device:
 
 
 def join_peers(device: torch.device, timeout_minutes: float, backend: str) -> None:
-    """Join torch.distributed; a single process alone in its own memory, so without a port.
+    """Join torch.distributed; a single process uses an in-memory store, without a port.
 
     Args:
-        device: Where the tensors of collectives are.
+        device: Device of the tensors in collectives.
         timeout_minutes: Deadline of every collective.
-        backend: torch.distributed's; "auto" is nccl on GPUs and gloo on CPUs.
+        backend: Backend of torch.distributed; "auto" is nccl on GPUs and gloo on CPUs.
 
     Raises:
         ConfigError: The environment is incomplete or the backend does not fit the device.

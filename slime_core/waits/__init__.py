@@ -1,4 +1,4 @@
-"""What this process waits for: every wait has a name, a deadline and a declared end.
+"""The waits of this process: every wait has a name, a deadline and a declared end.
 
     with waiting("reward of group 17", deadline=300, then="the sample fails"):      table.py
         await ...
@@ -7,9 +7,9 @@
     await loop_turn()                       a share of the event loop's time                        pace.py
     with telling_start():                   a line every few seconds until `first_results`          start.py
 
-`waiting` only tells: the deadline is kept by whoever waits (a timeout of the call, `within`, `call_within`), and the
-board's watchdog (`watchdog.py`) sees to a wait whose own mechanism has failed. Standard library only, and as low a
-layer as there is: everything may import it.
+`waiting` only records a wait. The waiting code enforces the deadline (by a timeout of the call, `within` or
+`call_within`), and the board's watchdog (`watchdog.py`) handles a wait whose own mechanism has failed. This package
+needs the standard library only and is the lowest layer: every module may import it.
 """
 
 from slime_core.waits.board import Board, published, remove_board, start_board, stop_board

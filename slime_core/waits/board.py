@@ -1,12 +1,12 @@
 """The board: a daemon thread that publishes this process's waits below the run directory, and watches them.
 
-    RUN_DIR/waits/<host>-<pid>.json     who waits for what; rewritten on change and as a heartbeat, gone at a clean end
-    RUN_DIR/waits/<host>-<pid>.ask      `slime why --stacks` asks (any node) ...
-    RUN_DIR/waits/<host>-<pid>.stacks   ... and the board answers, quoting what the request said
+    RUN_DIR/waits/<host>-<pid>.json     the waits; rewritten on change and as a heartbeat, removed at a clean end
+    RUN_DIR/waits/<host>-<pid>.ask      request of `slime why --stacks` (from any node)
+    RUN_DIR/waits/<host>-<pid>.stacks   answer of the board, which begins with the text of the request
 
-`start_board` is called once per process of a run by whoever launches it. With every turn it has the watchdog look for
-waits that are there well after their deadline, and for event loops that do not turn. A board whose
-process died stays; readers tell by its heartbeat and, on the same host, by its pid.
+The launcher of a process calls `start_board` once per process of a run. Twice a second the board calls the watchdog,
+which looks for waits that have passed their deadline and for event loops that do not turn. If a process dies, its files
+stay; readers detect the death by the heartbeat and, on the same host, by the pid.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MOST_ROWS = 100
 
 
 class Board:
-    """Publishes one process. `start`, then `stop`; both may be called from any thread."""
+    """The board of a process. Call `start`, then `stop`, from any thread."""
 
     def __init__(self, run_dir: Path, role: str) -> None:
         self.run_dir = run_dir
@@ -58,7 +58,7 @@ class Board:
         self._failed = False
 
     def start(self) -> None:
-        """Publish from now on."""
+        """Start to publish."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(self.path.parent)
         self._publish()
@@ -106,7 +106,7 @@ class Board:
         replace_text(self.path, json.dumps(self.describe(), default=str) + "\n")
 
     def describe(self) -> dict[str, Any]:
-        """What is published. Times are seconds since the epoch, ages and deadlines seconds."""
+        """Return the published mapping. Times are seconds since the epoch; ages and deadlines are seconds."""
         waits = rows(current())
         return {
             "role": self.role,
@@ -124,9 +124,9 @@ class Board:
 
 
 def rows(waits: list[Wait]) -> list[dict[str, Any]]:
-    """Waits as JSON, oldest first; equal ones are one row with their number, as old as the oldest."""
+    """Return waits as JSON, oldest first; equal waits share a row with their number and the age of the oldest."""
     found: dict[Any, dict[str, Any]] = {}
-    now = time.monotonic()  # one for all, or a younger wait could look older
+    now = time.monotonic()  # read once: otherwise a younger wait could look older
     for wait in waits:
         key = (wait.what, wait.then, wait.deadline, wait.queued)
         row = found.setdefault(
@@ -142,7 +142,7 @@ def rows(waits: list[Wait]) -> list[dict[str, Any]]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file that a reader sees whole or not at all."""
+    """Write a file atomically: a reader sees the whole text or none of it."""
     beside = _beside(path)
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
@@ -153,7 +153,7 @@ def _beside(path: Path) -> Path:
 
 
 def alive(board: dict[str, Any]) -> bool | None:
-    """Whether the process that published it runs; None where only its heartbeat can tell (another host)."""
+    """Return whether the process of a board runs; None if only its heartbeat can tell (another host)."""
     if board.get("host") != _host():
         return None
     pid = int(board["pid"])
@@ -178,7 +178,7 @@ def _sweep(directory: Path) -> None:
 
 
 def remove_board(run_dir: Path, host: str, pid: int) -> None:
-    """In the place of a process that was killed because it was done: what it published goes."""
+    """Remove the board of a process that was killed after its work was done."""
     _remove(run_dir / WAITS / f"{_as_file(host)}-{pid}.json")
 
 
@@ -214,7 +214,7 @@ def start_board(run_dir: Path | str, role: str) -> Board:
 
 @contextmanager
 def published(args: Args, role: str) -> Iterator[None]:
-    """`start_board` for a run's settings (`run_dir`, `user_code_timeout`) and `stop_board` at the end."""
+    """Start the board with a run's settings (`run_dir`, `user_code_timeout`), and stop it at the end."""
     assert args.run_dir is not None, "every command that runs has one"
     start_board(args.run_dir, role)
     limit_user_code(args.user_code_timeout)
@@ -226,7 +226,7 @@ def published(args: Args, role: str) -> Iterator[None]:
 
 
 def stop_board() -> None:
-    """End publishing; nothing happens without a board."""
+    """Stop publishing; do nothing without a board."""
     global _board
     board, _board = _board, None
     if board is not None:
@@ -235,7 +235,7 @@ def stop_board() -> None:
 
 
 def _in_child() -> None:
-    """A forked child waits for nothing yet, and is not the run."""
+    """Disable the board in a forked child, which has no waits and is not the run."""
     global _board
     _board = None
     set_home(None)

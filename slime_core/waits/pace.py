@@ -1,13 +1,13 @@
-"""Many coroutines that go on at the same moment -> a few in each turn of the event loop, in the order they came.
+"""Spread coroutines that become ready at the same moment over several turns of the event loop, in order of arrival.
 
 ::
 
-    await loop_turn()        at once, while the turn of the loop has time left; else in one of the next, in order
-    ...                      what is computed up to the next wait is this coroutine's share
+    await loop_turn()        returns at once if this turn of the loop has time left; else in a later turn, in order
+    ...                      the work up to the next wait is this coroutine's share
 
-Whoever has work for the loop once per sample, request, answer of an engine or of a tool awaits it first. Asyncio runs
-all callbacks that are ready before it looks at timers and sockets again. 512 samples that start, or whose answers come,
-at the same moment are 512 such callbacks; each is short, together they are late for all.
+Code that works in the loop once per sample, request, or response of an engine or a tool awaits `loop_turn` first.
+Asyncio runs all ready callbacks before it checks timers and sockets again. 512 samples that start or get a response at
+the same moment are 512 such callbacks; each is short, but together they delay timers and sockets.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from weakref import WeakKeyDictionary
 from slime_core.waits.table import waiting
 
 SHARE_S = 0.005
-"""Seconds of one turn of the loop that go to those who ask here; what begins in them is ended."""
+"""Seconds per turn of the loop for coroutines that await `loop_turn`; work that began in this time is completed."""
 
 
 class Pace:
-    """The queue of one event loop."""
+    """The queue of coroutines that wait for a turn of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = SHARE_S) -> None:
         self._loop = loop
         self._seconds = seconds
         self._queue: deque[asyncio.Future[None]] = deque()
         self._began: float | None = None
-        """When those began that were let go on last, by the loop's clock (a simulation's stands still meanwhile)."""
+        """Loop time at which the last resumed coroutines began (a simulated clock does not advance meanwhile)."""
         self._passed = 0
-        """How many."""
+        """Number of coroutines resumed since then."""
         self._draining = False
-        """Somebody waits, or was let go on and has yet to: whoever comes now is behind them."""
+        """True while coroutines are queued or about to resume; new ones join the end of the queue."""
 
     async def turn(self) -> None:
         """Return in this turn of the loop or a later one."""
@@ -51,7 +51,7 @@ class Pace:
             await go_on
 
     def _next(self) -> None:
-        """Those who were let go on have: let as many as fit by what these took, and be called after them."""
+        """Resume as many coroutines as fit into `seconds`, judged by the last ones; schedule the next call."""
         assert self._began is not None
         now = self._loop.time()
         took, passed = now - self._began, self._passed
@@ -72,7 +72,7 @@ _PACES: WeakKeyDictionary[asyncio.AbstractEventLoop, Pace] = WeakKeyDictionary()
 
 
 async def loop_turn() -> None:
-    """Wait for this coroutine's share of the running loop's time; not at all while there is some."""
+    """Wait for this coroutine's share of the running loop's time; return at once if time is left."""
     loop = asyncio.get_running_loop()
     pace = _PACES.get(loop)
     if pace is None:

@@ -1,8 +1,8 @@
-"""The stall report: written when a wait has passed its deadline, before anything is given up.
+"""The stall report, written when a wait has passed its deadline and before the wait is abandoned.
 
-`RUN_DIR/stalls/<time>-<what>.txt` has the waits and stacks of this process and the last words of the others' boards.
-Called by whoever keeps the deadline (`within`, `call_within`, the schedule) and by the watchdog. Without a board, in a
-process that belongs to no run directory, there is no report and messages name none.
+`RUN_DIR/stalls/<time>-<what>.txt` has the waits and stacks of this process and the last state of other processes'
+boards. The watchdog and the owners of deadlines (`within`, `call_within`, the schedule) call this module. A process
+without a board, which belongs to no run directory, writes no report, and its messages name none.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 STALLS = "stalls"
 WAITS = "waits"
 _TOLD_S = 0.1
-"""Seconds of waiting for a place from which on they are told."""
+"""Shortest wait for a place, in seconds, that a report mentions."""
 _MOST_REPORTS = 50
-"""By one process: a run that gives up samples for days must not fill the disk."""
+"""Largest number of reports per process: a run that abandons samples for days must not fill the disk."""
 
 _home: Path | None = None
 _role = ""
@@ -31,20 +31,23 @@ _written = 0
 
 
 def set_home(run_dir: Path | None, role: str = "") -> None:
-    """Where reports go (the board says so when it starts and stops)."""
+    """Set the run directory for reports; the board calls this when it starts and stops."""
     global _home, _role, _written
     _home, _role, _written = run_dir, role, 0
 
 
 def gave_up(what: str, seconds: float | None, detail: str = "") -> str:
-    """The sentence of an error about a wait that passed its deadline; writes the report that it names."""
+    """Return the text of an error about a wait that passed its deadline; write the report that the text names."""
     passed = "" if seconds is None else f" within {seconds:g} s"
     path = stall_report(what, detail)
     return f"{what}: not done{passed}{f' ({detail})' if detail else ''}{f'; waits and stacks: {path}' if path else ''}"
 
 
 def stall_report(what: str, detail: str = "") -> Path | None:
-    """Write one; None without a run directory, after many, or where it cannot be written (which is logged)."""
+    """Write a report and return its path.
+
+    Return None without a run directory, after `_MOST_REPORTS` reports, or if the write fails (which is logged).
+    """
     global _written
     if _home is None or _written >= _MOST_REPORTS:
         return None
@@ -55,14 +58,14 @@ def stall_report(what: str, detail: str = "") -> Path | None:
     try:
         path.parent.mkdir(exist_ok=True)
         path.write_text(_text(what, detail, _home), encoding="utf-8")
-    except OSError as error:  # the report is about trouble; it must not hide it
+    except OSError as error:  # the report describes a problem and must not hide it
         logger.warning("%s: no stall report: %s", what, error)
         return None
     return path
 
 
 def describe(wait: Wait) -> str:
-    """One line about a wait."""
+    """Return a line that describes a wait."""
     limit = "no deadline" if wait.deadline is None else f"deadline {wait.deadline:g} s"
     mark = ", OVERDUE" if wait.overdue > 0 else ""
     if wait.queued:
@@ -73,7 +76,7 @@ def describe(wait: Wait) -> str:
 
 
 def loops_of(waits: list[Wait]) -> list[object]:
-    """The event loops in which somebody waits."""
+    """Return the event loops of the waits."""
     return [wait.loop for wait in waits if wait.loop is not None]
 
 
@@ -103,6 +106,6 @@ def _others(run_dir: Path) -> list[str]:
         if not path.stem.endswith(f"-{os.getpid()}"):
             try:
                 words += [f"--- {path.name}", path.read_text(encoding="utf-8")]
-            except OSError as error:  # it ended while we looked
+            except OSError as error:  # the process ended meanwhile
                 words.append(f"--- {path.name}: {error}")
     return words or ["(none)"]

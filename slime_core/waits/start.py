@@ -1,12 +1,12 @@
-"""What a person sees between a command and its first rollout: what is waited for, where nothing else is printed.
+"""Progress lines between a command and its first rollout: they name the current wait while there is no other output.
 
-    with telling_start():          the commands that run something, before their first heavy import
+    with telling_start():          in commands that run something, before their first heavy import
         ...
-        first_results()            whoever prints results, from the first on: nothing more is told
+        first_results()            in code that prints results, at the first result: ends the progress lines
 
-Once nothing was printed for ten seconds, a terminal gets one line, which is rewritten until something else is printed.
-Elsewhere a line comes every ten seconds, after two minutes every half minute, so that a start of hours does not fill a
-log. A daemon thread reads the table of waits and writes to standard error.
+After ten seconds without output, a terminal gets one line, which is rewritten until there is other output. Without a
+terminal, a line is printed every ten seconds, and after two minutes every 30 seconds, so that a start of hours does not
+fill a log. A daemon thread reads the table of waits and writes to standard error.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from slime_core.secrets import Masked
 from slime_core.waits.table import Wait, current
 
 QUIET_S, SELDOM_S = 10.0, 30.0
-"""Seconds without output before a line, in the first two minutes and after them where there is no terminal."""
+"""Seconds without output before a line: in the first two minutes, and after them if there is no terminal."""
 _PATIENT_S = 120.0
 _REWRITE_S = 1.0
-"""Seconds between two states of the line on a terminal."""
+"""Seconds between two updates of the line on a terminal."""
 _over: threading.Event | None = None
 
 
 @contextmanager
 def telling_start() -> Iterator[None]:
-    """Tell of the start until `first_results`, or the end of the block."""
+    """Print progress of the start until `first_results` or the end of the block."""
     global _over
-    if os.environ.get("RANK", "0") != "0":  # torchrun's: one process tells
+    if os.environ.get("RANK", "0") != "0":  # set by torchrun: only rank 0 prints
         yield
         return
     over = _over = threading.Event()
@@ -45,14 +45,14 @@ def telling_start() -> Iterator[None]:
 
 
 def first_results() -> None:
-    """There is something better to read from now on; nothing happens outside of `telling_start`."""
+    """End the progress lines, because results are printed from now on; no effect outside of `telling_start`."""
     if _over is not None:
         _over.set()
 
 
 @contextmanager
 def part_of_start() -> Iterator[None]:
-    """Around a run within the start, as a recipe's: its results are not the command's."""
+    """Keep the progress lines during a run within the start, e.g. a recipe's: ignore its `first_results`."""
     global _over
     before, _over = _over, None
     try:
@@ -81,12 +81,12 @@ def _tell(over: threading.Event) -> None:
             else:
                 print(text, file=sys.stderr, flush=True)
                 said, pause = now, limit
-        except OSError:  # nobody reads it any more, which is for those to say who have results
+        except OSError:  # the reader is gone; the code that prints results reports the error
             return
 
 
 def _innermost(waits: list[Wait]) -> Wait | None:
-    """The newest wait of the main thread itself; where it turns an event loop, the oldest there is."""
+    """Return the newest wait of the main thread outside of event loops, else the oldest wait of all."""
     main = [wait for wait in waits if wait.thread == threading.main_thread().ident and wait.loop is None]
     if main:
         return max(main, key=lambda wait: wait.since)

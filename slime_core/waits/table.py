@@ -1,8 +1,8 @@
-"""The table of waits of this process: `with waiting(...)` adds a row, its end removes it.
+"""The table of waits of this process: `with waiting(...)` adds a row, and its end removes the row.
 
-Written to by anything that waits, in any thread or task; read by the board, the watchdog and stall reports. A row
-costs about a microsecond, so that requests of thousands of samples may each have one. A row ends no
-wait at its deadline: it says when the wait's own mechanism ought to have.
+Code that waits, in any thread or task, writes to the table; the board, the watchdog and stall reports read it. A row
+costs about a microsecond, so that thousands of requests may each have a row. A row does not end the wait at its
+deadline: it records when the wait's own mechanism should end it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Wait:
-    """One row: `with waiting("what", deadline=seconds, then="what happens then"):` around anything that waits.
+    """A row of the table: `with waiting("what", deadline=seconds, then="what happens then"):` around code that waits.
 
-    A plain `with`, in asynchronous code too. Waits nest: the inner one is the more exact. An instance is entered once.
+    Use a plain `with`, also in asynchronous code. Waits nest, and the inner wait is the more exact. An instance is
+    entered once.
     """
 
     __slots__ = ("deadline", "loop", "queued", "reported", "since", "stop", "then", "thread", "waited", "what")
@@ -36,30 +37,30 @@ class Wait:
     ) -> None:
         """
         Args:
-            what: What is waited for, with the numbers that tell it from its like.
-            deadline: Seconds until the wait's own mechanism ends it; None where it may take as long as it takes, and
-                `then` says why.
-            then: What happens at the deadline: retried, the sample fails, the run stops.
-            stop: The mechanism cannot be relied on (a call into C, say): the watchdog ends the process with a non-zero
-                exit status when the wait is still there after deadline and grace.
-            queued: It waits for a place first; `restart` says that it runs.
+            what: Name of the awaited event, with numbers that identify it.
+            deadline: Seconds until the wait's own mechanism ends it; None if the wait may take any time, and `then`
+                gives the reason.
+            then: Consequence of a missed deadline: a retry, the sample fails, the run stops.
+            stop: The mechanism is unreliable (for example a call into C): the watchdog ends the process with a non-zero
+                exit status if the wait still exists after deadline and grace.
+            queued: The work waits for a place first; call `restart` when it begins to run.
         """
         self.what = what
         self.deadline = deadline
-        """Seconds after `since`; None: as long as it takes."""
+        """Seconds after `since`; None: no limit."""
         self.then = then
         self.stop = stop
-        """The process ends with an error if the wait is still there well after its deadline."""
+        """True if the process ends with an error when the wait still exists well after its deadline."""
         self.since = 0.0
-        """`time.monotonic()`."""
+        """Start of the wait, as `time.monotonic()`."""
         self.thread = 0
         self.loop: AbstractEventLoop | None = None
-        """The event loop it waits in; None: a thread stands still."""
+        """Event loop in which the wait runs; None: the wait blocks a thread."""
         self.reported = False
         self.queued = queued
-        """It has no place yet to run in."""
+        """True while the work waits for a place to run."""
         self.waited = 0.0
-        """Seconds that it waited for a place."""
+        """Seconds that the work waited for a place."""
 
     def __enter__(self) -> Wait:
         self.thread, self.loop, self.since = get_ident(), _get_running_loop(), time.monotonic()
@@ -70,7 +71,7 @@ class Wait:
         _table.pop(id(self), None)
 
     def restart(self, deadline: float | None) -> None:
-        """What was only queued for begins now, with its deadline."""
+        """Start the clock again, with a new deadline: the queued work begins to run."""
         now = time.monotonic()
         if self.queued:
             self.queued, self.waited = False, now - self.since
@@ -78,12 +79,12 @@ class Wait:
 
     @property
     def age(self) -> float:
-        """Seconds so far."""
+        """Seconds since the wait began."""
         return time.monotonic() - self.since
 
     @property
     def overdue(self) -> float:
-        """Seconds past the deadline; negative before it, and always without one."""
+        """Seconds past the deadline; negative before the deadline, and -inf without one."""
         return float("-inf") if self.deadline is None else self.age - self.deadline
 
 
@@ -91,13 +92,13 @@ waiting = Wait
 
 
 def named(what: str, *, then: str, deadline: str | float = "", stop: bool = False) -> Callable[[F], F]:
-    """Decorator of a plain method that as a whole is a wait of whoever calls it.
+    """Decorate a plain method, so that each call is recorded as a wait.
 
     Args:
-        what: Its name; `{0}` is the first argument after `self`.
-        then: As `waiting`.
-        deadline: Seconds, or the attribute of `self.args` that holds them; none when empty.
-        stop: As `waiting`.
+        what: Name of the wait; `{0}` is the first argument after `self`.
+        then: As in `waiting`.
+        deadline: Seconds, or the attribute of `self.args` that holds them; empty means no deadline.
+        stop: As in `waiting`.
     """
 
     def decorate(method: F) -> F:
@@ -113,43 +114,43 @@ def named(what: str, *, then: str, deadline: str | float = "", stop: bool = Fals
 
 
 def when_placed(call: Callable[[], None]) -> None:
-    """In the rest of this task's context, `placed` is to be told by calling it."""
+    """Set the callback that `placed` returns in the rest of this task's context."""
     _placed.set(call)
 
 
 def placed() -> Callable[[], None]:
-    """To be called, in any thread, when what this task waits a place for has got it."""
+    """Return the callback to call, in any thread, when the work that this task waits for has its place."""
     return _placed.get()
 
 
 def limit_user_code(seconds: float | None) -> None:
-    """Set what `user_code_limit` answers in this process: `--user-code-timeout`."""
+    """Set the value of `user_code_limit` in this process, from `--user-code-timeout`."""
     global _user_code_limit
     _user_code_limit = seconds
 
 
 def user_code_limit() -> float | None:
-    """Seconds that user code without a deadline of its own may take."""
+    """Return the seconds that user code without its own deadline may take; None means no limit."""
     return _user_code_limit
 
 
 def current() -> list[Wait]:
-    """What this process waits for now, oldest first."""
+    """Return the current waits of this process, oldest first."""
     return sorted(_table.values(), key=lambda wait: wait.since)
 
 
 def progress(**facts: Any) -> None:
-    """Remember where the process is (`rollout_id=3`, `weight_version=4`); published with the waits."""
+    """Record the progress of the process (`rollout_id=3`, `weight_version=4`), published with the waits."""
     _progress.update(facts)
     _progress["at"] = time.time()
 
 
 def last_progress() -> dict[str, Any]:
-    """Facts given to `progress`; `at` is when the last came, in seconds since the epoch."""
+    """Return the facts given to `progress`; `at` is the time of the last call, in seconds since the epoch."""
     return dict(_progress)
 
 
 def forget_all() -> None:
-    """Empty the table: for a forked child, which inherits rows that nobody will remove."""
+    """Empty the table in a forked child, which inherits rows that will never be removed."""
     _table.clear()
     _progress.clear()

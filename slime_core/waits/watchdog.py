@@ -1,11 +1,11 @@
-"""What a deadline cannot do where it is kept: the board's thread looks twice a second, and ends the process if need be.
+"""The watchdog: the board's thread checks deadlines and event loops twice a second, and ends the process if necessary.
 
-    a wait is there well after its deadline      reported; the process ends with 75 where the wait says `stop=True`
-    an event loop does not turn                  the user's function that keeps it is named
-    ... and the process was asked to end         it ends, since the loop cannot see to that
+    a wait is well past its deadline             report it; end the process with status 75 if the wait has `stop=True`
+    an event loop does not turn                  name the user's function that blocks it
+    ... and the process was asked to end         end the process, since the loop cannot
 
-Nothing here ends a wait. A loop that stands still keeps none of its deadlines, which is
-why a wait on which the run depends declares `stop=True`.
+The watchdog never ends a single wait. An event loop that stands still enforces none of its deadlines, so a wait that
+the run depends on declares `stop=True`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from slime_core.waits.table import Wait
 logger = logging.getLogger(__name__)
 
 GRACE = 15.0
-"""Seconds that a wait's own mechanism may come late, at least; a tenth of the deadline where that is more."""
+"""Minimum seconds by which a wait's own deadline may be late; a tenth of the deadline if that is longer."""
 BUSY = 1.0
-"""Seconds without a turn of the event loop that are worth a warning."""
+"""Seconds without a turn of the event loop before a warning."""
 STALLED = 75
 """Exit status of a process that the watchdog ended (EX_TEMPFAIL of sysexits.h)."""
 _BOUNDARY = "slime_core.plugins.boundary"
-"""Its functions call a user's code, and have its name in `label`."""
+"""Module whose functions call user code and hold its name in the variable `label`."""
 _turns: weakref.WeakKeyDictionary[AbstractEventLoop, _Turn] = weakref.WeakKeyDictionary()
 _named: set[str] = set()
 _asked: int | None = None
@@ -38,21 +38,21 @@ _at_once = False
 
 
 class _Turn:
-    """One request to an event loop for a turn."""
+    """A request to an event loop for a turn."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
         self.had = False
         self.told = False
-        """That it is not had, of a wait that is overdue."""
+        """True once an overdue wait of the blocked loop was reported."""
 
     def take(self) -> None:
-        """In the loop."""
+        """Record that the loop has turned; called in the loop."""
         self.had = True
 
 
 def look(waits: list[Wait], end: Callable[[str, int], None] | None = None) -> None:
-    """Once over all waits: report, and call `end(message, exit status)` in place of ending the process."""
+    """Check all waits once and report problems; call `end(message, exit status)` instead of ending the process."""
     end = end or _exit
     for loop, wait in {wait.loop: wait for wait in waits if wait.loop is not None}.items():
         busy = _busy(loop)
@@ -66,10 +66,10 @@ def look(waits: list[Wait], end: Callable[[str, int], None] | None = None) -> No
 
 
 def watch(waits: list[Wait], end: Callable[[str, int], None]) -> None:
-    """Report what is overdue beyond its grace and was not reported; end for the first that declares it.
+    """Report new waits that are overdue beyond their grace; call `end` for the first with `stop=True`.
 
-    One declared `stop=True` ends the process, since nothing else can: its thread is in a call that does not return.
-    What waits in an event loop that stands still is reported together, once for as long as that lasts.
+    A wait with `stop=True` ends the process, because its thread is in a call that does not return. All waits of an
+    event loop that stands still are reported together, once per standstill.
     """
     still: dict[_Turn | Wait, list[Wait]] = {}
     for wait in waits:
@@ -94,16 +94,17 @@ def watch(waits: list[Wait], end: Callable[[str, int], None]) -> None:
 
 
 def asked_to_end(status: int | None, *, at_once: bool = False) -> None:
-    """A signal asks for the end, with that exit status where an event loop stands still; None: of a new run, nobody.
+    """Record that a signal asked the process to end; None resets it for a new run.
 
-    A user's function that keeps the loop gets `GRACE`, what else computes in it only `at_once`. Takes no lock.
+    If an event loop stands still, the process ends with exit status `status`: after `GRACE` seconds if a user's
+    function blocks the loop, or, with `at_once`, if any other code does. Takes no lock.
     """
     global _asked, _at_once
     _asked, _at_once = status, at_once
 
 
 def _busy(loop: AbstractEventLoop) -> float:
-    """Seconds for which the loop has not turned though asked to, as far as is known."""
+    """Return the seconds for which a requested turn of the loop has been pending; 0 if none is pending."""
     turn = _turns.get(loop)
     if turn is not None and not turn.had and loop.is_running():
         return time.monotonic() - turn.since
@@ -116,7 +117,7 @@ def _busy(loop: AbstractEventLoop) -> float:
 
 
 def _name(thread: int, busy: float) -> None:
-    """Say once for each function of a user's that it keeps the loop; an engine of this process may compute in it."""
+    """Warn once per user function that blocks the loop; skip other code, since an engine may compute in the loop."""
     label, where = _culprit(thread)
     if label and label not in _named:
         _named.add(label)
@@ -128,7 +129,7 @@ def _name(thread: int, busy: float) -> None:
 
 
 def _culprit(thread: int) -> tuple[str, str]:
-    """The user's component that a thread is in, if any, and the function and line where it is."""
+    """Return the user component that a thread runs, or "", and its current function and line."""
     frame = innermost = sys._current_frames().get(thread)
     if frame is None or innermost is None:
         return "", "a thread that has ended"
@@ -144,6 +145,6 @@ def _culprit(thread: int) -> tuple[str, str]:
 
 
 def _exit(message: str, status: int) -> None:
-    """End at once: destructors and exit hooks could wait for what hangs. Guards end the children."""
+    """End the process at once: destructors and exit hooks could wait for the hanging call. Guards end the children."""
     print(f"slime: error: {message}; this process ends with status {status}", file=sys.stderr, flush=True)
     os._exit(status)

@@ -1,13 +1,13 @@
-"""Weights that several processes have together (`Trainer.collective_weights`), handed over by one of them.
+"""Weights that several processes hold together (`Trainer.collective_weights`), sent by one of them.
 
-`WeightSync` on rank 0 reads them as often as transport, engine and check like to, through `SharedWeights`; the other
+`WeightSync` on rank 0 reads them through `SharedWeights`, as often as transport, engine and check need them. The other
 processes follow in `FollowingWeights`, which the launcher gives to their loop::
 
     rank 0   pass pass ...   end of the update, or what went wrong
     others   pass pass ...   return, or raise
 
-An engine may stop in the middle of a pass and raise. The others are in that pass, so rank 0 reads it to its end before
-it says so.
+An engine may stop in the middle of a pass and raise. The other processes are still in this pass, so rank 0 reads the
+pass to its end before it reports the error.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _PASS, _DONE, _FAILED = "pass", "done", "failed"
 
 
 class SharedWeights:
-    """On torch's rank 0: the actor's weights, and word of what is done with them to those who have a part of them.
+    """The actor's weights on torch's rank 0; every read of them is announced to the processes that hold a part.
 
-    A trainer without `collective_weights` is read as it is, and nobody is told anything.
+    A trainer without `collective_weights` is read directly, and nothing is announced.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -38,10 +38,10 @@ class SharedWeights:
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """Around everything that one update of the engines does with the weights.
+        """Wrap everything that an update of the engines does with the weights.
 
-        An error inside reaches the other processes, which raise as well; an interrupt does not, since whoever
-        interrupts a run ends all its processes.
+        An error inside reaches the other processes, which raise as well. An interrupt does not, since an interrupted
+        run ends all its processes.
         """
         try:
             yield
@@ -52,7 +52,7 @@ class SharedWeights:
         self._tell(_DONE)
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """`Trainer.named_weights`, together with the other processes; once more from the start with every call."""
+        """Read `Trainer.named_weights` together with the other processes; every call starts from the beginning."""
         if not self._collective:
             return iter(self._trainer.named_weights())
         self._finish_pass()
@@ -67,7 +67,7 @@ class SharedWeights:
 
     def _tell_failure(self, error: Exception) -> None:
         if self._pass is not None and self._pass.broken:
-            # The others wait inside a pass that this process cannot go on with; they end when its connections do.
+            # The others wait inside a pass that this process cannot continue; they end when its connections close.
             return
         self._finish_pass()
         self._tell(_FAILED, f"{type(error).__name__}: {error}")
@@ -78,9 +78,9 @@ class SharedWeights:
 
 
 class _Pass:
-    """One reading of the weights, which can be brought to its end after its reader has left, whatever thread that is.
+    """A pass over the weights, which any thread can read to its end after the reader has stopped.
 
-    A reader that comes back after that gets an error, not an early end that looks like a whole model.
+    A reader that continues after this gets an error, not an early end that looks like a whole model.
     """
 
     def __init__(self, source: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -88,7 +88,7 @@ class _Pass:
         self._lock = threading.Lock()
         self._finished = False
         self.broken = False
-        """The trainer could not go on."""
+        """True if the trainer failed in the middle of the pass."""
 
     def __iter__(self) -> _Pass:
         return self
@@ -100,7 +100,7 @@ class _Pass:
             return self._next()
 
     def finish(self) -> None:
-        """Read the rest and drop it."""
+        """Read the rest of the pass and drop it."""
         with self._lock:
             self._finished = True
             while True:
@@ -120,7 +120,7 @@ class _Pass:
 
 
 class FollowingWeights:
-    """On the other processes, in the place of `WeightSync`: take part in what rank 0 does."""
+    """Stand-in for `WeightSync` on the other processes: takes part in the passes of rank 0."""
 
     def __init__(self, args: Args, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -128,7 +128,7 @@ class FollowingWeights:
         self._keeps_old_actor = args.keep_old_actor
 
     def push(self) -> dict[str, float]:
-        """Go through the weights as often as rank 0 does. Raises WeightSyncError when its update failed."""
+        """Read the weights as often as rank 0 does. Raises WeightSyncError if rank 0's update failed."""
         while self._collective:
             what, message = orjson.loads(self._trainer.broadcast(None))
             if what == _FAILED:

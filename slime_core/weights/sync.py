@@ -1,8 +1,8 @@
 """Stage 11: trained parameters -> the rollout engines, under a version that only grows.
 
-The loop calls `push` after every update. How a version travels is the transport's business (`weights.transports`, and
-plugins of the kind `weight_transports`); here it is chosen, numbered, timed and checked: `--check-weight-update-equal`
-compares what is served with what was trained, tensor by tensor.
+The loop calls `push` after every update. The transport sends the version (`weights.transports`, and plugins of the kind
+`weight_transports`); this module chooses the transport, numbers the versions, and times and checks the push.
+`--check-weight-update-equal` compares the served weights with the trained weights, tensor by tensor.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NONE = "none"
-"""In the place of a transport's name: there is nobody to send to."""
+"""Value in place of a transport's name if no engine receives weights."""
 _AUTO, _NCCL = "auto", "nccl"
 NO_NAMES = (_AUTO, _NCCL)
 """Values of `--update-weight-transport` that leave the choice to the engine."""
 
 Metrics: TypeAlias = Mapping[str, float] | None
-"""What an engine measured in an update, if anything."""
+"""Metrics that an engine measured in an update, if any."""
 
 
 class WeightReceiver(Protocol):
@@ -47,21 +47,21 @@ class WeightReceiver(Protocol):
         """Transports offered, best first."""
 
     def update_weights(self, transport: str, payload: Any, version: int) -> Metrics:
-        """Have the engines serve a version, from what the transport hands over (`WeightEngines.take`)."""
+        """Make the engines serve a version from the payload of the transport (`WeightEngines.take`)."""
 
     @property
     def engines(self) -> Sequence[object]:
-        """For the user's function."""
+        """Engines, for the user's function."""
 
     def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str] | None:
-        """Names that are served differently; None when the receiver can only tell checksums."""
+        """Return the names of tensors that are served differently; None if the receiver only has checksums."""
 
     def weight_checksums(self) -> dict[str, str]:
-        """Of what is served."""
+        """Return name -> checksum of the served tensors."""
 
 
 class WeightSync:
-    """Pushes the actor's weights and counts versions."""
+    """The sender of the actor's weights, which also counts versions."""
 
     def __init__(
         self,
@@ -71,10 +71,13 @@ class WeightSync:
         on_update: Callable[[int], object] = lambda version: None,
         post_write: Callable[..., Any] | None = None,
     ) -> None:
-        """`on_update` is told each version once it is served; `post_write` tells the hook `slime_weights_written`.
+        """Choose the transport.
+
+        `on_update` is called with each version once the version is served; `post_write` calls the hook
+        `slime_weights_written`.
 
         Raises:
-            ConfigError: The engine does not take what the settings say, or the directory is another run's.
+            ConfigError: The engine does not support the settings' transport, or the directory belongs to another run.
         """
         self.args = args
         self._on_update = on_update
@@ -84,12 +87,11 @@ class WeightSync:
         self._receiver = receiver
         self._post_write = post_write
         self.transport = NONE
-        """Spec of the one in use: as far as it is known before the engine has started, and from the first push on for
-        good."""
+        """Spec of the transport in use: preliminary before the engine has started, final after the first push."""
         self._way: WeightTransport | None = None
         self._pushed = False
         self._sent: Mapping[str, torch.dtype] = {}
-        """Tensor -> dtype it was sent in, where that is not the trainer's."""
+        """Tensor -> dtype in which it was sent, if it differs from the trainer's."""
         self._choose()
 
     @named(
@@ -102,7 +104,7 @@ class WeightSync:
         """Make the engines serve the trainer's weights as the next version.
 
         Raises:
-            WeightSyncError: The engine refused them, or serves something else afterwards.
+            WeightSyncError: The engine refused the weights, or serves other weights afterwards.
         """
         with self._weights.update():
             metrics = self._serve_next() if self._receiver.weight_transports else {}
@@ -142,7 +144,7 @@ class WeightSync:
             )
 
     def verify(self) -> None:
-        """Raise WeightSyncError naming the tensors that are not served as trained."""
+        """Raise WeightSyncError with the tensors whose served values differ from the trained values."""
         total = 0
 
         def trained() -> Iterator[tuple[str, torch.Tensor]]:
@@ -171,7 +173,7 @@ class WeightSync:
 
 @dataclass(frozen=True)
 class _Push:
-    """`WeightEngines` of one version."""
+    """The `WeightEngines` of one version."""
 
     sync: WeightSync
     version: int
@@ -189,10 +191,10 @@ class _Push:
 
 
 def choose_transport(wanted: str, offered: tuple[str, ...], *, colocate: bool = False) -> str:
-    """Spec of the transport for `--update-weight-transport`; "none" where there is nobody to send to.
+    """Return the transport's spec for `--update-weight-transport`; "none" if no engine receives weights.
 
-    "auto" takes the engine's best. "nccl", THUDM/slime's default, means there that weights do not go through files:
-    tensor with `--colocate`, else distributed, and the engine's best where it lacks that.
+    "auto" takes the engine's best. "nccl" is THUDM/slime's default, where it means that weights do not go through
+    files: tensor with `--colocate`, otherwise distributed, or the engine's best if it does not offer that transport.
     """
     if not offered:
         return NONE
@@ -203,7 +205,7 @@ def choose_transport(wanted: str, offered: tuple[str, ...], *, colocate: bool = 
 
 
 def _load(spec: str, offered: tuple[str, ...]) -> Callable[[Args], WeightTransport]:
-    """The transport's class. Raises PluginError, and ConfigError when the engine does not take it."""
+    """Return the transport's class. Raises PluginError, and ConfigError if the engine does not take the transport."""
     cited = f"--update-weight-transport {spec!r}"
     found: Any = resolve("weight_transports", spec, origin="--update-weight-transport").obj
     if spec.rpartition(":")[2] not in offered and transport_traits(found, cited).arrives_by not in offered:

@@ -1,4 +1,4 @@
-"""The core's ways for weights to the engines: tensors, and files. Others are plugins of the kind `weight_transports`.
+"""The core's weight transports to engines: tensors, and files. Others are plugins of the kind `weight_transports`.
 
 `WeightSync` chooses and builds one.
 """
@@ -24,7 +24,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 def transport_traits(transport: type, cited: str) -> TransportTraits:
-    """What the transport's class declares. Raises PluginError, beginning with `cited`."""
+    """Return the traits that the transport's class declares. Raises PluginError with a message that begins `cited`."""
     traits = traits_of(transport, TransportTraits, cited)
     if traits.arrives_by is not None and not hasattr(transport, "deliver"):
         raise PluginSignatureError(
@@ -43,7 +43,7 @@ class TensorTransport:
         del args
 
     def send(self, weights: Weights, version: int, engines: WeightEngines) -> Mapping[str, float]:
-        """As they come."""
+        """Pass the weights to the engines one by one, as they arrive."""
         sent = 0
 
         def counted() -> Iterator[tuple[str, torch.Tensor]]:
@@ -66,11 +66,11 @@ class DiskTransport:
         self._root = Path(args.update_weight_disk_dir or Path(args.run_dir or "") / "weights")
         self._keeps = bool(args.use_fault_tolerance or args.rollout_external_engine_addrs or args.sglang_router_ip)
         self._kept: Path | None = None
-        """Directory of the version that is served, for an engine that has to be brought up to date."""
+        """Directory of the served version, for an engine that needs to be updated."""
         self._is_first = True
 
     def _remove_own(self, directory: Path) -> None:
-        """Delete a version that this run has written. Raises WeightSyncError for one that may be another's."""
+        """Delete a version that this run has written. Raises WeightSyncError if another run may have written it."""
         below = Path(self._args.run_dir or "").resolve() in directory.resolve().parents
         if self._is_first and not (below or self._args.load):
             raise WeightSyncError(
@@ -79,7 +79,7 @@ class DiskTransport:
         shutil.rmtree(directory)
 
     def send(self, weights: Weights, version: int, engines: WeightEngines) -> Mapping[str, float]:
-        """Write it, have it loaded, and remove what nobody needs any more."""
+        """Write the version, have the engines load it, and remove the version that is no longer needed."""
         directory = self._root / f"weight_v{version:06d}"
         if directory.exists():
             self._remove_own(directory)
@@ -97,8 +97,8 @@ class DiskTransport:
         written = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
         measured = engines.take(directory)
         if not self._args.update_weight_disk_keep_files:
-            # An engine that is brought back, or restarted by whoever runs it, loads the version served once more, so
-            # that one stays until the next is.
+            # A recovered engine, or an external engine that was restarted, loads the served version again. So that
+            # version stays until the next one is served.
             done, self._kept = (self._kept, directory) if self._keeps else (directory, None)
             if done is not None:
                 shutil.rmtree(done)

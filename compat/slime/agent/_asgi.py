@@ -1,4 +1,4 @@
-"""An ASGI application inside an aiohttp one: `BaseAdapter.app` is aiohttp's, as in THUDM/slime."""
+"""Run an ASGI application inside an aiohttp application: `BaseAdapter.app` is aiohttp's, as in THUDM/slime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiohttp import web
 
 
 def aiohttp_application(asgi: Any, largest_body: int) -> web.Application:
-    """One whose every request `asgi` answers; what cancels the handler cancels that."""
+    """Return an aiohttp application that passes every request to `asgi`; cancelling the handler cancels the call."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         url, response = request.rel_url, web.StreamResponse()

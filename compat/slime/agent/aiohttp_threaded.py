@@ -1,4 +1,4 @@
-"""`slime.agent.aiohttp_threaded`: an aiohttp application in an event loop on a thread of its own."""
+"""`slime.agent.aiohttp_threaded`: an aiohttp application in an event loop on its own thread."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from aiohttp.web_log import AccessLogger
 from slime import _missing
 
 _DEADLINE = 30.0
-"""Seconds to listen, and to stop."""
+"""Deadline in seconds for starting to listen, and for stopping."""
 _LATE = 5.0
-"""Seconds that what is left gets to end by itself."""
+"""Seconds within which remaining tasks may end by themselves."""
 
 
 class FilteredAccessLogger(AccessLogger):
-    """Logs refused requests and those that took long."""
+    """A logger of refused and slow requests."""
 
     slow = 120.0
-    """Seconds."""
+    """Duration of a slow request, in seconds."""
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        """One line for what is worth it."""
+        """Log a request that was refused or slow."""
         if response.status >= 400 or time > self.slow:
             super().log(request, response, time)
 
@@ -37,18 +37,18 @@ class AppHandle:
 
     host: str
     port: int
-    """That it listens on; the one asked for, or a free one for 0."""
+    """Port that the application listens on: the requested port, or a free port if 0 was requested."""
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     runner: web.AppRunner
 
     @property
     def url(self) -> str:
-        """Of this machine."""
+        """URL of the application on this machine."""
         return f"http://{'127.0.0.1' if self.host in ('0.0.0.0', '::') else self.host}:{self.port}"
 
     def stop(self) -> None:
-        """Stop listening, end the loop; safe to call twice."""
+        """Stop listening and end the loop; safe to call twice."""
         if self.loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(_DEADLINE)
@@ -58,7 +58,7 @@ class AppHandle:
 
     async def _end(self) -> None:
         await self.runner.cleanup()
-        others = asyncio.all_tasks() - {asyncio.current_task()}  # requests to the engine that are being ended
+        others = asyncio.all_tasks() - {asyncio.current_task()}  # engine requests that are ending
         if others:
             _, late = await asyncio.wait(others, timeout=_LATE)
             for task in late:
@@ -75,17 +75,17 @@ def run_app_in_thread(
     thread_name: str = "aiohttp-app",
     runner_kwargs: Mapping[str, Any] | None = None,
 ) -> AppHandle:
-    """Listen on `host:port`, and go on.
+    """Serve an application on `host:port` in a thread, and return when it listens.
 
     Args:
-        app: Of `adapter.app`, or any.
+        app: `adapter.app`, or any application.
         host: Address of this machine.
-        port: 0 takes a free one.
-        thread_name: Of the daemon thread.
-        runner_kwargs: For `aiohttp.web.AppRunner`; a client that goes away cancels its request unless told otherwise.
+        port: Port to listen on; 0 takes a free port.
+        thread_name: Name of the daemon thread.
+        runner_kwargs: Arguments for `aiohttp.web.AppRunner`; by default a client that disconnects cancels its request.
 
     Raises:
-        OSError: The address cannot be had.
+        OSError: The address is not available.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name=thread_name, daemon=True)

@@ -1,7 +1,7 @@
-"""`slime.agent.parsing.parse_model_output`: a turn of the model -> reasoning, text and tool calls.
+"""Parse a turn of the model into reasoning, text and tool calls (`slime.agent.parsing.parse_model_output`).
 
-SGLang's parsers do this in THUDM/slime; here it is the plugins of the kind `tool_parsers`, some also under SGLang's
-names. What stands in <think> tags is reasoning, whether a parser for it is named or not.
+THUDM/slime uses SGLang's parsers; here the plugins of kind `tool_parsers` parse, some also under SGLang's names. Text
+in <think> tags is reasoning, with or without a named reasoning parser.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SGLANG = {
     "qwen25": "qwen", "glm": "glm45", "glm47": "glm45", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31",
     "minimax-m2": "minimax_m2", "llama3": "llama3",
 }  # fmt: skip
-"""SGLang's name of a tool call parser -> ours, where they differ."""
+"""SGLang's name of a tool call parser -> slime's name, if they differ."""
 _THINK = (
     "deepseek-r1", "deepseek-v3", "deepseek-v31", "glm45", "glm47", "kimi_k2", "mimo", "minimax", "nano_v3", "qwen3",
     "qwen3-thinking", "step3",
@@ -30,14 +30,14 @@ _THINK = (
 
 @dataclass(frozen=True)
 class ParsedModelOutput:
-    """One turn taken apart."""
+    """The parts of a turn."""
 
     reasoning: str
     text: str
     tool_uses: list[dict[str, Any]] = field(default_factory=list)
-    """`{"name": ..., "input": {...}}` each."""
+    """Tool calls, `{"name": ..., "input": {...}}` each."""
     ill_formed: bool = False
-    """A call could not be read."""
+    """True if a call could not be parsed."""
 
 
 _XML_CALL = re.compile(r"<tool_call>\s*<function=([^>]+)>(.*?)</function>\s*</tool_call>", re.DOTALL)
@@ -51,17 +51,17 @@ def parse_model_output(
     tool_parser_name: str | None = None,
     reasoning_parser_name: str | None = None,
 ) -> ParsedModelOutput:
-    """Take a turn apart.
+    """Split a turn into reasoning, text and tool calls.
 
     Args:
-        raw_output: Decoded with its special tokens.
-        tools_schema: What may be called; without tools nothing is a call.
-        tool_parser_name: Whose calls; None: those in XML (`<function=name>`), and Hermes' JSON.
-        reasoning_parser_name: Of a family that uses <think> tags.
+        raw_output: Text of the turn, decoded with its special tokens.
+        tools_schema: Schemas of the available tools; without tools the result has no calls.
+        tool_parser_name: Name of the tool parser; None: calls in XML (`<function=name>`) or Hermes' JSON.
+        reasoning_parser_name: Reasoning parser of a family with <think> tags.
 
     Raises:
-        ValueError: A parser of another family.
-        slime_core.errors.SlimeError: There is no such tool parser.
+        ValueError: The reasoning parser is of another family.
+        slime_core.errors.SlimeError: The tool parser does not exist.
     """
     check_reasoning_parser(reasoning_parser_name)
     if not tools_schema:
@@ -75,9 +75,9 @@ def parse_model_output(
 
 
 def parse_xml_tool_uses(body_text: str, tools_schema: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """(text, calls) of calls in XML: `<tool_call><function=name><parameter=key>value</parameter>...`.
+    """Return (text, calls) for calls in XML: `<tool_call><function=name><parameter=key>value</parameter>...`.
 
-    Values are texts. A call of a tool that is not in the schema stays in the text.
+    Values are strings. A call of a tool that is not in the schema stays in the text.
     """
     known = {(tool.get("function") or {}).get("name") for tool in tools_schema}
     calls: list[dict[str, Any]] = []
@@ -93,10 +93,10 @@ def parse_xml_tool_uses(body_text: str, tools_schema: list[dict[str, Any]]) -> t
 
 
 def parser_of(name: str | None, tokenizer: Any = None) -> ToolParser:
-    """The tool parser of a name, ours or SGLang's; without one, that which claims the chat template, else `hermes`.
+    """Return the tool parser with slime's or SGLang's name; None: the chat template's parser, else `hermes`.
 
     Raises:
-        slime_core.errors.SlimeError: There is none of that name.
+        slime_core.errors.SlimeError: No tool parser has this name.
     """
     return tool_parser(
         Args.model_construct(tool_call_parser=_SGLANG.get(name or "", name or AUTO)), tokenizer, "hermes"
@@ -104,7 +104,7 @@ def parser_of(name: str | None, tokenizer: Any = None) -> ToolParser:
 
 
 def check_reasoning_parser(name: str | None) -> None:
-    """Raise ValueError for a family whose reasoning is not between <think> and </think>."""
+    """Raise ValueError for a family that does not use <think> and </think>."""
     if name is not None and name not in _THINK:
         raise ValueError(f"reasoning_parser {name!r}: only <think> tags are read; one of {', '.join(_THINK)}, or None")
 

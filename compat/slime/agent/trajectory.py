@@ -1,7 +1,7 @@
-"""`slime.agent.trajectory.TrajectoryManager`: turns that a user's own server recorded -> samples.
+"""`slime.agent.trajectory.TrajectoryManager`: convert turns that a user's own server recorded to samples.
 
-Over `slime_agent_base_url.tree` (which messages go together) and `.linearise` (which tokens do). A turn needs the
-log-probs of its tokens, since they are trained on; THUDM/slime takes 0.0 where there are none.
+Built on `slime_agent_base_url.tree` (which messages belong together) and `.linearise` (which tokens belong together). A
+turn needs the log-probs of its tokens, since they are trained on; THUDM/slime uses 0.0 for missing log-probs.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from slime_core.types import GenerationOutput
 
 @dataclass(frozen=True)
 class TurnRecord:
-    """One answer of the engine."""
+    """A recorded answer of the engine."""
 
     prompt_ids: list[int]
-    """[p] what it was an answer to."""
+    """[p] token ids of the prompt."""
     output_ids: list[int]
-    """[n]."""
+    """[n] token ids of the answer."""
     finish_reason: str
     """ "stop" or "length"."""
     output_log_probs: list[float] = field(default_factory=list)
-    """[n] in nats."""
+    """[n] log-probs in nats."""
     ill_formed: bool = False
-    """A tool call in it could not be read."""
+    """True if a tool call in the answer could not be parsed."""
 
 
 class TrajectoryManager:
@@ -47,11 +47,11 @@ class TrajectoryManager:
         self._turns: dict[str, int] = {}
 
     def has_session(self, sid: str) -> bool:
-        """Whether a turn of it was recorded."""
+        """Return True if a turn of the session was recorded."""
         return sid in self._trees
 
     def turn_count(self, sid: str) -> int:
-        """Turns recorded."""
+        """Return the number of recorded turns."""
         return self._turns.get(sid, 0)
 
     def record_turn(
@@ -63,17 +63,17 @@ class TrajectoryManager:
         response_message: dict[str, Any] | None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take in one answer.
+        """Record one answer.
 
         Args:
             sid: The session.
-            turn: Its tokens.
-            prompt_messages: What it was an answer to; without any nothing is recorded.
+            turn: Tokens of the turn.
+            prompt_messages: Messages before the answer; without messages nothing is recorded.
             response_message: The answer as the client will send it back.
-            metadata: Unused; THUDM/slime's.
+            metadata: Unused; a parameter of THUDM/slime.
 
         Raises:
-            ValueError: Tokens without log-probs, or not as many.
+            ValueError: The turn has no log-probs, or a different number of log-probs than tokens.
         """
         if not prompt_messages:
             return
@@ -99,14 +99,15 @@ class TrajectoryManager:
         extra_metadata: Mapping[str, Any] | None = None,
         max_sample_tokens: int = 0,
     ) -> list[Sample]:
-        """The session's trajectories as samples that share a `rollout_id`; the session is over.
+        """End the session and return its trajectories as samples that share a `rollout_id`.
 
         Args:
-            sid: The session; an unknown one has none.
-            base_sample: What they are copies of but for the response.
-            reward: Of each.
+            sid: The session; an unknown session has no trajectories.
+            base_sample: Template of the samples, which differ from it in the response.
+            reward: Reward of each sample.
             extra_metadata: Added to their metadata, besides `truncated`, `use_tool` and `ill_formed`.
-            max_sample_tokens: Cut longer ones; 0: none. One that has no trained token left is left out.
+            max_sample_tokens: Length to which longer samples are cut; 0: no cut. Samples without trained tokens are
+                left out.
         """
         tree = self._trees.pop(sid, None)
         self._turns.pop(sid, None)
@@ -117,7 +118,7 @@ class TrajectoryManager:
         return [sample for sample in samples if any(sample.loss_mask or [])]
 
     def drop_session(self, sid: str) -> None:
-        """Forget it."""
+        """Remove the session."""
         self._trees.pop(sid, None)
         self._turns.pop(sid, None)
 

@@ -1,9 +1,9 @@
-"""`slime.observability.trace_utils`: spans and events of a sample, kept with it in `sample.trace`.
+"""`slime.observability.trace_utils`: spans and events of a sample, stored in `sample.trace`.
 
-A dump (`--save-debug-rollout-data`) has them, as THUDM/slime's viewer reads them: `{"version", "trace_id", "sample_id",
-"group_id", "attempt", "events"}`, an event being `span_start`, `span_end` or `event` with its name, time (`ts`, seconds
-since 1970), ids and `attrs`. Nothing here is needed for slime's own record of a run, which is `trace.jsonl`; these are
-for what a user's functions do. Something that is no sample has no trace: spans of it are no-ops.
+A dump (`--save-debug-rollout-data`) contains them in the format of THUDM/slime's viewer: `{"version", "trace_id",
+"sample_id", "group_id", "attempt", "events"}`. An event is `span_start`, `span_end` or `event` with its name, time
+(`ts`, seconds since 1970), ids and `attrs`. These functions are for users' functions; slime's own record of a run,
+`trace.jsonl`, does not need them. A target that is no sample has no trace: its spans are no-ops.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ SGLANG_TRACE_META_KEYS = (
     "pd_decode_prealloc_duration", "pd_decode_transfer_duration", "pd_decode_forward_duration",
     "pd_bootstrap_duration", "pd_alloc_waiting_duration", "pd_transfer_speed_gb_s", "pd_transfer_total_mb",
 )  # fmt: skip
-"""What of an engine's `meta_info` becomes attributes of a span."""
+"""Keys of an engine's `meta_info` that become attributes of a span."""
 _IDS = ("trace_id", "sample_id", "group_id", "attempt")
 _open: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("slime_trace_spans", default=())
-"""(trace id, span id) of the spans that this task is in, the innermost last."""
+"""(trace id, span id) of this task's open spans, the innermost last."""
 
 
 @dataclass
 class TraceHandle:
-    """One sample's trace."""
+    """A handle of a sample's trace."""
 
     carrier: dict[str, Any]
-    """`sample.trace`."""
+    """The dict `sample.trace`."""
     parent_span_id: str | None = None
-    """Of the process that the trace was imported from."""
+    """Id of the open span in the process that exported the trace."""
 
     @property
     def trace_id(self) -> str:
-        """Which trace."""
+        """Id of the trace."""
         return str(self.carrier["trace_id"])
 
     @property
@@ -62,7 +62,7 @@ class TraceHandle:
 
     @property
     def attempt(self) -> int:
-        """How often the sample was begun again."""
+        """Number of times that the sample was restarted."""
         return int(self.carrier["attempt"])
 
 
@@ -71,18 +71,18 @@ Target: TypeAlias = "Sample | TraceHandle | list[Any]"
 
 @dataclass
 class TraceSpanContext:
-    """A span that is open; what is set is in its end."""
+    """An open span; attributes that are set on it are recorded at its end."""
 
     target: Any
     end_attrs: dict[str, Any] = field(default_factory=dict)
 
     def set(self, key: str, value: Any) -> TraceSpanContext:
-        """One attribute."""
+        """Set an attribute."""
         self.end_attrs[key] = value
         return self
 
     def update(self, attrs: Mapping[str, Any] | None) -> TraceSpanContext:
-        """Several."""
+        """Set several attributes."""
         self.end_attrs.update(attrs or {})
         return self
 
@@ -91,23 +91,23 @@ class TraceSpanContext:
 
 
 def bind_trace(sample: Sample) -> TraceHandle:
-    """The sample's trace, begun where it has none."""
+    """Return the sample's trace; begin one if the sample has none."""
     carrier = getattr(sample, "trace", None)
     if carrier is None:
         carrier = _carrier()
-        sample.trace = carrier  # type: ignore[attr-defined]  # an attribute that is no field is stored as well
+        sample.trace = carrier  # type: ignore[attr-defined]  # extra attributes are stored, too
     carrier.update(sample_id=sample.index, group_id=sample.group_index)
     return TraceHandle(carrier)
 
 
 def export_trace(handle: TraceHandle) -> dict[str, Any]:
-    """What another process needs to go on with the trace: `import_trace` there."""
+    """Return the payload with which another process continues the trace by `import_trace`."""
     parent = handle.parent_span_id or _parent(handle.trace_id)
     return {"version": TRACE_VERSION, **{name: handle.carrier[name] for name in _IDS}, "parent_span_id": parent}
 
 
 def import_trace(payload: Mapping[str, Any], carrier: dict[str, Any] | None = None) -> TraceHandle:
-    """The trace that `payload` is of; its events go to `carrier` (or one of its own), which is sent back."""
+    """Return the trace of `payload`; its events go to `carrier` (or a new carrier), to be sent back."""
     made = _carrier() if carrier is None else {**_carrier(), **carrier}
     made.update({name: payload[name] for name in _IDS if payload.get(name) is not None})
     if carrier is not None:
@@ -117,7 +117,7 @@ def import_trace(payload: Mapping[str, Any], carrier: dict[str, Any] | None = No
 
 
 def trace_event(target: Any, name: str, *, attrs: Mapping[str, Any] | None = None) -> None:
-    """Something that happened now to a sample, or to each of several."""
+    """Record an event, now, of a sample or of each of several samples."""
     for handle in _handles(target):
         _append(handle, "event", name, time.time(), attrs)
 
@@ -126,7 +126,7 @@ def trace_event(target: Any, name: str, *, attrs: Mapping[str, Any] | None = Non
 def trace_span(
     target: Any, name: str, *, attrs: Mapping[str, Any] | None = None, record_error: bool = True
 ) -> Iterator[TraceSpanContext]:
-    """What happens inside, with when it began and ended; an exception is noted (`error_type`, `error_message`)."""
+    """Record the block as a span with start and end; an exception sets `error_type` and `error_message`."""
     handles = _handles(target)
     opened = [(handle, uuid.uuid4().hex) for handle in handles]
     now = time.time()
@@ -159,10 +159,10 @@ def trace_function(
     """Put every call of a function, plain or async, into a span.
 
     Args:
-        name: Of the span.
-        target: Name of the argument that is the sample, or samples; by default the first one that is.
-        target_getter: Makes it of the arguments instead.
-        attrs_getter: Makes the attributes of the arguments.
+        name: Name of the span.
+        target: Name of the argument that holds the sample or samples; by default the first argument that does.
+        target_getter: Function that returns the sample or samples from the arguments instead.
+        attrs_getter: Function that returns the attributes from the arguments.
         record_error: As in `trace_span`.
 
     Raises:
@@ -201,7 +201,7 @@ def trace_function(
 
 
 def trace_next_attempt(target: Any, *, attrs: Mapping[str, Any] | None = None) -> Any:
-    """The sample is begun again: an event `attempt_start`, and later ones have the new number."""
+    """Record the restart of a sample: an event `attempt_start`; later events have the new attempt number."""
     for handle in _handles(target):
         handle.carrier["attempt"] += 1
         _append(handle, "event", "attempt_start", time.time(), {"attempt": handle.attempt, **(attrs or {})})
@@ -209,7 +209,7 @@ def trace_next_attempt(target: Any, *, attrs: Mapping[str, Any] | None = None) -
 
 
 def build_sglang_meta_trace_attrs(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an engine's `meta_info` is worth an attribute: counts, times of prefill and decode, how it ended."""
+    """Return span attributes from an engine's `meta_info`: counts, times of prefill and decode, finish reason."""
     attrs = {key: meta[key] for key in SGLANG_TRACE_META_KEYS if meta.get(key) is not None}
     reason = meta.get("finish_reason")
     named = {

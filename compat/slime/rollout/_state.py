@@ -1,7 +1,7 @@
-"""`GenerateState` and the engine behind the router's address: what `slime.rollout.sglang_rollout` keeps per process.
+"""`GenerateState` and `RouterEngine`: the state that `slime.rollout.sglang_rollout` keeps per process.
 
-A user's function may run in the engine's event loop (a generate function), in that of `slime.utils.async_utils.run`, or
-in one of its own. So everything that an event loop owns is kept per loop.
+A user's function may run in the engine's event loop (a generate function), in the loop of
+`slime.utils.async_utils.run`, or in a loop of its own. So everything that belongs to an event loop is kept per loop.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from slime_core.rollout.hooks import SampleHook
 
 _RUNNERS = 16
-"""Kept per event loop: one per settings object and way of scoring."""
+"""Largest number of runners per event loop; there is one per settings object and value of `score_groups`."""
 _CONTROL_TIMEOUT = 60.0
 
 
 def router_url(args: Any) -> str:
-    """`http://host:port` of the engine. Raises ConfigError when nothing has set it."""
+    """Return `http://host:port` of the engine. Raises ConfigError if the settings have no address."""
     host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
     if not host or not port:
         raise ConfigError(
@@ -40,18 +40,18 @@ def router_url(args: Any) -> str:
 
 
 class RouterEngine:
-    """What `slime_core.protocols.RolloutEngine` asks for generating, over `slime.utils.http_utils`."""
+    """The generating methods of `slime_core.protocols.RolloutEngine`, over `slime.utils.http_utils`."""
 
     weight_transports: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, args: Any = None, url: str | None = None) -> None:
-        """`url`: `http://host:port` of the engine, instead of the one that the settings name."""
+        """Use the engine at `url` (`http://host:port`), by default the address in the settings."""
         self._args = args
         self._url = url
 
     @property
     def url(self) -> str:
-        """Where it is. Raises ConfigError when nothing says so."""
+        """Address of the engine. Raises ConfigError if it is not set."""
         return self._url or router_url(self._args)
 
     async def generate(
@@ -77,13 +77,13 @@ class RouterEngine:
             raise EngineError(f"{url}: not an answer of SGLang's API: {str(answer)[:200]}") from error
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all, on every worker."""
+        """Abort one request, or all, on every worker."""
         body = {"abort_all": True} if rid is None else {"rid": rid}
         for worker in await self.workers():
             await post(f"{worker}/abort_request", body, max_retries=3, timeout=_CONTROL_TIMEOUT)
 
     async def workers(self) -> list[str]:
-        """Addresses behind the router; its own where it lists none, being an engine."""
+        """Return the addresses behind the router; if the address is an engine's own, return that address."""
         import aiohttp
 
         router = self.url
@@ -97,7 +97,7 @@ class RouterEngine:
 
 
 class GenerateState(metaclass=SingletonMeta):
-    """`GenerateState(args)`: tokenizer, sampling settings and what is in flight; the same object for the whole process.
+    """`GenerateState(args)`: tokenizer, sampling settings and pending tasks; the same object for the whole process.
 
     Attributes: `args`, `tokenizer`, `processor` (None: text only), `sampling_params` (copy before changing),
     `semaphore`, `aborted`, `pendings` (tasks of `submit_generate_tasks`), `remaining_batch_size`, `rollout_id`.
@@ -113,7 +113,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.processor = None
         self.sampling_params: dict[str, Any] = train_sampling_params(args)
         self.rollout_id: int | None = None
-        """Given to sample hooks that ask; rollout functions of one's own may set it."""
+        """Rollout number, passed to sample hooks with this parameter; custom rollout functions may set it."""
         self._slots = Slots(getattr(args, "sglang_server_concurrency", None) or 512)
         self._runners: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, OrderedDict[tuple[int, bool], tuple[Any, SampleRunner]]
@@ -121,19 +121,19 @@ class GenerateState(metaclass=SingletonMeta):
         self.reset()
 
     def reset(self) -> None:
-        """Ready for the next rollout: nothing pending, not aborted."""
+        """Reset for the next rollout: nothing pending, not aborted."""
         self.remaining_batch_size = 0
         self.pendings: set[asyncio.Task[Group]] = set()
         self.aborted = False
 
     @property
     def semaphore(self) -> Any:
-        """Of the running event loop: `async with state.semaphore` bounds what is generated at once."""
+        """Semaphore of the running event loop: `async with state.semaphore` limits concurrent generation."""
         return self._slots()
 
     @property
     def aborted(self) -> bool:
-        """The rollout winds down: start nothing, and return what is there as ABORTED."""
+        """True if the rollout is ending: start nothing, and return unfinished samples as ABORTED."""
         return self._aborted or any(runner.stopping for runner in self._all_runners())
 
     @aborted.setter
@@ -143,7 +143,7 @@ class GenerateState(metaclass=SingletonMeta):
             runner.stopping = value
 
     def _all_runners(self) -> list[SampleRunner]:
-        """Of every event loop; copied, since other loops may add theirs meanwhile."""
+        """Return the runners of every event loop; a copy, since other loops may add runners concurrently."""
         return [runner for kept in list(self._runners.values()) for _, runner in list(kept.values())]
 
     def submit_generate_tasks(self, samples: list[Group]) -> None:
@@ -158,7 +158,7 @@ class GenerateState(metaclass=SingletonMeta):
     # -- for this package ----------------------------------------------------------------------------
 
     def encode(self, sample: Sample) -> None:
-        """Give a sample without ids those of its prompt."""
+        """Encode the prompt of a sample without token ids."""
         from slime_core.data.tokenizer import encode_prompt
 
         if not sample.tokens and sample.prompt:
@@ -166,7 +166,7 @@ class GenerateState(metaclass=SingletonMeta):
             sample.tokens = encode_prompt(self.tokenizer, sample.prompt, args, sample.metadata.get("tools"))
 
     def seeded(self, sample: Sample, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters with the seed slime_core would give the sample, unless they have one."""
+        """Return the parameters with slime_core's seed for the sample, unless they have a seed."""
         from slime_core.rollout.generate import sampling_seed
 
         if sample.index is None or "sampling_seed" in params:
@@ -174,7 +174,7 @@ class GenerateState(metaclass=SingletonMeta):
         return {**params, "sampling_seed": sampling_seed(self.args.rollout_seed, False, sample.index)}
 
     def runner(self, args: Any, *, score_groups: bool = True) -> SampleRunner:
-        """The running loop's runner of samples; without `score_groups` it leaves `--group-rm` to the caller."""
+        """Return the running loop's runner of samples; without `score_groups` the caller scores `--group-rm` groups."""
         kept = self._runners.setdefault(asyncio.get_running_loop(), OrderedDict())
         key = id(args), score_groups
         if key not in kept:
@@ -197,12 +197,12 @@ def _sample_runner(args: Any, tokenizer: Any, score_groups: bool) -> SampleRunne
     from slime_core.rollout.reward import RewardStage
 
     class LeftToTheCaller(RewardStage):
-        """Scores nothing: the group is scored when it is complete, by whoever holds it."""
+        """Scores nothing: the caller scores the group when it is complete."""
 
         scores_groups = False  # a property in RewardStage
 
         async def score(self, samples: list[Sample], **keywords: Any) -> None:
-            """Nothing."""
+            """Do nothing."""
 
     def generator(spec: str) -> GenerateCaller:
         return GenerateCaller(resolve("generators", spec, origin="--custom-generate-function-path"))
@@ -228,7 +228,7 @@ def _sample_runner(args: Any, tokenizer: Any, score_groups: bool) -> SampleRunne
 
 
 def sample_hooks(args: Any) -> list[SampleHook]:
-    """Those of `--rollout-sample-hook-path`. Raises slime_core.errors.PluginError."""
+    """Return the hooks of `--rollout-sample-hook-path`. Raises slime_core.errors.PluginError."""
     from slime_core.plugins.resolve import resolve
     from slime_core.rollout.hooks import SampleHook
 

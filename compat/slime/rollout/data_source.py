@@ -1,7 +1,7 @@
 """`slime.rollout.data_source`: the classes that users' data sources derive from, over slime_core's `DatasetSource`.
 
-Here the buffer is part of the checkpoint, so groups of a partial rollout survive a restart. A subclass that overrides
-`save` or `load` is taken at its word: its own methods are called then, and nothing is stored inside the checkpoint.
+Here the buffer is part of the checkpoint, so groups of a partial rollout survive a restart. If a subclass overrides
+`save` or `load`, its own methods are called, and nothing is stored inside the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ BufferFilterFn = Callable[[Any, int | None, list[Group], int], list[Group]]
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
-    """Take the `num_samples` oldest groups, or as many as there are, out of `buffer`."""
+    """Remove and return the `num_samples` oldest groups of `buffer`, or all if there are fewer."""
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken
 
 
 class DataSource(abc.ABC):
-    """What slime_core asks of a data source. Constructed as `cls(args)`."""
+    """The interface of data sources in slime_core. Constructed as `cls(args)`."""
 
     @abc.abstractmethod
     def get_samples(self, num_samples: int) -> list[Group]:
-        """`num_samples` groups of `args.n_samples_per_prompt` samples."""
+        """Return `num_samples` groups of `args.n_samples_per_prompt` samples."""
 
     @abc.abstractmethod
     def add_samples(self, samples: list[Group]) -> None:
-        """Take groups back, to be drawn again first."""
+        """Take groups back; they are drawn first."""
 
     @abc.abstractmethod
     def save(self, rollout_id: int) -> None:
-        """Write the state of the end of a rollout."""
+        """Save the state at the end of a rollout."""
 
     @abc.abstractmethod
     def load(self, rollout_id: int | None = None) -> None:
-        """Inverse of `save`."""
+        """Load the state that `save` wrote."""
 
     def __len__(self) -> int:
-        """Prompts of one epoch."""
+        """Return the number of prompts in one epoch."""
         return 0
 
 
 class RolloutDataSource(DataSource):
-    """`--prompt-data`, row by row in the order of the epoch; groups cannot be given back.
+    """The rows of `--prompt-data` in the order of the epoch; groups cannot be returned to it.
 
-    The attributes of THUDM/slime's class are there: `epoch_id`, `sample_offset`, `sample_group_index`, `sample_index`,
+    It has the attributes of THUDM/slime's class: `epoch_id`, `sample_offset`, `sample_group_index`, `sample_index`,
     `metadata` and `dataset`.
     """
 
@@ -72,7 +72,7 @@ class RolloutDataSource(DataSource):
 
     @property
     def epoch_id(self) -> int:
-        """Epochs completed."""
+        """Number of completed epochs."""
         return self._source._epoch
 
     @epoch_id.setter
@@ -81,7 +81,7 @@ class RolloutDataSource(DataSource):
 
     @property
     def sample_offset(self) -> int:
-        """Rows of the epoch that have been drawn."""
+        """Number of rows drawn in the epoch."""
         return self._source._offset
 
     @sample_offset.setter
@@ -108,9 +108,9 @@ class RolloutDataSource(DataSource):
 
     @property
     def dataset(self) -> Any:
-        """All rows as samples (`slime.utils.data.Dataset`), read when first asked for; None without `--prompt-data`.
+        """All rows as samples (`slime.utils.data.Dataset`), read on first use; None without `--prompt-data`.
 
-        A copy: changing it changes nothing that is drawn.
+        It is a copy: changes do not affect the drawn prompts.
         """
         args = self.args
         if self._dataset is None and self._source.rows is not None:
@@ -135,12 +135,12 @@ class RolloutDataSource(DataSource):
 
     @property
     def tokenizer(self) -> Any:
-        """The run's."""
+        """The run's tokenizer."""
         return self._source.tokenizer
 
     @property
     def rows(self) -> Any:
-        """The rows of the file, for slime_core to look through before a run starts."""
+        """The rows of the file, which slime_core checks before a run starts."""
         return self._source.rows
 
     def __len__(self) -> int:
@@ -149,22 +149,22 @@ class RolloutDataSource(DataSource):
     # -- drawing -------------------------------------------------------------------------------------
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """The next prompts, going on into the next epochs as needed. Raises DataError for a row that cannot be used."""
+        """Return the next prompts, continuing into later epochs as needed. Raises DataError for an unusable row."""
         return self._source.get_samples(num_samples)
 
     def add_samples(self, samples: list[Group]) -> None:
-        """Raises RolloutError: there is nowhere to put them."""
+        """Raise RolloutError: this source has no buffer for returned groups."""
         raise RolloutError(
             f"{type(self).__name__} takes no groups back; use RolloutDataSourceWithBuffer, or define add_samples"
         )
 
     def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
-        """Told by slime_core before a rollout draws."""
+        """Do nothing; slime_core calls this before a rollout draws groups."""
 
     # -- storing -------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        # Asked for what is nowhere else: slime_core stores a source with these two methods inside its checkpoint.
+        # Called for missing attributes: slime_core stores a source with these two methods inside its checkpoint.
         if name in ("state_dict", "load_state_dict") and not self._stores_itself():
             return getattr(self, f"_{name}")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -185,7 +185,7 @@ class RolloutDataSource(DataSource):
         self.metadata = dict(state["metadata"])
 
     def save(self, rollout_id: int) -> None:
-        """Write the state below `args.save`, as JSON. Called where a subclass calls it; see the module's docstring."""
+        """Write the state below `args.save`, as JSON. Called by subclasses only; see the module's docstring."""
         path = self._path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -193,7 +193,7 @@ class RolloutDataSource(DataSource):
         partial.replace(path)
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Read what `save` wrote below `args.load`; nothing to do without one. Raises CheckpointError."""
+        """Load the state that `save` wrote, from below `args.load`; do nothing without it. Raises CheckpointError."""
         if not getattr(self.args, "load", None) or rollout_id is None:
             return
         path = self._path(self.args.load, rollout_id)
@@ -207,10 +207,10 @@ class RolloutDataSource(DataSource):
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
-    """Groups given back wait in the list `buffer` and are drawn first, chosen by `--buffer-filter-path`.
+    """A source whose returned groups wait in the list `buffer` and are drawn first, chosen by `--buffer-filter-path`.
 
     Raises:
-        ConfigError: `--buffer-filter-path` names a buffer class, which brings its own storage.
+        ConfigError: `--buffer-filter-path` names a buffer class, which has its own storage.
     """
 
     def __init__(self, args: Any) -> None:
@@ -231,11 +231,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
             self.buffer_filter = found
 
     def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
-        """Note who draws, for the filter."""
+        """Store the rollout number for the filter."""
         self._rollout_id = rollout_id
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """`num_samples` groups, those of the buffer first."""
+        """Return `num_samples` groups, groups of the buffer first."""
         samples = self._get_samples_from_buffer(num_samples)
         missing = num_samples - len(samples)
         return samples + super().get_samples(missing) if missing else samples
@@ -259,7 +259,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         """Append groups to the buffer.
 
         Raises:
-            RolloutError: An unfinished group has not `args.n_samples_per_prompt` samples; none is added then.
+            RolloutError: An unfinished group does not have `args.n_samples_per_prompt` samples; no group is added.
         """
         from slime_core.data.buffer import is_finished
 
@@ -272,19 +272,19 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self.buffer.extend(samples)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Add to `metadata`, which is stored with the rest."""
+        """Add to `metadata`, which is stored with the state."""
         self.metadata.update(metadata)
 
     def get_metadata(self) -> dict[str, Any]:
-        """What `update_metadata` was given."""
+        """Return the metadata, with all updates of `update_metadata`."""
         return self.metadata
 
     def get_buffer_length(self) -> int:
-        """Groups that wait."""
+        """Return the number of waiting groups."""
         return len(self.buffer)
 
     def take_metrics(self) -> dict[str, float]:
-        """Asked for by slime_core after a rollout."""
+        """Return metrics of the buffer; slime_core calls this after a rollout."""
         return {"rollout/buffer/waiting_groups": float(len(self.buffer))}
 
     def _state_dict(self) -> dict[str, Any]:

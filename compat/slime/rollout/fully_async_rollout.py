@@ -1,14 +1,14 @@
-"""`slime.rollout.fully_async_rollout.generate_rollout_fully_async`: groups are generated on while the trainer trains.
+"""`slime.rollout.fully_async_rollout.generate_rollout_fully_async`: generation continues while the trainer trains.
 
-A rollout takes the groups that were finished first; what is begun goes on over its end and over weight updates::
+A rollout takes the groups that finished first; groups in flight continue after its end and during weight updates::
 
     draw --> in flight (--sglang-server-concurrency) --> finished, in order --> the next rollout takes its batch
       ^--------- given back: aborted ---'                 `- full: nothing is drawn until some are taken
       `- while a rollout is asked for, and at its end: between rollouts the data source is being saved by another thread
 
-`--async --async-mode full` does the same within slime_core, where groups ahead are part of the checkpoint and too old
-ones are left out (`--max-staleness`); here a resumed run has lost what was in flight. One worker per process, on the
-loop of `slime.utils.async_utils`.
+`--async --async-mode full` does the same within slime_core. There, groups generated ahead are part of the checkpoint,
+and groups that are too old are dropped (`--max-staleness`); here, a resumed run has lost the groups in flight. There is
+one worker per process, on the loop of `slime.utils.async_utils`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncRolloutWorker:
-    """Draws groups and generates them, as many at once as there is room for. Lives in one event loop."""
+    """A worker that draws and generates groups, as many at once as fit. It belongs to one event loop."""
 
     def __init__(self, args: Any, data_buffer: Any, concurrency: int = 10) -> None:
-        """`concurrency`: samples at once; at least one group."""
+        """Set the limit to `concurrency` samples at once, but at least one group."""
         self.args = args
         self.data_buffer = data_buffer
         self.concurrency = max(1, concurrency // args.n_samples_per_prompt)
-        """Groups in flight, and finished ones that wait."""
+        """Limit of groups in flight, and of finished groups that wait."""
         self.running = True
         self._flights: set[asyncio.Task[Group]] = set()
         self._finished: deque[Group] = deque()
@@ -47,7 +47,7 @@ class AsyncRolloutWorker:
         self._news = asyncio.Event()
 
     def start(self) -> None:
-        """Give back what was aborted, and draw what there is room for. To be called while a rollout is asked for."""
+        """Give back aborted groups, and draw as many groups as fit. Call this during a rollout only."""
         if self._aborted:
             self.data_buffer.add_samples(self._aborted)
             self._aborted = []
@@ -64,25 +64,25 @@ class AsyncRolloutWorker:
                 flight.add_done_callback(self._landed)
 
     def stop(self) -> None:
-        """Draw nothing more, and give up what is in flight."""
+        """Stop drawing groups, and cancel the groups in flight."""
         self.running = False
         for flight in self._flights:
             flight.cancel()
 
     def queue_size(self) -> int:
-        """Finished groups that wait."""
+        """Return the number of finished groups that wait."""
         return len(self._finished)
 
     def get_completed_groups(self, limit: int | None = None) -> list[Group]:
-        """Those that were finished first, at most `limit`."""
+        """Remove and return the groups that finished first, at most `limit`."""
         number = len(self._finished) if limit is None else min(limit, len(self._finished))
         return [self._finished.popleft() for _ in range(number)]
 
     async def take(self, limit: int) -> list[Group]:
-        """At least one finished group, and at most `limit`.
+        """Wait for a finished group, and return at most `limit` finished groups.
 
         Raises:
-            Exception: What ended generation: the run's errors are not retried for ever.
+            Exception: The error that ended generation, which is not retried.
             RuntimeError: The data source has no more groups.
         """
         while True:
@@ -144,7 +144,7 @@ async def _rollout(args: Any, rollout_id: int, data_buffer: Any) -> RolloutFnTra
 def generate_rollout_fully_async(
     args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """The rollout function; evaluation is `slime.rollout.sglang_rollout`'s, beside what is in flight.
+    """Run a rollout; an evaluation runs as in `slime.rollout.sglang_rollout`, while groups are in flight.
 
     Raises:
         slime_core.errors.RolloutError: `--max-consecutive-failures` samples in a row failed.

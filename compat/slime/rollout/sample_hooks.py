@@ -1,7 +1,6 @@
-"""`slime.rollout.sample_hooks`: call the hooks of `--rollout-sample-hook-path` from a rollout function of one's own.
+"""`slime.rollout.sample_hooks`: call the hooks of `--rollout-sample-hook-path` from a custom rollout function.
 
-A hook that raises makes its sample FAILED, as everywhere in slime_core, and samples that failed or were aborted are not
-shown to hooks.
+A hook that raises makes its sample FAILED, as everywhere in slime_core. Hooks do not get failed or aborted samples.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ _current_rollout_id: int | None = None
 
 
 def set_current_rollout_id(rollout_id: int | None) -> None:
-    """What hooks that ask for `rollout_id` are told by calls that do not say."""
+    """Set the `rollout_id` that hooks get from calls without a `rollout_id`."""
     global _current_rollout_id
     _current_rollout_id = rollout_id
 
 
 async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> Any:
-    """The sample, or lists of samples in the same shape, after every hook in turn.
+    """Apply every hook in turn and return the sample, or lists of samples in the same shape.
 
     Args:
-        args: The run's settings; `rollout_sample_hook_path`.
-        value: A Sample, or (lists of) lists of them.
-        kwargs: `rollout_id` and `evaluation`, for hooks that ask for them.
+        args: The run's settings, read for `rollout_sample_hook_path`.
+        value: A Sample, or (nested) lists of samples.
+        kwargs: `rollout_id` and `evaluation`, for hooks with these parameters.
 
     Raises:
-        TypeError: Something else than samples and lists.
+        TypeError: `value` has something other than samples and lists.
         slime_core.errors.PluginError: There is no such hook.
         slime_core.errors.RolloutError: A hook returned neither a Sample nor None.
     """

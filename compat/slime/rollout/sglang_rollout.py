@@ -1,13 +1,13 @@
-"""`slime.rollout.sglang_rollout`: what users' generate and rollout functions import, over slime_core's rollout stage.
+"""`slime.rollout.sglang_rollout`: names for users' generate and rollout functions, over slime_core's rollout stage.
 
-Everything talks to the engine at `args.sglang_router_ip:args.sglang_router_port`, which `slime train` sets when a
+All functions call the engine at `args.sglang_router_ip:args.sglang_router_port`, which `slime train` sets when a
 generate or rollout function takes no `context`::
 
     generate_rollout -> slime_core.rollout.schedule (draw, filter, replace, give back)
                             -> generate_and_rm_group -> generate_and_rm -> generate -> POST /generate
 
-A sample whose function raises comes back FAILED with the reason and the run goes on, and fan-out siblings stand side by
-side in their group, not in a list of their own.
+A sample whose function raises is returned FAILED with the reason, and the run continues. Fan-out siblings are entries
+of their group, not a separate list.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from slime_core.types import RolloutFnEvalOutput, RolloutFnTrainOutput
 logger = logging.getLogger(__name__)
 
 STOP_DEADLINE = 60.0
-"""Seconds that aborted groups get to come back."""
+"""Deadline in seconds for aborted groups to end."""
 _ABORT_AGAIN = 1.0
-"""Seconds after which the engine is asked once more: a request may have been on its way the first time."""
+"""Seconds until the engine is asked to abort again: a request may have been on its way the first time."""
 
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
-    """Continue `sample.tokens` until the model stops or `max_new_tokens`, response so far included, are there.
+    """Continue `sample.tokens` until the model stops or the response, earlier tokens included, has `max_new_tokens`.
 
     Raises:
         aiohttp.ClientError, TimeoutError: The engine refused or did not answer (`slime.utils.http_utils.post`).
@@ -56,9 +56,9 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
 async def generate_and_rm(
     args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
-    """Generate one sample by its generate function, call the sample hooks, and score it (not with `--group-rm`).
+    """Generate a sample by its generate function, call the sample hooks, and score it (not with `--group-rm`).
 
-    Finished samples come back as they are; once `GenerateState.aborted` is set, the others come back ABORTED.
+    Finished samples are returned unchanged; once `GenerateState.aborted` is set, other samples are returned ABORTED.
 
     Returns:
         The sample, or the siblings of a generate function that returned a list.
@@ -79,7 +79,7 @@ async def generate_and_rm(
 async def generate_and_rm_group(
     args: Any, group: Group, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Group:
-    """`generate_and_rm` of every sample at once, then the group's reward with `--group-rm`; ordered as given."""
+    """Run `generate_and_rm` for all samples at once, then score the group with `--group-rm`; keep the order."""
     state = GenerateState(args)
     if state.aborted:
         return group
@@ -88,10 +88,10 @@ async def generate_and_rm_group(
 
 
 async def abort(args: Any, rollout_id: int) -> list[Group]:
-    """End what the engine generates and wait for `GenerateState.pendings`.
+    """Abort the engine's requests and wait for `GenerateState.pendings`.
 
     Returns:
-        With `--partial-rollout` the groups that came back, to be given to the data source; else none.
+        With `--partial-rollout` the groups to give back to the data source; otherwise none.
     """
     state = GenerateState(args)
     state.aborted = True
@@ -118,7 +118,7 @@ async def abort(args: Any, rollout_id: int) -> list[Group]:
 
 
 class _Drawn:
-    """A data source made of a `get_samples` alone; what is given back is kept for the caller."""
+    """A data source made of only `get_samples`; returned groups are kept for the caller."""
 
     def __init__(self, get_samples: Callable[[int], list[Group]]) -> None:
         self.get_samples = get_samples
@@ -131,11 +131,11 @@ class _Drawn:
 async def generate_rollout_async(
     args: Any, rollout_id: int, data_source: Callable[[int], list[Group]] | Any
 ) -> tuple[RolloutFnTrainOutput, list[Group]]:
-    """One rollout by slime_core's rules, and the groups to give back to the data source.
+    """Generate a rollout by slime_core's rules; return it with the groups to give back to the data source.
 
     Args:
         args: The run's settings.
-        rollout_id: Its number.
+        rollout_id: Number of the rollout.
         data_source: The bound method `get_samples`, as in THUDM/slime, or a data source.
     """
     drawn = _Drawn(getattr(data_source, "get_samples", data_source))
@@ -145,14 +145,14 @@ async def generate_rollout_async(
 
 
 async def eval_rollout(args: Any, rollout_id: int) -> tuple[RolloutFnEvalOutput, list[Group]]:
-    """Every evaluation data set, generated and scored; the second part is always empty."""
+    """Generate and score every evaluation data set; the second part of the result is always empty."""
     output = await _rollout(args, rollout_id, None, evaluation=True)
     assert isinstance(output, RolloutFnEvalOutput)
     return output, []
 
 
 async def eval_rollout_single_dataset(args: Any, rollout_id: int, dataset_cfg: Any) -> dict[str, dict[str, Any]]:
-    """One of `args.eval_datasets`: `{name: {"rewards", "truncated", "samples"}}`."""
+    """Evaluate a data set of `args.eval_datasets`; return `{name: {"rewards", "truncated", "samples"}}`."""
     from slime_core.data.prompts import eval_samples
     from slime_core.rollout.evaluate import eval_columns, eval_sampling_params
 
@@ -167,7 +167,7 @@ async def eval_rollout_single_dataset(args: Any, rollout_id: int, dataset_cfg: A
 def generate_rollout(
     args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """The rollout function: slime_core's own, for functions that wrap it; groups given back go to `data_source`.
+    """Run slime_core's own rollout, for functions that wrap it; groups given back go to `data_source`.
 
     Raises:
         slime_core.errors.RolloutError: See `slime_core.rollout.schedule.generate_rollout`.

@@ -1,8 +1,8 @@
-"""`slime.utils.async_utils.run`: a coroutine's result for a plain function, from a loop on a thread of its own.
+"""`slime.utils.async_utils.run`: run a coroutine from a plain function, in a loop on a separate thread.
 
-Rollout functions of THUDM/slime are plain and call this. It is one loop for the whole process, so what a coroutine
-binds to its loop (semaphores, connections) lives from rollout to rollout; and it is not the loop of the engine, which
-turns on the main thread while a plain rollout function runs beside it.
+Rollout functions of THUDM/slime are plain functions that call `run`. There is one loop for the whole process, so
+objects that a coroutine binds to its loop (semaphores, connections) live from rollout to rollout. It is not the
+engine's loop, which runs on the main thread while a plain rollout function runs on another thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime import _missing
 T = TypeVar("T")
 
 _STOP_DEADLINE = 5.0
-"""Seconds that open connections get to close when the process ends."""
+"""Seconds for open connections to close when the process ends."""
 
 
 class AsyncLoopThread:
@@ -34,10 +34,10 @@ class AsyncLoopThread:
         self.loop.run_forever()
 
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Wait for the coroutine; what it raises is raised here. Waiting is bounded by what the coroutine waits for.
+        """Run the coroutine and return its result, or raise its error; it should have deadlines of its own.
 
         Raises:
-            RuntimeError: Called on the loop's own thread, where it would wait for itself; `await` it there.
+            RuntimeError: Called on the loop's own thread, which would wait for itself; `await` the coroutine there.
         """
         if threading.current_thread() is self._thread:
             coro.close()
@@ -61,7 +61,7 @@ _lock = threading.Lock()
 
 
 def get_async_loop() -> AsyncLoopThread:
-    """The process's loop, started when first asked for."""
+    """Return the process's loop, started by the first call."""
     global _loop
     with _lock:
         if _loop is None:
@@ -71,7 +71,7 @@ def get_async_loop() -> AsyncLoopThread:
 
 
 def run(coro: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result (see `AsyncLoopThread.run`)."""
+    """Return the coroutine's result (see `AsyncLoopThread.run`)."""
     return get_async_loop().run(coro)
 
 

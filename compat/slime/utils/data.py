@@ -1,6 +1,6 @@
-"""`slime.utils.data`: a data file as samples, over slime_core's readers.
+"""Read a data file as samples with slime_core's readers (`slime.utils.data`).
 
-The run's own data source reads rows on demand; this holds all of them, as THUDM/slime's does, for functions that index
+The run's own data source reads rows on demand. `Dataset` holds all of them, as in THUDM/slime, for functions that index
 `dataset.samples`.
 """
 
@@ -15,7 +15,7 @@ from slime_core.sample import Sample
 
 
 def read_file(path: str) -> Iterator[dict[str, Any]]:
-    """The rows of a .jsonl or .parquet file, or of a slice `path@[a:b]` of one. Raises DataError naming the place."""
+    """Yield the rows of a .jsonl or .parquet file, or of a slice `path@[a:b]`. Raises DataError with the place."""
     from slime_core.data.dataset import open_rows
 
     rows = open_rows(path, origin="read_file")
@@ -27,17 +27,17 @@ def read_file(path: str) -> Iterator[dict[str, Any]]:
 
 
 class Dataset:
-    """All rows of a file as PENDING samples in `samples`; prompts over `max_length` tokens are left out.
+    """All rows of a file as PENDING samples in `samples`; prompts with more than `max_length` tokens are skipped.
 
-    A text prompt with `apply_chat_template` becomes the rendered text, as in THUDM/slime. Different here: samples have
-    their prompt ids already, and `shuffle` uses a generator of its own, so that it changes nobody else's random numbers
-    (the order of an epoch is the run's, `slime_core.data.prompts.epoch_order`, not THUDM/slime's). Images in
-    `multimodal_inputs` are texts (`slime_core.multimodal.open_image` opens one), and the processor's other inputs are
-    in `multimodal_train_inputs` already.
+    A text prompt with `apply_chat_template` becomes the rendered text, as in THUDM/slime. Differences to THUDM/slime:
+    samples already have their prompt ids. `shuffle` uses a separate generator, so that it does not change other random
+    numbers, and the order of an epoch is the run's (`slime_core.data.prompts.epoch_order`). Images in
+    `multimodal_inputs` are strings (`slime_core.multimodal.open_image` opens them), and the processor's other inputs
+    are already in `multimodal_train_inputs`.
 
     Raises:
-        DataError: A row cannot be used.
-        ConfigError: `multimodal_keys` without a processor, or other kinds than "image".
+        DataError: A row is unusable.
+        ConfigError: `multimodal_keys` without a processor, or with kinds other than "image".
     """
 
     def __init__(  # noqa: PLR0913  # THUDM/slime's

@@ -1,7 +1,8 @@
-"""`slime.utils.http_utils`: `await post(url, payload)`, `await get(url)`, and small things about hosts and ports.
+"""`slime.utils.http_utils`: `await post(url, payload)`, `await get(url)`, and helpers for hosts and ports.
 
-Only what may pass is tried again (connections that fail, 408, 429, 5xx), and all attempts together have one deadline.
-THUDM/slime repeats 60 times whatever the answer, without a deadline. Proxies of the environment are not used, as there.
+Only errors that may be temporary are retried (failed connections, 408, 429, 5xx), and all attempts share one deadline.
+THUDM/slime repeats up to 60 times after any error, without a deadline. As in THUDM/slime, proxies of the environment
+are not used.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 LONGEST_PAUSE = 5.0
 KEEP_ALIVE = 4.0
-"""Seconds; servers of ours, as uvicorn does, hang up after five idle ones."""
+"""Seconds to keep an idle connection; slime's servers, like uvicorn, close it after five idle seconds."""
 _PREFER_IPV6 = "SLIME_PREFER_IPV6"
 
 
 class _Settings:
-    """Of the process's clients; `init_http_client` sets them."""
+    """Settings of the process's HTTP clients; `init_http_client` sets them."""
 
     connections = 512
     timeout = 3600.0
@@ -39,8 +40,8 @@ _sessions: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGen
 
 
 def init_http_client(args: Any) -> None:
-    """Take the number of connections (`--sglang-server-concurrency`) and the deadline of a request
-    (`--rollout-timeout`) from the run's settings. Clients that are open already keep theirs.
+    """Set the number of connections (`--sglang-server-concurrency`) and the deadline of a request
+    (`--rollout-timeout`) from the run's settings. Open clients keep their values.
     """
     _Settings.connections = int(getattr(args, "sglang_server_concurrency", None) or _Settings.connections)
     _Settings.timeout = float(getattr(args, "rollout_timeout", None) or _Settings.timeout)
@@ -54,26 +55,26 @@ async def post(
     headers: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """The JSON that the server answers `payload` with; the text where the answer is no JSON.
+    """Send `payload` and return the JSON of the response; its text if it is not JSON.
 
     Args:
-        url: Where to.
-        payload: Sent as JSON.
-        max_retries: Attempts.
+        url: Address of the request.
+        payload: Payload, sent as JSON.
+        max_retries: Maximum number of attempts.
         action: "post", "put", "patch", "delete" or "get".
-        headers: Added to the request.
+        headers: Headers to add to the request.
         timeout: Seconds for all attempts and the pauses between them; by default `--rollout-timeout`.
 
     Raises:
-        aiohttp.ClientResponseError: The server refused, or kept failing; the message has what it said.
-        aiohttp.ClientError: It could not be reached.
+        aiohttp.ClientResponseError: The server refused, or kept failing; the message has its response.
+        aiohttp.ClientError: The server could not be reached.
         TimeoutError: Attempts and pauses took longer than the deadline.
     """
     return await _request(action, url, payload, max_retries, headers, timeout)
 
 
 async def get(url: str, max_retries: int = 60, timeout: float | None = None) -> Any:
-    """`post`'s counterpart without a payload; the same attempts, deadline and errors."""
+    """Send a GET request; attempts, deadline and errors as for `post`."""
     return await _request("get", url, None, max_retries, None, timeout)
 
 
@@ -119,17 +120,17 @@ async def _request(
 async def stream_events(
     url: str, payload: Any, *, headers: Mapping[str, str] | None = None, timeout: float | None = None
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The events that the server answers `payload` with, as they come; not tried again. Leaving it ends the request.
+    """Send `payload` and yield the events as they arrive; no retries. Closing the generator ends the request.
 
     Args:
-        url: Where to.
-        payload: Sent as JSON.
-        headers: Added to the request.
+        url: Address of the request.
+        payload: Payload, sent as JSON.
+        headers: Headers to add to the request.
         timeout: Seconds until the next bytes; by default `--rollout-timeout`.
 
     Raises:
         aiohttp.ClientResponseError: The server refused.
-        aiohttp.ClientError: It could not be reached, or the connection broke.
+        aiohttp.ClientError: The server could not be reached, or the connection broke.
         TimeoutError: No bytes in time.
     """
     import aiohttp
@@ -143,7 +144,7 @@ async def stream_events(
                 answer.request_info, answer.history, status=answer.status, message=f"POST {url}: {body}"
             )
         rest = b""
-        async for chunk in answer.content.iter_any():  # lines have no bound: an event holds all tokens so far
+        async for chunk in answer.content.iter_any():  # line length is unbounded: an event holds all tokens so far
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
@@ -159,7 +160,7 @@ def _decoded(body: bytes) -> Any:
 
 
 async def _client() -> aiohttp.ClientSession:
-    """The running loop's client; it is closed when the loop shuts its generators down, as `asyncio.run` does."""
+    """Return the running loop's client; it is closed when the loop shuts its generators down, as `asyncio.run` does."""
     import aiohttp
 
     loop = asyncio.get_running_loop()
@@ -186,7 +187,7 @@ async def _ends_with(loop: asyncio.AbstractEventLoop, client: aiohttp.ClientSess
 
 
 def wrap_ipv6(host: str) -> str:
-    """An IPv6 address in brackets, as URLs want it; anything else as it is."""
+    """Return an IPv6 address in brackets, as URLs need it, and any other host unchanged."""
     try:
         bare = host.strip("[]")
         return f"[{bare}]" if ipaddress.ip_address(bare).version == 6 else host
@@ -198,12 +199,12 @@ _wrap_ipv6 = wrap_ipv6
 
 
 def get_rollout_num_engines(args: Any) -> int:
-    """Engines behind the router: those of `--rollout-external-engine-addrs`, else one."""
+    """Return the number of engines behind the router: from `--rollout-external-engine-addrs`, else 1."""
     return len(getattr(args, "rollout_external_engine_addrs", None) or [None])
 
 
 def is_port_available(port: int) -> bool:
-    """Whether this host can listen there now."""
+    """Return whether this host can listen on the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -215,7 +216,7 @@ def is_port_available(port: int) -> bool:
 
 
 def find_available_port(base_port: int) -> int:
-    """The first free port from `base_port` on. Raises OSError when there is none."""
+    """Return the first free port from `base_port` on. Raises OSError if no port is free."""
     for port in range(base_port, 65536):
         if is_port_available(port):
             return port
@@ -223,7 +224,7 @@ def find_available_port(base_port: int) -> int:
 
 
 def get_host_info() -> tuple[str, str]:
-    """Name and address of this host; `SLIME_HOST_IP` sets the address, `SLIME_PREFER_IPV6` its family."""
+    """Return name and address of this host; `SLIME_HOST_IP` sets the address, `SLIME_PREFER_IPV6` its family."""
     name = socket.gethostname()
     given = os.environ.get("SLIME_HOST_IP")
     if given:
@@ -244,7 +245,7 @@ def get_host_info() -> tuple[str, str]:
 
 
 def terminate_process(process: BaseProcess, timeout: float = 1.0) -> None:
-    """Ask a process to end, and make it after `timeout` seconds; safe for one that has ended."""
+    """Terminate a process, and kill it after `timeout` seconds; safe for a process that has ended."""
     if not process.is_alive():
         return
     process.terminate()

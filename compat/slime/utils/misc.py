@@ -1,4 +1,4 @@
-"""`slime.utils.misc`: `load_function`, `SingletonMeta` and small things that users' functions import."""
+"""`slime.utils.misc`: `load_function`, `SingletonMeta` and small helpers that users' functions import."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @functools.cache
 def load_function(path: str) -> Any:
-    """The object that a `--*-path` flag would find under `path`: `pkg.mod.fn`, `pkg.mod:fn`, `file.py:fn`.
+    """Return the object that a `--*-path` flag would find under `path`: `pkg.mod.fn`, `pkg.mod:fn`, `file.py:fn`.
 
-    Over `slime_core.resolve("functions", path)`.
+    Calls `slime_core.resolve("functions", path)`.
 
     Raises:
-        slime_core.errors.PluginError: There is no such module, file or attribute, or importing it raised.
+        slime_core.errors.PluginError: The module, file or attribute does not exist, or importing it raised.
     """
     from slime_core.plugins.resolve import resolve
 
@@ -30,13 +30,13 @@ def load_function(path: str) -> Any:
 
 
 class SingletonMeta(type):
-    """One instance per class and process: later calls return the first one, whatever their arguments."""
+    """Metaclass of singletons per process: later calls return the first instance, whatever their arguments."""
 
     _instances: dict[type, Any] = {}  # noqa: RUF012  # shared on purpose
     _lock = threading.RLock()
 
     def __call__(cls, *args: Any, **keywords: Any) -> Any:
-        """The instance."""
+        """Return the instance, created by the first call."""
         with SingletonMeta._lock:
             if cls not in SingletonMeta._instances:
                 SingletonMeta._instances[cls] = super().__call__(*args, **keywords)
@@ -44,26 +44,26 @@ class SingletonMeta(type):
 
     @staticmethod
     def clear_all_instances() -> None:
-        """Forget every instance; tests that make several runs in a process need it."""
+        """Forget every instance, for tests that make several runs in a process."""
         SingletonMeta._instances.clear()
 
 
 class Box:
-    """Holds one object (`.inner`). THUDM/slime wraps Ray references in it; nothing here needs to."""
+    """Container of one object (`.inner`). THUDM/slime wraps Ray references in it; slime itself does not need it."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     @property
     def inner(self) -> Any:
-        """The object."""
+        """The object in the box."""
         return self._inner
 
 
 def should_run_periodic_action(
     rollout_id: int, interval: int | None, num_rollout_per_epoch: int | None = None, num_rollout: int | None = None
 ) -> bool:
-    """True after every `interval`-th rollout, each epoch and the last rollout; never without an interval."""
+    """Return True after every `interval`-th rollout, each epoch and the last rollout; False without an interval."""
     if interval is None:
         return False
     done = rollout_id + 1
@@ -73,7 +73,7 @@ def should_run_periodic_action(
 
 
 def group_by(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> dict[Any, list[Any]]:
-    """key -> items, in order of first appearance."""
+    """Return the items of each key, in order of first appearance."""
     groups: dict[Any, list[Any]] = {}
     for item in iterable:
         groups.setdefault(item if key is None else key(item), []).append(item)
@@ -81,12 +81,12 @@ def group_by(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -
 
 
 def get_current_node_ip() -> str:
-    """This host's address."""
+    """Return this host's address."""
     return get_host_info()[1]
 
 
 def get_free_port(start_port: int = 10000, consecutive: int = 1) -> int:
-    """The first of `consecutive` free ports in a row, from `start_port` on. Raises OSError when there are none."""
+    """Return the first of `consecutive` free ports in a row, from `start_port` on. Raises OSError if it finds none."""
     for port in range(start_port, 65536 - consecutive + 1):
         if all(is_port_available(p) for p in itertools.islice(itertools.count(port), consecutive)):
             return port
@@ -94,12 +94,13 @@ def get_free_port(start_port: int = 10000, consecutive: int = 1) -> int:
 
 
 def decode_int32_meta_array(meta_info: Mapping[str, Any], keys: str | Iterable[str]) -> torch.Tensor | None:
-    """[n] int32 on the CPU: what an engine's `meta_info` has under the first of `keys` that it has.
+    """Return the value of the first of `keys` that an engine's `meta_info` has, as [n] int32 on the CPU.
 
-    Base64 or bytes of little-endian int32, a tensor, an array or (nested) lists; None where it is missing or null.
+    The value may be base64 or bytes of little-endian int32, a tensor, an array or (nested) lists. Returns None if the
+    value is missing or null.
 
     Raises:
-        ValueError: The text is not base64, or its bytes are no whole numbers of int32.
+        ValueError: The text is not base64, or the number of its bytes is not a multiple of an int32.
     """
     import base64
 

@@ -1,7 +1,7 @@
-"""`slime.utils.processing_utils`: tokenizers, and images for a vision engine of the user's own.
+"""`slime.utils.processing_utils`: load tokenizers and processors, and encode images for the user's own vision engine.
 
-These are transformers' own loaders, with its downloads and its `trust_remote_code`; the run's tokenizer
-(`GenerateState(args).tokenizer`) is loaded by slime_core, which does neither.
+The loaders are those of transformers, with its downloads and its `trust_remote_code`. slime_core loads the run's
+tokenizer (`GenerateState(args).tokenizer`) without either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slime import _missing
 
 
 def load_tokenizer(name_or_path: str, chat_template_path: str | None = None, **kwargs: Any) -> Any:
-    """`transformers.AutoTokenizer.from_pretrained`, with another chat template if a file of one is named."""
+    """Call `transformers.AutoTokenizer.from_pretrained`; replace the chat template if a template file is given."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
@@ -25,21 +25,21 @@ def load_tokenizer(name_or_path: str, chat_template_path: str | None = None, **k
 
 
 def load_processor(name_or_path: str, **kwargs: Any) -> Any:
-    """`transformers.AutoProcessor.from_pretrained`; None for a model that has a tokenizer only."""
+    """Call `transformers.AutoProcessor.from_pretrained`; return None for a model that has only a tokenizer."""
     from transformers import AutoProcessor, PreTrainedTokenizerBase
 
     try:
         processor = AutoProcessor.from_pretrained(name_or_path, **kwargs)  # type: ignore[no-untyped-call]
     except (OSError, ValueError):
-        return None  # THUDM/slime's answer for text models, which have no processor's files
+        return None  # as in THUDM/slime: text models have no processor files
     return None if isinstance(processor, PreTrainedTokenizerBase) else processor
 
 
 def build_processor_kwargs(multimodal_inputs: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a processor is called with besides its text: `multimodal_inputs`, and ids as lists beside tensors.
+    """Return a processor's arguments other than the text: `multimodal_inputs`, and options for the return types.
 
-    `processor(text=prompt, **build_processor_kwargs({"images": [...]}))` answers with a list `input_ids` and arrays of
-    each kind of input as torch tensors.
+    `processor(text=prompt, **build_processor_kwargs({"images": [...]}))` returns `input_ids` as a list, and the arrays
+    of each kind of input as torch tensors.
     """
     given = dict(multimodal_inputs or {})
     kinds = {
@@ -50,7 +50,7 @@ def build_processor_kwargs(multimodal_inputs: dict[str, Any] | None = None) -> d
 
 
 def encode_image_for_rollout_engine(image: Any) -> str:
-    """A PIL image as the `data:` URL that SGLang takes (PNG)."""
+    """Encode a PIL image as a `data:` URL for SGLang (PNG)."""
     buffer = io.BytesIO()
     (image if image.mode == "RGB" else image.convert("RGB")).save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,6 +1,6 @@
-"""A reward that a frozen model of the same run gives: how likely it finds the answer, as mean log-prob of a token.
+"""A reward from a frozen model of the same run: the mean log-prob that the model gives to the response's tokens.
 
-The address is asked for in every call, since it is known only while the engine runs.
+Every call looks up the model's address, since the address is known only while the engine runs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _client = JsonClient(connections=64)
 
 
 async def reward(args: Any, sample: Sample) -> float:
-    """For many requests at a time: runs in the run's event loop."""
+    """Score a sample in the run's event loop, which allows many requests at a time."""
     answer = await _client.post(get_model_url(args, MODEL), question(sample), timeout=TIMEOUT_S)
     return mean_log_prob(answer, sample)
 
 
 def blocking(args: Any, sample: Sample) -> float:
-    """The same as a plain function, which runs in a worker process."""
+    """Score a sample like `reward`, but as a plain function, which runs in a worker process."""
     body = json.dumps(question(sample)).encode()
     request = Request(get_model_url(args, MODEL), body, {"Content-Type": "application/json"})
     with urlopen(request, timeout=TIMEOUT_S) as answer:
@@ -34,7 +34,7 @@ def blocking(args: Any, sample: Sample) -> float:
 
 
 def question(sample: Sample) -> dict[str, Any]:
-    """Body of SGLang's `POST /generate` that generates nothing and scores the response."""
+    """Return the body of SGLang's `POST /generate` that scores the response without generating."""
     return {
         "input_ids": sample.tokens,
         "sampling_params": {"temperature": 0, "max_new_tokens": 0},
@@ -44,7 +44,7 @@ def question(sample: Sample) -> dict[str, Any]:
 
 
 def mean_log_prob(answer: dict[str, Any], sample: Sample) -> float:
-    """Of the response's tokens; the entries are [log-prob, token, text]."""
+    """Return the mean log-prob of the response's tokens; the server's entries are [log-prob, token, text]."""
     if not sample.response_length:
         return 0.0
     entries = answer["meta_info"]["input_token_logprobs"][-sample.response_length :]

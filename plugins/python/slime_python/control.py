@@ -34,19 +34,19 @@ from slime_core.types import Group, Sample
 from slime_core.waits import waiting
 
 _TICK_S = 0.2
-"""Seconds between two looks at signals while the caller waits."""
+"""Seconds between two signal checks while the caller waits."""
 KEPT_VARIABLES = (PLUGIN_DIR_VARIABLE, ALLOW_VARIABLE, SAFE_VARIABLE)
-"""Environment variables that a run may set for its process."""
+"""Environment variables that a run may set in its process."""
 _training = threading.Lock()
-"""Held while a training runs: settings of torch and the plugin registry belong to the whole process."""
+"""Lock held during a training: torch's settings and the plugin registry are global to the process."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One rollout that has been trained on."""
+    """A rollout that has been trained on."""
 
     number: int
-    """Counted from 1, as the console prints it; the rollout's id is one less."""
+    """Number of the rollout, counted from 1, as on the console; the rollout's id is one less."""
     metrics: Mapping[str, float]
     """Metrics of the rollout, the training and an evaluation after it, by name."""
     groups: list[Group] = field(repr=False)
@@ -100,7 +100,7 @@ class Training:
                     raise
                 interrupted = True
         if step is None:
-            self._thread.join(_TICK_S)  # it has put the end as its last action
+            self._thread.join(_TICK_S)  # the thread puts the end as its last action
             if self._error is not None:
                 raise self._error
             if interrupted:
@@ -128,7 +128,7 @@ class Training:
     # -- as an observer of plugins, and as a hook plugin ----------------------------------------------------
 
     def resolved(self, found: Resolved) -> None:
-        """Ignore the component: only `built` is of use."""
+        """Ignore the component; only `built` is needed."""
 
     def built(self, manager: pluggy.PluginManager) -> None:
         """Register this object as a hook plugin of the run."""
@@ -143,7 +143,7 @@ class Training:
 
     @hookimpl
     def slime_step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        """Hand the step over; wait until the caller wants the next one."""
+        """Pass the step to the caller; wait until the caller requests the next step."""
         if self._stepwise:
             self._taken.clear()
             self._steps.put(Step(rollout_id + 1, dict(metrics), self._groups.pop(rollout_id, [])))
@@ -156,7 +156,7 @@ class Training:
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """Give the process its own state back after a run: threads, random numbers, garbage collection, plugins."""
+    """Restore the process's state after a run: threads, random numbers, garbage collection, plugins."""
     import numpy
     import torch
 

@@ -1,6 +1,6 @@
-"""What a worker process of rewards runs: read a call, score, write the answer (`procs/worker.py`).
+"""Main loop of a reward worker process: read a call, score, write the answer (`procs/worker.py`).
 
-Components are resolved here from their specs; only settings, samples and answers travel.
+The worker resolves components from their specs; only settings, samples and answers are sent between processes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from slime_core.procs.worker import serve
 
 
 def main(descriptor: int) -> None:
-    """Serve calls that come over the socket `descriptor`."""
+    """Serve calls from the socket `descriptor`."""
     serve(descriptor, _Worker().answer)
 
 
 class _Worker:
-    """The components of one process and the event loop for those that await."""
+    """The components of one process, and the event loop for asynchronous components."""
 
     def __init__(self) -> None:
         self._args: Any = None
         self._callers: dict[str, RewardCaller] = {}
         self._own: list[tuple[WorkerArgs, Any]] = []
-        """Settings of components with plugin options of their own, and these."""
+        """Settings with the own plugin options of some components, and the options."""
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
 
     def answer(self, message: bytes) -> bytes:
-        """The pickled (seconds, "ok", ...) or (seconds, "error", kind, text, traceback) to a pickled request."""
+        """Answer a pickled request: pickled (seconds, "ok", ...) or (seconds, "error", kind, text, traceback)."""
         began = time.perf_counter()
         try:
             request = pickle.loads(message)
@@ -53,7 +53,7 @@ class _Worker:
             return pickle.dumps((time.perf_counter() - began, "error", *problem))
 
     def start(self, args: bytes, memory_limit: float | None) -> tuple[()]:
-        """Take the run's settings."""
+        """Store the run's settings."""
         if memory_limit is not None:
             limit = int(memory_limit * 2**30)
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -61,7 +61,7 @@ class _Worker:
         return ()
 
     def update(self, changed: bytes) -> tuple[()]:
-        """Take settings that were set since."""
+        """Apply settings that have changed since `start`."""
         update_args(self._args, changed)
         for args, options in self._own:
             update_args(args, changed)
@@ -69,7 +69,7 @@ class _Worker:
         return ()
 
     def load(self, key: str, spec: str, group: bool, options: bytes) -> tuple[()]:
-        """Resolve a component and build it; `options` as `calls.Component` has them."""
+        """Resolve a component and build it; `options` has the form of `calls.Component`."""
         args = self._args
         if options:
             args = WorkerArgs(**{**vars(args), "_packed": dict(args._packed), "plugins": pickle.loads(options)})
@@ -78,7 +78,7 @@ class _Worker:
         return ()
 
     def score(self, key: str, states: bytes, evaluation: bool, seed: int) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Rewards, and where the reward changed a sample, for each what it changed."""
+        """Return the rewards, and the changes to each sample that the reward changed."""
         samples = [restore(state) for state in pickle.loads(states)]
         random.seed(seed)
         if (numpy := sys.modules.get("numpy")) is not None:
@@ -96,7 +96,7 @@ class _Worker:
             ) from error
 
     def _finished(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What it returns; the event loop, which costs more than most rewards, turns only from where it awaits."""
+        """Return the coroutine's result; run the event loop, which costs more than most rewards, only if it awaits."""
         try:
             coroutine.send(None)
         except StopIteration as done:
@@ -105,7 +105,7 @@ class _Worker:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback without slime's frames at its head."""
+    """Return the traceback without slime's frames at its head."""
     cause = error.__cause__ if isinstance(error, PluginError) and error.__cause__ is not None else error
     frames = traceback.extract_tb(cause.__traceback__)
     own = str(Path(__file__).resolve().parents[1])  # slime_core/plugins

@@ -1,12 +1,13 @@
 """Long-lived worker processes in which plain rewards run, killed and replaced when a call overruns or kills them.
 
 `launch.resolver.Resolver` makes one pool per run; `adapters.RewardCaller` hands calls to it. One thread owns each
-process: it starts it, writes calls, waits for the answers under the deadline, and kills the process with all it
-started when one does not come, so only the samples of that call are lost. A call whose process is killed by a signal is
-made once more in a fresh one, since mostly somebody else killed it.
+process: it starts it, writes calls, and waits for results until the deadline. If a result is late, it kills the process
+and all its children, so only the samples of that call are lost. A call whose process is killed by a signal is repeated
+once in a new process, since the call is rarely the cause of the kill.
 
-Calls of one turn of the event loop are handed over together. Of a component that answers fast, as many are written at
-once as take `_BATCH_S`; the process answers each as it is made, so each has its own deadline from when it begins.
+Calls made in one iteration of the event loop are passed on together. For a fast component, as many calls are written at
+once as take `_BATCH_S` together. The process sends each result when it is ready, so each call has its own deadline,
+counted from its start.
 """
 
 from __future__ import annotations
@@ -36,38 +37,38 @@ logger = logging.getLogger(__name__)
 _BATCH_S = 0.01
 """Seconds that calls written at once may take together."""
 _BATCH_CALLS = 32
-"""More make a message hardly cheaper, and all behind one that hangs wait until its deadline."""
+"""Calls per message: more would save little, and all calls behind one that hangs wait until its deadline."""
 _SLOW_S = 1.0
-"""That a call is taken to last where nothing is known, or another one has just cost its process."""
+"""Assumed seconds per call if none has been timed, or if another call has just ended its process."""
 _STOPPED = "the worker processes of rewards have been stopped"
 
 
 class WorkerPool:
-    """`size` worker processes at most, started when first needed."""
+    """A pool of at most `size` worker processes, started when first needed."""
 
     def __init__(self, args: Args, size: int, *, memory_limit: float | None = None) -> None:
-        """Nothing is started yet.
+        """Create the pool without starting a process.
 
         Args:
-            args: The run's settings; workers get them as they are when the first worker starts, and again on
+            args: The run's settings; workers get a copy when the first worker starts, and again on
                 `settings_changed`.
-            size: Processes.
-            memory_limit: GiB of address space of each, or None.
+            size: Number of processes.
+            memory_limit: Address space of each process in GiB, or None.
         """
         self.size = size
         self._args = args
         self._memory_limit = memory_limit
         self._packed: bytes | None = None
         self._coming: dict[asyncio.AbstractEventLoop, list[Call]] = {}
-        """Since the last turn of each loop."""
+        """Calls made since the last iteration of each loop."""
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._processes: set[RewardProcess] = set()
         self._components: dict[Component, None] = {}
-        """Loaded somewhere, so a replacement loads them before it is asked."""
+        """Components loaded in some process; a replacement process loads them before its first call."""
         self._seconds: dict[str, float] = {}
-        """That a call of it takes, by those so far."""
+        """Seconds per call of a component, estimated from its calls so far."""
         self._idle = 0
         self._closed = False
 
@@ -79,15 +80,17 @@ class WorkerPool:
         timeout: float | None,
         seed: int = 0,
     ) -> list[Any]:
-        """Rewards of the samples, which get what the reward changed in them; `timeout` counts running time only.
+        """Return the rewards of the samples, and copy the reward's changes into the samples.
 
-        `waits.placed` is told when a process takes the call, in another thread.
+        `timeout` counts running time only. `waits.placed` is notified, from another thread, when a process takes the
+        call.
 
         Raises:
-            DeadlineExceeded: No answer in time; the process is dead.
+            DeadlineExceeded: No result in time; the process is dead.
             WorkerDied: The process ended.
             WorkerError: The reward raised.
-            PluginError: The component cannot be loaded there, answers nonsense, or a sample cannot be sent.
+            PluginError: The component cannot be loaded in the process or returned an invalid value, or a sample cannot
+                be sent.
         """
         call = Call(component, samples, evaluation, timeout, seed, placed())
         self._submit(call)
@@ -107,13 +110,13 @@ class WorkerPool:
             self._start_thread()
 
     def settings_changed(self) -> None:
-        """Have every worker see the settings as they are now, from its next call on."""
+        """Make every worker use the current settings from its next call on."""
         with self._lock:
             if self._packed is not None:  # else the first worker packs them
                 self._packed = pack_args(self._args)
 
     def close(self) -> None:
-        """Kill every worker; calls that wait or run fail. Safe to call twice."""
+        """Kill every worker; waiting and running calls fail. Safe to call twice."""
         with self._lock:
             self._closed = True
             processes, threads = list(self._processes), list(self._threads)
@@ -164,8 +167,8 @@ class WorkerPool:
         broken = False
         while True:
             if process is None and not broken and not self._closed:
-                with contextlib.suppress(Exception):  # tried again, and reported, by the call that needs it
-                    process = self._started()  # before it is needed: the next call does not wait for an interpreter
+                with contextlib.suppress(Exception):  # the call that needs it tries again and reports the error
+                    process = self._started()  # ahead of need: the next call does not wait for an interpreter
             with self._lock:
                 self._idle += 1
             call = self._queue.get()
@@ -179,7 +182,7 @@ class WorkerPool:
             self._end(process)
 
     def _with_others(self, call: Call) -> list[Call]:
-        """The call with as many of those that wait as go with it."""
+        """Return the call, with as many waiting calls as fit into the same message."""
         calls = [call]
         share = self._queue.qsize() // max(len(self._threads), 1) + 1
         most = min(share, _BATCH_CALLS, int(_BATCH_S / self._seconds.get(call.component.key, _SLOW_S)))
@@ -195,9 +198,9 @@ class WorkerPool:
         return calls
 
     def _run(self, left: deque[Call], process: RewardProcess | None) -> tuple[RewardProcess | None, bool]:
-        """Make calls of one component; the process that is there then, and whether none could be started.
+        """Make calls of one component. Return the process in use afterwards, and whether starting one failed.
 
-        Where one overruns or ends its process, those behind it wait anew.
+        If a call overruns or ends its process, the calls behind it go back into the queue.
         """
         assert self._packed is not None
         broken = False
@@ -220,9 +223,9 @@ class WorkerPool:
                 call = left.popleft()
                 call.process = None
                 with self._lock:
-                    while left and not self._closed:  # else nobody may take them any more
+                    while left and not self._closed:  # after closing, no thread takes queued calls
                         self._queue.put(left.popleft())
-                # Whoever killed it meant the process; the call gets one more, with the same random numbers.
+                # The kill was meant for the process, not for the call: retry it once, with the same random numbers.
                 killed = isinstance(error, WorkerDied) and error.killed
                 if killed and not (call.again or call.given_up or self._closed):
                     call.again = True
@@ -237,7 +240,7 @@ class WorkerPool:
         return process, broken
 
     def _started(self) -> RewardProcess:
-        """A process that answers and has tried to load what is known. Raises DeadlineExceeded, WorkerDied."""
+        """Start a process that has tried to load the known components. Raises DeadlineExceeded, WorkerDied."""
         assert self._packed is not None
         if self._closed:
             raise WorkerDied("the run has ended")
@@ -245,7 +248,7 @@ class WorkerPool:
         with self._lock:
             self._processes.add(process)
         try:
-            if self._closed:  # close() may have looked before the process was there
+            if self._closed:  # close() may have run before the process was registered
                 raise WorkerDied("the run has ended")
             process.begin(self._packed, self._memory_limit)
             for component in list(self._components):
@@ -268,9 +271,9 @@ class WorkerPool:
 
 
 def _deliver(calls: Sequence[Call]) -> None:
-    """Have those who wait for the calls get their outcomes, all of a loop in one turn of it."""
+    """Deliver the outcomes to the waiting callers; one event loop gets all its outcomes in one iteration."""
     for loop, group in groupby(calls, key=lambda call: call.future.get_loop()):
-        with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(_settle, list(group))
 
 

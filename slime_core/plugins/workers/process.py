@@ -1,6 +1,6 @@
-"""One worker process of rewards, as the thread that owns it sees it: calls in, their outcomes out.
+"""Reward worker process, seen from the thread that owns it: send calls, receive their outcomes.
 
-`workers.pool` owns them; `workers.main` is the other side.
+`workers.pool` owns the processes; `workers.main` runs inside each process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slime_core.procs.worker import Worker
 from slime_core.types import Sample
 
 _BATCH_BYTES = 1 << 16
-"""Of all requests but the first: what a socket holds, so that neither side waits for the other to read."""
+"""Size limit of all requests after the first, in bytes: a socket's buffer, so that neither side blocks on a write."""
 
 
 @dataclass
 class Call:
-    """One call of a reward, and what became of it."""
+    """A call of a reward, and its outcome."""
 
     component: Component
     samples: Sequence[Sample]
@@ -33,23 +33,23 @@ class Call:
     begun: Callable[[], None]
     future: asyncio.Future[list[Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     process: RewardProcess | None = None
-    """Which one runs it now."""
+    """The process that runs the call now."""
     given_up: bool = False
-    """Nobody waits for it any more."""
+    """True once the caller gave up."""
     again: bool = False
-    """A process was killed while it ran."""
+    """True if a process was killed while it ran this call."""
     outcome: list[Any] | BaseException | None = None
-    """Rewards, or what went wrong."""
+    """Rewards, or the error."""
 
 
 class WorkerError(Exception):
-    """What the reward raised in its worker; subclasses carry the name of the original class."""
+    """Error that the reward raised in its worker; subclasses carry the name of the original class."""
 
     worker_traceback: str = ""
 
 
 class RewardProcess(Worker):
-    """One worker process."""
+    """A worker process that computes rewards."""
 
     def __init__(self) -> None:
         super().__init__("a worker process of rewards", "slime_core.plugins.workers.main")
@@ -57,27 +57,27 @@ class RewardProcess(Worker):
         self._args = b""
 
     def begin(self, args: bytes, memory_limit: float | None) -> None:
-        """Wait until it answers."""
+        """Start the process and wait for its first answer."""
         self._ask(("start", args, memory_limit), START_DEADLINE, "the start of a worker process")
         self._args = args
 
     def update(self, args: bytes) -> None:
-        """Bring its settings to `args`, packed by the pool; nothing to do for those it has."""
+        """Send the packed settings `args` of the pool to the process, unless it already has them."""
         if args is not self._args:
             self._ask(("update", args_changes(self._args, args)), START_DEADLINE, "new settings in a worker process:")
             self._args = args
 
     def load(self, component: Component) -> None:
-        """Resolve and build a component there, unless it has been."""
+        """Resolve and build a component in the process, unless this has been done."""
         if component not in self._loaded:
             request = ("load", component.key, component.spec, component.group, component.options)
             self._ask(request, LOAD_DEADLINE, f"loading {component.spec!r} in a worker process:")
             self._loaded.add(component)
 
     def run_all(self, calls: Sequence[Call]) -> Iterator[float]:
-        """Score calls of one component and deadline, in order, loading the component where it has not been.
+        """Score calls of one component and deadline, in order; load the component first if needed.
 
-        Yields as each has its outcome the seconds it took; raises as `ask`, of the call that comes next.
+        Yields the seconds of each call once it has its outcome. Raises as `ask`, for the next call.
         """
         calls[0].process = self
         calls[0].begun()
@@ -105,7 +105,7 @@ class RewardProcess(Worker):
             start = end
 
     def _ask(self, request: tuple[Any, ...], timeout: float | None, flag: str) -> None:
-        """Send a request and wait until it is done."""
+        """Send a request and wait for its completion."""
         try:
             answer = self.ask(request, timeout)
         except TimeoutError:
@@ -115,7 +115,10 @@ class RewardProcess(Worker):
 
 
 def _request(call: Call) -> bytes:
-    """What is sent of the call; nothing where there are no samples, or one cannot be sent, which is its outcome."""
+    """Return the bytes to send for the call.
+
+    The bytes are empty if the call has no samples, or if a sample cannot be sent; that error becomes the outcome.
+    """
     if not call.samples:
         return b""
     try:
@@ -131,7 +134,7 @@ def _request(call: Call) -> bytes:
 
 
 def _settle(call: Call, seconds: float, word: str, *rest: Any) -> float:
-    """Give the call its outcome; samples get what the reward changed in them. The seconds that it took."""
+    """Set the call's outcome, apply the reward's changes to its samples, and return the seconds that the call took."""
     if word == "ok":
         rewards, changed = rest
         for sample, fields in zip(call.samples, changed):
@@ -143,7 +146,7 @@ def _settle(call: Call, seconds: float, word: str, *rest: Any) -> float:
 
 
 def _error(kind: str, text: str, worker_traceback: str) -> Exception:
-    """An exception that reads like the one raised in the worker."""
+    """Return an exception that reads like the exception raised in the worker."""
     if kind.startswith("Plugin"):
         error: Exception = PluginError(text)
     else:

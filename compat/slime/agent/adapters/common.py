@@ -1,12 +1,12 @@
-"""`slime.agent.adapters.common.BaseAdapter`: endpoints for agents, and the samples that their talk becomes.
+"""`slime.agent.adapters.common.BaseAdapter`: endpoints for agents, and samples from their conversations.
 
-It is `slime_agent_base_url.AgentServer` before the engine's HTTP address, run by the user in a thread::
+The adapter is `slime_agent_base_url.AgentServer` in front of the engine's HTTP address, run by the user in a thread::
 
     agent --HTTP--> adapter.app (run_app_in_thread) --HTTP--> sglang_url
     generate function: open_session -> the agent runs -> await finish_session     from any event loop
 
-Every adapter has the endpoints of all three APIs; a request whose key no session was opened for is 401 (THUDM/slime
-opens one); a client's temperature has no effect, since the trainer divides by the run's.
+Every adapter has the endpoints of all three APIs. A request whose key has no open session gets 401 (THUDM/slime opens a
+session). A client's temperature has no effect, since the trainer divides by the run's.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _SAMPLING = {
     "no_stop_trim": True,
     "max_new_tokens": 4096,
 }
-"""Of a session that does not say otherwise."""
+"""Default sampling parameters of a session."""
 
 
 def flatten_content(content: Any) -> str:
     """Return the text of a message's content, which may be None, text, or a list of Anthropic's or OpenAI's blocks.
 
-    An image becomes "[image omitted]"; blocks are joined by newlines, empty ones left out.
+    An image becomes "[image omitted]"; blocks are joined by newlines, and empty blocks are skipped.
     """
     if not isinstance(content, list):
         return "" if content is None else str(content)
@@ -65,7 +65,7 @@ def _text_of_block(block: Any) -> str:
 
 
 class _Engine(RouterEngine):
-    """The engine's HTTP address; what goes wrong there is the agent's answer (502), not the end of its server."""
+    """A client of the engine's HTTP address; an engine error becomes the agent's answer (502), the server survives."""
 
     async def generate(self, *args: Any, **kwargs: Any) -> GenerationOutput:
         try:
@@ -75,15 +75,15 @@ class _Engine(RouterEngine):
 
 
 class BaseAdapter:
-    """One server for many sessions.
+    """A server for many sessions.
 
     Args:
-        tokenizer: Of the model, with its chat template.
+        tokenizer: Tokenizer of the model, with its chat template.
         sglang_url: `http://host:port` of the engine or its router.
-        tool_parser: The family that writes the tool calls (`slime plugins list --kind tool_parsers`, or SGLang's name);
-            None: the one that claims the chat template, else `hermes`.
-        reasoning_parser: SGLang's name of a family that reasons between <think> tags, which are always taken out.
-        max_turns_per_sid: Answers of a session; then 429. None: no end.
+        tool_parser: Family that writes the tool calls (`slime plugins list --kind tool_parsers`, or SGLang's name);
+            None: the parser that claims the chat template, else `hermes`.
+        reasoning_parser: SGLang's name of a family that reasons between <think> tags, which are always removed.
+        max_turns_per_sid: Largest number of answers of a session; further requests get 429. None: no limit.
         fork_threshold_tokens: See `slime_agent_base_url.SessionLimits`.
 
     Raises:
@@ -108,7 +108,7 @@ class BaseAdapter:
         self.fork_threshold_tokens = FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
         self.server = AgentServer(engine, tokenizer, parser=parser_of(tool_parser, tokenizer))
         self.app: web.Application = aiohttp_application(self.server.application(), 2 * LARGEST_BODY)
-        """To be run with `slime.agent.aiohttp_threaded.run_app_in_thread`, or by aiohttp in any other way."""
+        """Application for `slime.agent.aiohttp_threaded.run_app_in_thread`, or for aiohttp in any other way."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.app.on_startup.append(self._started)
 
@@ -118,12 +118,12 @@ class BaseAdapter:
     def open_session(
         self, sid: str, *, sampling_defaults: Mapping[str, Any] | None = None, max_context_tokens: int = 0
     ) -> None:
-        """Let requests with the key `sid` in. Raises ValueError for one that is open already.
+        """Accept requests with the key `sid`. Raises ValueError if the session is open already.
 
         Args:
             sid: The agent's API key.
             sampling_defaults: The run's sampling parameters.
-            max_context_tokens: Prompt and answer together; then answers end with "length". 0: no bound.
+            max_context_tokens: Limit of prompt plus answer; answers at the limit end with "length". 0: no limit.
         """
         limits = SessionLimits(
             max_turns=1 << 40 if self.max_turns_per_sid is None else self.max_turns_per_sid,
@@ -134,7 +134,7 @@ class BaseAdapter:
         self.server.open_session(base, {**_SAMPLING, **(sampling_defaults or {})}, key=sid, limits=limits)
 
     async def shutdown_session(self, sid: str, *, wait_timeout: float = 5.0) -> None:
-        """No more requests; those that are being answered get `wait_timeout` seconds."""
+        """Refuse further requests; open requests have `wait_timeout` seconds to end."""
         session = self.server.sessions.get(sid)
         if session is not None:
             await self._in_its_loop(self._shut_down(session, wait_timeout))
@@ -148,18 +148,18 @@ class BaseAdapter:
         extra_metadata: Mapping[str, Any] | None = None,
         wait_timeout: float = 5.0,
     ) -> list[Sample]:
-        """The session's trajectories as samples: one `rollout_id`, the whole reward each.
+        """Return the session's trajectories as samples with a common `rollout_id`, each with the whole reward.
 
         Args:
-            sid: Of `open_session`; one that is not open (any more) gives no samples.
-            base_sample: What they are copies of but for the response; None: an empty sample.
-            reward: Of the run.
-            extra_metadata: Added to their metadata, besides `truncated`, `use_tool` and `ill_formed`.
-            wait_timeout: Seconds that requests get to end.
+            sid: Key given to `open_session`; a session that is not open gives no samples.
+            base_sample: Sample to copy everything but the response from; None: an empty sample.
+            reward: Reward of the run.
+            extra_metadata: Entries added to the samples' metadata, besides `truncated`, `use_tool` and `ill_formed`.
+            wait_timeout: Seconds that open requests have to end.
 
         Returns:
-            No samples for a session in which nothing was sampled (the log says why); one ABORTED sample where the
-            engine interrupted it.
+            No samples for a session in which nothing was sampled (the log has the reason); one ABORTED sample if the
+            engine interrupted the session.
         """
         await self.shutdown_session(sid, wait_timeout=wait_timeout)
         session = self.server.sessions.pop(sid, None)
@@ -181,7 +181,7 @@ class BaseAdapter:
         return samples
 
     async def drop_session(self, sid: str, *, wait_timeout: float = 5.0) -> None:
-        """End it; what was sampled is lost."""
+        """End the session and discard its samples."""
         await self.shutdown_session(sid, wait_timeout=wait_timeout)
         self.server.sessions.pop(sid, None)
 
@@ -193,7 +193,7 @@ class BaseAdapter:
         await self.server.close_session(session.key)
 
     async def _in_its_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run what belongs to the server's event loop there."""
+        """Run a coroutine in the server's event loop."""
         if self._loop is None or self._loop is asyncio.get_running_loop() or self._loop.is_closed():
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))

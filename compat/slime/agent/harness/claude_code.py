@@ -1,4 +1,4 @@
-"""`slime.agent.harness.claude_code`: Claude Code without questions, before an `AnthropicAdapter`."""
+"""`slime.agent.harness.claude_code`: run Claude Code without prompts against an `AnthropicAdapter`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime.agent.sandbox import Sandbox
 
 
 class ClaudeCodeHarness(BaseHarness):
-    """`claude -p PROMPT`."""
+    """A harness that runs `claude -p PROMPT`."""
 
     name = "claude_code"
     executable = "claude"
@@ -20,13 +20,13 @@ class ClaudeCodeHarness(BaseHarness):
     extra_envs_env = "SLIME_AGENT_CC_EXTRA_ENVS"
 
     async def write_config(self, sb: Sandbox, ctx: HarnessContext) -> None:
-        """Its first questions, answered."""
+        """Write settings that answer the program's first-start questions."""
         answered = json.dumps({"hasCompletedOnboarding": True, "bypassPermissionsModeAccepted": True})
         for path in (f"{ctx.home}/.claude.json", f"{ctx.home}/.claude/settings.json"):
             await sb.write_file(path, answered)
 
     def command(self, ctx: HarnessContext, prompt: str) -> tuple[str, Mapping[str, str]]:
-        """One prompt, every tool allowed, events as JSON."""
+        """Return the command for one prompt, with every tool allowed and events as JSON."""
         flags = "--permission-mode bypassPermissions --output-format stream-json --verbose"
         return f"claude -p {shlex.quote(prompt)} {flags}", {
             "ANTHROPIC_BASE_URL": ctx.adapter_url,
@@ -38,7 +38,7 @@ class ClaudeCodeHarness(BaseHarness):
 
 
 CLAUDE_CODE = ClaudeCodeHarness()
-"""The one that there need be."""
+"""Shared instance of the harness."""
 
 __all__ = ["CLAUDE_CODE", "ClaudeCodeHarness"]
 __getattr__ = _missing.names(__name__)

@@ -1,4 +1,4 @@
-"""`slime.agent.harness.codex`: Codex without questions, before an `OpenAIAdapter`."""
+"""`slime.agent.harness.codex`: non-interactive Codex that calls an `OpenAIAdapter`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime.agent.sandbox import Sandbox
 
 
 class CodexHarness(BaseHarness):
-    """`codex exec PROMPT`."""
+    """The harness of `codex exec PROMPT`."""
 
     name = "codex"
     executable = "codex"
@@ -19,7 +19,7 @@ class CodexHarness(BaseHarness):
     extra_envs_env = "SLIME_AGENT_CODEX_EXTRA_ENVS"
 
     async def write_config(self, sb: Sandbox, ctx: HarnessContext) -> None:
-        """The address has to stand in its file: variables are for OpenAI's own."""
+        """Write the server's address to Codex's configuration file; its variables only apply to OpenAI's servers."""
         lines = [
             f'model = "{ctx.model_label}"',
             'model_provider = "slime"',
@@ -32,7 +32,7 @@ class CodexHarness(BaseHarness):
         await sb.write_file(f"{ctx.home}/.codex/config.toml", "\n".join(lines) + "\n")
 
     def command(self, ctx: HarnessContext, prompt: str) -> tuple[str, Mapping[str, str]]:
-        """One prompt; the sandbox isolates, so its own is off."""
+        """Return the command for one prompt; Codex's own sandbox is off, since slime's sandbox isolates it."""
         flags = "--skip-git-repo-check --dangerously-bypass-approvals-and-sandbox --json"
         return f"codex exec {flags} {shlex.quote(prompt)}", {
             "OPENAI_API_KEY": ctx.session_id,
@@ -42,7 +42,7 @@ class CodexHarness(BaseHarness):
 
 
 CODEX = CodexHarness()
-"""The one that there need be."""
+"""The shared instance of the harness."""
 
 __all__ = ["CODEX", "CodexHarness"]
 __getattr__ = _missing.names(__name__)

@@ -1,6 +1,6 @@
-"""`slime.agent.harness.common.BaseHarness`: configure a program in a sandbox, run it, and tell how it ended.
+"""`slime.agent.harness.common.BaseHarness`: configure a program in a sandbox, run it, and return its exit status.
 
-The program is not installed here. It has to be in the sandbox (a `LocalSandbox` has this machine's programs), and a
+The program is not installed here. It must exist in the sandbox (a `LocalSandbox` has this machine's programs). A
 sandbox without network reaches the adapter only through `SandboxLimits.endpoints`.
 """
 
@@ -19,19 +19,19 @@ from slime.agent.sandbox import Sandbox, SandboxError, ensure_agent_user, exec_a
 from slime_core.errors import ConfigError
 
 HOME = "agent-home"
-"""The program's home, below its working directory: its settings are written there."""
+"""Name of the program's home below its working directory, which holds its settings."""
 
 
 @dataclass(frozen=True)
 class HarnessContext:
-    """One run of a harness."""
+    """Settings of one run of a harness."""
 
     workdir: str
-    """In the sandbox."""
+    """Working directory in the sandbox."""
     session_id: str
-    """The API key, of `adapter.open_session`."""
+    """API key from `adapter.open_session`."""
     adapter_url: str
-    """As programs in the sandbox reach it, without `/v1`."""
+    """URL of the adapter for programs in the sandbox, without `/v1`."""
     model_label: str = "slime-actor"
 
     @property
@@ -41,20 +41,20 @@ class HarnessContext:
 
 
 class BaseHarness(ABC):
-    """A coding agent with a command line."""
+    """Base class of coding agents with a command line."""
 
     name: ClassVar[str] = ""
     executable: ClassVar[str] = ""
     extra_args_env: ClassVar[str] = ""
-    """Variable of this process: added to the command line."""
+    """Environment variable of this process whose value is added to the command line."""
     extra_envs_env: ClassVar[str] = ""
-    """Variable of this process: a JSON object of variables for the program."""
+    """Environment variable of this process with a JSON object of variables for the program."""
 
     async def install_cli(self, sb: Sandbox) -> None:
-        """See that the program is there.
+        """Check that the program exists.
 
         Raises:
-            SandboxError: It is not.
+            SandboxError: The program does not exist.
         """
         code, _, _ = await sb.exec(f"command -v {self.executable}", timeout=60)
         if code:
@@ -69,13 +69,13 @@ class BaseHarness(ABC):
 
     @abstractmethod
     def command(self, ctx: HarnessContext, prompt: str) -> tuple[str, Mapping[str, str]]:
-        """The command line, and its variables."""
+        """Return the command line and its environment variables."""
 
     async def launch_and_wait(self, sb: Sandbox, ctx: HarnessContext, prompt: str, time_budget_sec: float) -> int:
-        """Run the program; its exit status, or `EXIT_TIME_BUDGET_EXCEEDED`.
+        """Run the program and return its exit status, or `EXIT_TIME_BUDGET_EXCEEDED`.
 
         Raises:
-            ConfigError: The variable of additional variables is no JSON object.
+            ConfigError: The value of `extra_envs_env`'s variable is not a JSON object.
             SandboxError: The sandbox is gone.
         """
         line, variables = self.command(ctx, prompt)
@@ -105,7 +105,7 @@ class BaseHarness(ABC):
         time_budget_sec: float,
         prompt: str,
     ) -> int:
-        """Configure and run it; its exit status. Raises as `launch_and_wait`."""
+        """Configure and run the program and return its exit status. Raises as `launch_and_wait`."""
         await ensure_agent_user(sb, workdir)
         ctx = HarnessContext(workdir, session_id, adapter_url)
         await sb.exec(f"mkdir -p {shlex.quote(ctx.home)}", timeout=60, check=True)

@@ -1,9 +1,9 @@
-r"""`slime.rollout.rm_hub`: score samples from a function of one's own, with any reward slime-rl knows.
+r"""`slime.rollout.rm_hub`: score samples in user code, with any reward of slime-rl.
 
-`async_rm` and `batched_async_rm` choose as slime_core does: a sample's own `custom_rm_path`, then its row's, then the
-row's `rm_type`, then `--custom-rm-path`, then `--rm-type`. A name is any installed reward (`slime plugins list --kind
-rewards`), not one of a fixed list, and its plugin runs on a thread here, not in a worker process, so a grader that
-overruns `--rm-timeout` is given up and not killed.
+`async_rm` and `batched_async_rm` choose the reward as slime_core does: a sample's own `custom_rm_path`, then its row's,
+then the row's `rm_type`, then `--custom-rm-path`, then `--rm-type`. The name may be any installed reward (`slime
+plugins list --kind rewards`). Its plugin runs on a thread here, not in a worker process, so a grader that exceeds
+`--rm-timeout` is abandoned, not killed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from slime_core.plugins.adapters import RewardCaller
 
 _CALLERS: OrderedDict[tuple[int, str], tuple[Any, RewardCaller]] = OrderedDict()
-"""(id of the settings, spec) -> the settings, which keeps the id theirs, and the caller."""
+"""(id of the settings, spec) -> the settings, kept so that the id stays theirs, and the caller."""
 _KEPT = 64
 _LOCK = threading.Lock()
 
 
 def scorer(args: Any, spec: str, origin: str = "slime.rollout.rm_hub") -> RewardCaller:
-    """The reward that `spec` names, ready to be called. Raises slime_core.errors.PluginError."""
+    """Return the reward called `spec`, ready to be called. Raises slime_core.errors.PluginError."""
     from slime_core.plugins.adapters import RewardCaller
     from slime_core.plugins.resolve import absolute_spec, resolve
 
@@ -53,7 +53,7 @@ def scorer(args: Any, spec: str, origin: str = "slime.rollout.rm_hub") -> Reward
 
 
 def spec_of(args: Any, sample: Sample) -> str:
-    """What the sample is scored by. Raises LookupError when nothing says so."""
+    """Return the spec of the sample's reward. Raises LookupError if none is set."""
     own = sample.custom_rm_path or sample.metadata.get("custom_rm_path") or sample.metadata.get("rm_type")
     spec = own or getattr(args, "custom_rm_path", None) or getattr(args, "rm_type", None)
     if not spec:
@@ -62,26 +62,26 @@ def spec_of(args: Any, sample: Sample) -> str:
 
 
 async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
-    """The sample's reward: a number, or a mapping for `--reward-key`.
+    """Return the sample's reward: a number, or a mapping for `--reward-key`.
 
     Args:
         args: The run's settings.
         sample: A finished sample; it is not changed.
-        kwargs: `evaluation` is handed on; others are THUDM/slime's and unused.
+        kwargs: `evaluation` is passed on; other arguments of THUDM/slime are ignored.
 
     Raises:
-        LookupError: No reward is named anywhere.
-        slime_core.errors.PluginError: There is no such reward, or it answered nonsense.
-        Exception: What the reward raised.
+        LookupError: No reward is set.
+        slime_core.errors.PluginError: The reward does not exist, or returned an invalid value.
+        Exception: Any exception of the reward.
     """
     (reward,) = await scorer(args, spec_of(args, sample)).score([sample], bool(kwargs.get("evaluation", False)))
     return reward
 
 
 async def batched_async_rm(args: Any, samples: list[Sample], **kwargs: Any) -> list[Any]:
-    """The samples' rewards in order, in one call per reward function that takes several samples.
+    """Return the samples' rewards in order; a reward function that takes several samples is called once.
 
-    Arguments and errors as for `async_rm`; a sample's own `custom_rm_path` counts here as well.
+    Arguments and errors are those of `async_rm`; a sample's own `custom_rm_path` is used here as well.
     """
     evaluation = bool(kwargs.get("evaluation", False))
     by_spec: dict[str, list[int]] = {}
@@ -100,10 +100,10 @@ async def batched_async_rm(args: Any, samples: list[Sample], **kwargs: Any) -> l
 
 
 async def remote_rm(args: Any, sample: Sample, max_retries: int = 10) -> Any:
-    """What the service at `args.rm_url` answers to prompt, response and label: the plugin `slime-reward-remote`.
+    """Score prompt, response and label with the service at `args.rm_url`, by the plugin `slime-reward-remote`.
 
     Raises:
-        ValueError: Another number of retries; it is the plugin's option `plugins.remote_rm.attempts`.
+        ValueError: `max_retries` is not 10; set the plugin's option `plugins.remote_rm.attempts` instead.
     """
     if max_retries != 10:
         raise ValueError("remote_rm: set plugins.remote_rm.attempts in the run's YAML instead of max_retries")
@@ -112,7 +112,7 @@ async def remote_rm(args: Any, sample: Sample, max_retries: int = 10) -> Any:
 
 
 def extract_boxed_answer(solution: str) -> str | None:
-    r"""What the last `\boxed{...}` holds; None without one that closes (`slime_core.last_boxed`)."""
+    r"""Return the content of the last `\boxed{...}`; None if no box is closed (`slime_core.last_boxed`)."""
     return last_boxed(solution)
 
 

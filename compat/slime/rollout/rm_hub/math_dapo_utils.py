@@ -13,13 +13,13 @@ from slime.rollout.rm_hub.math_utils import last_boxed_only_string
 from slime_core.plugins.boxed import last_boxed
 
 _TAIL = 100
-"""Characters at the end that the strict check reads, as DAPO's does."""
+"""Number of final characters that the strict check reads, as in DAPO."""
 
 
 def compute_score(
     solution_str: str, ground_truth: Any, strict_box_verify: bool = False, pause_tokens_index: list[int] | None = None
 ) -> dict[str, Any]:
-    r"""`score` (+1.0 or -1.0), `acc` and `pred` of the last `Answer:` in the last 300 characters.
+    r"""Return `score` (+1.0 or -1.0), `acc` and `pred` of the last `Answer:` in the last 300 characters.
 
     Args:
         solution_str: The response.
@@ -43,13 +43,13 @@ def compute_score(
 def verify(
     solution_str: str, answer: str, strict_box_verify: bool = False, pause_tokens_index: list[int] | None = None
 ) -> tuple[bool, str | None]:
-    """Whether the solution's answer is right, and that answer. Arguments and errors as for `compute_score`."""
+    """Return whether the solution's answer is right, and the answer. Arguments and errors as for `compute_score`."""
     found = compute_score(solution_str, answer, strict_box_verify, pause_tokens_index)
     return bool(found["acc"]), found["pred"]
 
 
 def remove_boxed(s: str) -> str:
-    r"""What stands in a text that is one `\boxed{...}`. Raises AssertionError for another text."""
+    r"""Return the content of a text that is one `\boxed{...}`. Raises AssertionError for another text."""
     content = math_utils.remove_boxed(s)
     if content is None:
         raise AssertionError(f"no \\boxed{{...}}: {s}")
@@ -57,19 +57,19 @@ def remove_boxed(s: str) -> str:
 
 
 def normalize_final_answer(final_answer: str) -> str:
-    """The spelling that is compared. Raises ImportError."""
+    """Return the normalized answer, which is compared. Raises ImportError."""
     normalized: str = _dapo("normalize_final_answer").normalized(final_answer)
     return normalized
 
 
 def is_correct_minerva(solution_str: str, gt: str) -> tuple[bool, str]:
-    """Whether the last `Answer:` is the ground truth, and the answer found ("[INVALID]" without one)."""
+    """Return whether the last `Answer:` is the ground truth, and the answer found ("[INVALID]" without one)."""
     found = _dapo("is_correct_minerva").score(solution_str, gt)
     return bool(found["acc"]), str(found["pred"])
 
 
 def is_correct_strict_box(pred: str, gt: str) -> tuple[int, str | None]:
-    r"""1 when the `\boxed{...}` in the last 100 characters is spelt as the ground truth, else -1; and its content."""
+    r"""Return 1 if the last 100 characters have the ground truth in `\boxed{...}`, else -1, and the box's content."""
     content = last_boxed(pred[-_TAIL:])
     return (1 if content == gt else -1), content
 

@@ -1,4 +1,4 @@
-"""One request of a session, from messages to a recorded turn: the front's `Desk` of agents.
+"""Answer a request of a session, from messages to a recorded turn: the front's `Desk` for agents.
 
 ::
 
@@ -6,8 +6,8 @@
     pieces     engine.stream or engine.generate, text as it becomes known     (client gone: engine.abort)
     finished   node in the tree; it counts once the client has the answer (`ended`)
 
-The node is there before the answer is sent, since the client's next request may come before the server knows that the
-last byte has left; `ended` takes it out again when the client was gone.
+The node is added before the answer is sent, because the client's next request may arrive before the server knows that
+the last byte was sent. `ended` removes the node again if the client had disconnected.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _CONSTRAINTS = ("json_schema", "regex")
 
 @dataclass(eq=False)
 class Turned:
-    """A request that is being answered; an `Asked`."""
+    """A request that is being answered; it implements `Asked`."""
 
     session: Session
     wanted: Wanted
     place: Place
     prompt: Prompt
     ids: list[int]
-    """Of the prompt."""
+    """Token ids of the prompt."""
     rid: str
     params: dict[str, Any]
     room: int
@@ -60,12 +60,12 @@ class Turned:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of its prompt."""
+        """Number of tokens of the prompt."""
         return len(self.ids)
 
 
 class AgentDesk:
-    """Answers requests of all sessions with one engine."""
+    """Answer requests of all sessions with one engine."""
 
     def __init__(
         self,
@@ -76,18 +76,18 @@ class AgentDesk:
         model_name: str,
         context: int,
     ) -> None:
-        """`context`: tokens, a bound on the conversations that are rendered."""
+        """Create the desk. `context` is the maximum number of tokens of a conversation that is rendered."""
         self.engine, self.writer, self.reader = engine, writer, reader
         self.sessions, self.model_name, self.context = sessions, model_name, context
         self._threads: DeadlineThreads | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def about(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return an empty mapping."""
         return {}
 
     def caller(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Session:
-        """The session of a request. Raises Refused with 401."""
+        """Return the session of a request. Raises Refused with 401."""
         key = session_key(headers, body)
         session = self.sessions.get(key or "")
         if session is None:
@@ -96,10 +96,10 @@ class AgentDesk:
         return session
 
     async def begin(self, caller: Session, wanted: Wanted) -> list[Turned]:
-        """Make the engine's request.
+        """Prepare the engine's request.
 
         Raises:
-            BadRequest: Messages that cannot be rendered, tools without a parser, or a wish that training cannot grant.
+            BadRequest: The messages cannot be rendered, tools have no parser, or training does not support an option.
             Refused: The session takes no more requests.
         """
         await loop_turn()
@@ -137,7 +137,7 @@ class AgentDesk:
         return place, prompt
 
     async def count(self, caller: Session, wanted: Wanted) -> int:
-        """Tokens of the prompt that the same request would make. Raises BadRequest."""
+        """Return the number of prompt tokens of the same request. Raises BadRequest."""
         check_conversation(wanted, self.context)
         place = caller.tree.find(wanted.messages, wanted.tools)
         return await self.threads.call(
@@ -146,12 +146,12 @@ class AgentDesk:
 
     @property
     def threads(self) -> DeadlineThreads:
-        """Made in the loop that asks."""
+        """Threads for work with a deadline, created in the event loop that first uses them."""
         self._threads = self._threads or DeadlineThreads()
         return self._threads
 
     async def pieces(self, asked: Turned) -> AsyncGenerator[Piece, None]:
-        """Ask the engine; yields text of a streamed request as it is known. `asked.answer` is set at the end.
+        """Generate, and yield the text of a streamed request as it arrives. `asked.answer` is set at the end.
 
         Raises:
             EngineError: The engine refused the request or stopped answering.
@@ -193,12 +193,12 @@ class AgentDesk:
     def _read(
         self, wanted: Wanted, output: GenerationOutput, skips: bool, opened: bool
     ) -> tuple[str | None, ParsedTurn]:
-        """The whole answer: what stopped it, and what it says."""
+        """Return the whole answer: its text and calls, and the reason why it stopped."""
         text, stop_match = self.reader.text(output, skips, wanted.stop)
         return stop_match, self.reader.parse(text, wanted.tools, opened)
 
     async def _outputs(self, asked: Turned) -> AsyncGenerator[GenerationOutput, None]:
-        """The engine's answers so far, the last one finished; ends the engine's request when it is left."""
+        """Yield the engine's answers so far, the last one finished; end the engine's request on an early exit."""
         ids, finished = asked.ids, False
         session = asked.session
         what = waiting("an answer for an agent", deadline=None, then="--rollout-timeout ends the sample")
@@ -222,7 +222,7 @@ class AgentDesk:
             raise
 
     def _abort(self, rid: str) -> None:
-        """End a request that nobody waits for; not awaited, as its handler is being cancelled."""
+        """Abort a request whose client has gone; not awaited, because its handler is being cancelled."""
         task = asyncio.ensure_future(self.engine.abort(rid))
         self._aborts.add(task)
         task.add_done_callback(self._aborted)
@@ -233,12 +233,12 @@ class AgentDesk:
             logger.warning("a request whose client was gone could not be ended: %s", task.exception())
 
     def works(self, caller: Session, task: asyncio.Task[Any]) -> None:
-        """Closing the session ends it."""
+        """Add the task to the session, so that closing the session ends the task."""
         caller.running.add(task)
         task.add_done_callback(caller.running.discard)
 
     def finished(self, caller: Session, asked: Turned, response: str) -> None:
-        """Put the answer into the tree, to be followed up; it does not count before `ended`."""
+        """Add the answer to the tree so that later requests can continue it; it does not count before `ended`."""
         answer, output = asked.answer, asked.output
         assert answer is not None, "finished comes after pieces"
         assert output is not None, "finished comes after pieces"
@@ -252,7 +252,7 @@ class AgentDesk:
         asked.node = caller.tree.add(asked.place, asked.wanted.messages, answer.message, turn)
 
     def ended(self, caller: Session, asked: Sequence[Turned], delivered: bool) -> None:
-        """The client has the answer; or not: unless it went on from it meanwhile, it was never given."""
+        """Mark the answer as delivered, or remove an undelivered answer unless the client has continued it already."""
         (turned,) = asked
         if not delivered:
             caller.counts["disconnected"] += 1
@@ -264,7 +264,7 @@ class AgentDesk:
             caller.give_back()
 
     def refused(self, caller: Session, asked: Sequence[Turned], problem: Exception) -> int:
-        """502 for what the engine says; noted in the session, which gets its turn back."""
+        """Return the HTTP status of a problem (502 for an engine error), note it and give the session its turn back."""
         status = 400 if isinstance(problem, BadRequest) else getattr(problem, "status", None) or 502
         caller.errors.append(f"{status}: {problem}")
         for _ in asked:
@@ -273,7 +273,7 @@ class AgentDesk:
 
 
 def _params(session: Session, wanted: Wanted, number: int) -> dict[str, Any]:
-    """The session's sampling parameters, with what of the request has an effect."""
+    """Return the session's sampling parameters, updated with the parameters of the request that have an effect."""
     params = dict(session.sampling_params)
     for name, value in wanted.sampling.items():
         if name not in ("temperature", "top_p"):
@@ -287,17 +287,17 @@ def _params(session: Session, wanted: Wanted, number: int) -> dict[str, Any]:
         params["stop"] = [*([own] if isinstance(own, str) else own), *wanted.stop]
     if params.get("sampling_seed") is not None:
         digest = hashlib.blake2b(repr((params["sampling_seed"], number)).encode(), digest_size=4).digest()
-        params["sampling_seed"] = int.from_bytes(digest, "little") >> 1  # the same question twice: other answers
+        params["sampling_seed"] = int.from_bytes(digest, "little") >> 1  # repeated questions get different answers
     return params
 
 
 def _first_prompt(place: Place, length: int) -> int:
-    """Tokens of the first prompt of the conversation that a request of `length` tokens goes on with."""
+    """Return the tokens of the first prompt of a conversation; `length` if the request begins the conversation."""
     first = next((node.turn for node in place.nodes if node.turn is not None), None)
     return length if first is None else len(first.prompt.ids)
 
 
 def _nothing(asked: Turned) -> GenerationOutput:
-    """The answer when there is no room for one."""
+    """Return the empty answer to a request without room for an answer."""
     meta = {"finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(asked.ids)}
     return GenerationOutput([], [], "", meta)

@@ -1,8 +1,8 @@
-"""Runs an unmodified agent program for one sample: a session, a sandbox, a deadline, a test, and samples.
+"""Run an unmodified agent program for one sample: a session, a sandbox, a deadline, a test, and samples.
 
-The generator `agent` calls `run_agent`. How the program ends says nothing about the reward. A program that crashed or
-ran out of time is tested like any other, since it may have done its work; how it ended is in
-`metadata["agent"]["program"]`. Only an interruption by the framework discards what was sampled.
+The generator `agent` calls `run_agent`. The reward does not depend on the program's exit status. A program that crashed
+or ran out of time is tested like any other, since it may have done its work; `metadata["agent"]["program"]` has its
+exit status. Only an interruption by the framework discards sampled tokens.
 
 ::
 
@@ -37,50 +37,50 @@ from slime_core.types import Sample
 from slime_core.waits import loop_turn, waiting, within
 
 PORT_INSIDE = 8790
-"""Of the endpoints, on the loopback inside a sandbox."""
+"""Port of the endpoints on the loopback interface inside a sandbox."""
 TASK_FILE = "task.json"
-"""In the sandbox's working directory: `prompt` and `metadata` of the row, without its label."""
+"""File in the sandbox's working directory with the row's `prompt` and `metadata`, without its label."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 Program: TypeAlias = Callable[..., Awaitable[Any]]
 """`async fn(args, sample, *, base_url, api_key, sandbox)`."""
 SandboxMaker: TypeAlias = Callable[..., "tuple[Sandbox, str]"]
-"""`fn(args, sample, url) -> (sandbox, url as programs inside reach it)`; the sandbox is entered by the harness."""
+"""`fn(args, sample, url) -> (sandbox, url for programs inside it)`; the harness enters the sandbox."""
 
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """What is run for a sample, and how it is scored."""
+    """The program to run for a sample, its limits, and its scoring."""
 
     command: str | None = None
     """Shell command line, run in the sandbox."""
     program: str | None = None
-    """Instead of it, a path to `async fn(args, sample, *, base_url, api_key, sandbox)`, called in this process."""
+    """Path to `async fn(args, sample, *, base_url, api_key, sandbox)`, called in this process instead of `command`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Path in the sandbox -> file of this machine."""
+    """Path in the sandbox -> file on this machine."""
     env: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 600.0
-    """Seconds of the program."""
+    """Seconds that the program may run."""
     test_command: str | None = None
-    """Run in the same sandbox once the program has ended; None: the run's reward scores the samples."""
+    """Test command, run in the same sandbox after the program; None: the run's reward scores the samples."""
     test_files: Mapping[str, str] = field(default_factory=dict)
-    """Like `files`, written just before the test: the program never sees them."""
+    """Like `files`, but written just before the test, so the program never sees them."""
     test_timeout: float = 60.0
-    """Seconds."""
+    """Seconds that the test may run."""
     reward: Literal["exit_code", "printed"] = "exit_code"
-    """1.0 for exit status 0, else 0.0; or the number that ends the test's last line."""
+    """Reward of the test: 1.0 for exit status 0, else 0.0; or the number at the end of the test's last line."""
     limits: SessionLimits = field(default_factory=SessionLimits)
     sandbox: SandboxLimits = field(default_factory=SandboxLimits)
     isolation: str = "require"
     sandbox_path: str | None = None
-    """Another sandbox: a path to a `SandboxMaker`."""
+    """Path to a `SandboxMaker` that replaces the default sandbox."""
     log_characters: int = 4000
-    """Of each output that are kept with the sample: the last ones."""
+    """Number of characters kept with the sample from the end of each output."""
 
 
 @asynccontextmanager
 async def serving(args: Args, context: GenerateContext) -> AsyncIterator[AgentServer]:
-    """The endpoints of this event loop's engine; started by the first who asks, stopped when the last one leaves."""
+    """Yield the endpoints of this event loop's engine; the first user starts them, the last user stops them."""
     shared = _shared.setdefault(asyncio.get_running_loop(), {}).setdefault(id(context.engine), _Shared())
     shared.users += 1
     try:
@@ -107,7 +107,7 @@ async def serving(args: Args, context: GenerateContext) -> AsyncIterator[AgentSe
 
 
 class _Shared:
-    """One server and how many use it."""
+    """A server and its number of users."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -121,16 +121,16 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Shared]] = Weak
 async def run_agent(
     args: Args, sample: Sample, sampling_params: Mapping[str, Any], context: GenerateContext, plan: AgentPlan
 ) -> list[Sample]:
-    """Run the program once, and test what it did.
+    """Run the program once, then the test.
 
     Returns:
-        The trajectories of the run, which share a `rollout_id` and have the test's reward each; one FAILED sample when
-        the program got no answer from the policy; one ABORTED sample, without response, when the framework interrupted.
+        The trajectories of the run, which share a `rollout_id` and each have the test's reward. One FAILED sample if
+        the program got no answer from the policy. One ABORTED sample, without response, if the framework interrupted.
 
     Raises:
         ConfigError: The plan has no program, or two.
         PluginError: `program` or `sandbox_path` cannot be loaded.
-        SandboxError: The sandbox could not be started, or is gone.
+        SandboxError: The sandbox could not be started, or has ended.
     """
     if (plan.command is None) == (plan.program is None):
         raise ConfigError("agent: give `command` (run in a sandbox) or `program` (a Python function), one of them")
@@ -162,13 +162,13 @@ async def run_agent(
 
 @lru_cache(maxsize=64)
 def _loaded(path: str, origin: str) -> Callable[..., Any]:
-    """A user's function; found once, not for each sample."""
+    """Return a user's function; it is loaded once, not for each sample."""
     found: Callable[..., Any] = resolve("functions", path, origin=origin).obj
     return found
 
 
 def _sandbox(args: Args, sample: Sample, server: AgentServer, plan: AgentPlan) -> tuple[Sandbox, str]:
-    """The sandbox, not entered, and the endpoints' URL inside it."""
+    """Return the sandbox, not yet entered, and the endpoints' URL inside it."""
     if plan.sandbox_path is not None:
         maker: SandboxMaker = _loaded(plan.sandbox_path, "agent: sandbox_path")
         made: tuple[Sandbox, str] = maker(args, sample, server.url)
@@ -190,12 +190,12 @@ def _task(sample: Sample) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold of a row's metadata."""
+    """Return a row's metadata as plain JSON values; other values become strings."""
     return json.loads(json.dumps(value, default=str))
 
 
 def environment(url: str, key: str) -> dict[str, str]:
-    """The variables by which the clients of both vendors find the endpoints."""
+    """Return the environment variables by which the clients of both vendors find the endpoints."""
     return {
         "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key,
@@ -206,7 +206,7 @@ def environment(url: str, key: str) -> dict[str, str]:
 async def _program(
     args: Args, sample: Sample, sandbox: Sandbox, url: str, session: Session, plan: AgentPlan
 ) -> dict[str, Any]:
-    """Run it to its end or its deadline; how it ended, for the sample's metadata."""
+    """Run the program to its end or its deadline; return its exit information for the sample's metadata."""
     begun = time.monotonic()
     if plan.command is not None:
         variables = {**environment(url, session.key), **plan.env}
@@ -241,14 +241,14 @@ async def _function(
 
 
 def _outside(url: str, sandbox: Sandbox) -> str:
-    """The URL for a program in this process."""
+    """Return the URL for a program in this process."""
     limits = getattr(sandbox, "limits", None)
     host, port = limits.endpoints[PORT_INSIDE] if limits is not None else (None, None)
     return f"http://{host}:{port}" if host else url
 
 
 async def _until_interrupted(session: Session, program: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the program ended with; None when the engine was interrupted first. Cancels the program then."""
+    """Return the program's result; if the engine is interrupted first, cancel the program and return None."""
     run: asyncio.Task[Any] = asyncio.ensure_future(program)
     interrupted: asyncio.Task[Any] | None = None
     try:
@@ -267,7 +267,7 @@ async def _until_interrupted(session: Session, program: Awaitable[dict[str, Any]
 
 
 async def _test(sandbox: Sandbox, plan: AgentPlan) -> tuple[float, dict[str, Any]]:
-    """(reward, how the test ended)."""
+    """Run the test; return (reward, exit information of the test)."""
     assert plan.test_command is not None, "checked by run_agent"
     await _write(sandbox, plan.test_files)
     result = await sandbox.exec(plan.test_command, timeout=plan.test_timeout)

@@ -1,4 +1,4 @@
-"""A session's paths of turns -> trajectories: what is held is appended to, realigned, or left for a new trajectory.
+"""A session's paths of turns -> trajectories: a turn extends, realigns or leaves the trajectory held so far.
 
 `server.AgentServer.finish_session` calls it once. The tokens so far are compared with the prompt of the next turn::
 
@@ -8,8 +8,8 @@
               and the answer                      is short: REALIGN, S X X is      ends here and the prompt begins
                                                   context in its place             the next one
 
-An answer that several paths share is trained in the first of them only; the others begin with it in their prompt, where
-nothing is trained. So every sampled answer is trained exactly once, or dropped by a realignment, and that is noted in
+An answer that several paths share is trained in the first path only; the other paths have it in their prompt, which is
+not trained. So every sampled answer is trained exactly once, or dropped by a realignment and noted in
 `metadata["lossy"]`.
 """
 
@@ -26,7 +26,7 @@ from slime_core.provenance import Source
 
 
 class Step(StrEnum):
-    """How a turn's prompt relates to the tokens held before it."""
+    """The relation of a turn's prompt to the tokens held before it."""
 
     CLEAN = "clean"
     REALIGN = "realign"
@@ -35,20 +35,20 @@ class Step(StrEnum):
 
 @dataclass
 class Line:
-    """One trajectory, and the turns that it trains on."""
+    """A trajectory, and the turns that it trains on."""
 
     trajectory: Trajectory
     turns: list[Turn]
     steps: list[Step] = field(default_factory=list)
-    """Of each turn after the first."""
+    """Relation of each turn after the first to the turn before."""
 
 
 def linearise(paths: Iterable[list[Turn]], *, fork_threshold: int, args: Args | None = None) -> list[Line]:
-    """The trajectories of all paths, in the order of `paths`; each with at least one trained token.
+    """Return the trajectories of all paths, in the order of `paths`; each has at least one trained token.
 
     Args:
-        paths: Turns from a root to a leaf each (`MessageTree.paths`).
-        fork_threshold: An answer of fewer tokens may be dropped by a realignment; another one makes a fork.
+        paths: Paths of turns from a root to a leaf (`MessageTree.paths`).
+        fork_threshold: A realignment may drop an answer of fewer tokens; a longer answer makes a fork.
         args: The run's settings, for `Trajectory`.
 
     Raises:
@@ -57,7 +57,7 @@ def linearise(paths: Iterable[list[Turn]], *, fork_threshold: int, args: Args | 
     lines: list[Line] = []
     seen: set[int] = set()
     for path in paths:
-        turns = [turn for turn in path if id(turn) not in seen]  # those seen are the beginning of the path
+        turns = [turn for turn in path if id(turn) not in seen]  # seen turns are the beginning of the path
         seen.update(map(id, turns))
         lines += _lines(turns, fork_threshold, args)
     return [line for line in lines if any(line.trajectory.loss_mask)]
@@ -82,9 +82,9 @@ def _lines(turns: Sequence[Turn], fork_threshold: int, args: Args | None) -> lis
 
 
 def relation(held: Trajectory, last: Turn, turn: Turn, fork_threshold: int) -> Step:
-    """How the turn's prompt goes on from `held`, which is the prompt and the answer of `last`."""
+    """Return how the turn's prompt continues `held`, which is the prompt and the answer of `last`."""
     if turn.prompt.held is last:
-        return Step.CLEAN  # made of these very tokens: a long conversation is not compared at each of its turns
+        return Step.CLEAN  # built from the same tokens, so a long conversation is not compared at each turn
     tokens, prompt = held.tokens, turn.prompt.ids
     if tokens == prompt[: len(tokens)]:
         return Step.CLEAN
@@ -95,7 +95,7 @@ def relation(held: Trajectory, last: Turn, turn: Turn, fork_threshold: int) -> S
 
 
 def _begun(turn: Turn, args: Args | None) -> Trajectory:
-    """A trajectory of the turn's prompt."""
+    """Return a trajectory of the turn's prompt."""
     trajectory = Trajectory(args)
     trajectory.add(turn.prompt.ids, Source.TEMPLATE)
     trajectory.prompt_length = len(trajectory)
@@ -103,7 +103,7 @@ def _begun(turn: Turn, args: Args | None) -> Trajectory:
 
 
 def _extend(line: Line, turn: Turn) -> None:
-    """Add what stands between the last answer and the turn's, with its sources where they are known."""
+    """Add the tokens between the last answer and the turn's answer, with their sources if known."""
     if turn.prompt.held is line.turns[-1]:
         for ids, source in turn.prompt.new:
             line.trajectory.add(ids, source)

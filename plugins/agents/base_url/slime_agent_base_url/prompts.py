@@ -1,16 +1,16 @@
-"""Messages -> prompt ids: what a session has sampled is kept token for token, only what is new is rendered.
+"""Messages -> prompt ids: sampled answers are kept token for token, and only new messages are rendered.
 
-`answering` calls `PromptWriter.prompt` for each request. Where the request repeats a conversation up to a sampled
-answer, its ids are those the answer was sampled after, the answer's own ids, and the rendered *turn delta*: the end of
-the assistant's message as the chat template writes it, the new messages, and the beginning of the next answer::
+`answering` calls `PromptWriter.prompt` for each request. If the request repeats a conversation up to a sampled answer,
+its ids are the prompt ids of that answer, the answer's own ids, and the rendered *turn delta*: the end of the
+assistant's message as the chat template writes it, the new messages, and the beginning of the next answer::
 
     request 1   <|user|>2*3=?<|end|><|assistant|>                            rendered
     answer 1                                     <tool>2*3</tool><|end|>     sampled
     request 2   ............................................................ <|tool|>6<|end|><|assistant|>   delta
 
-The whole conversation is rendered nevertheless, to find the delta and to count where the template would have written
-other tokens (drift). Those other tokens are never used. Only the text from where it differs from the last rendering
-becomes ids: the time of a request grows by the template's alone.
+The whole conversation is rendered nevertheless, to find the delta and to count prompts for which the template would
+have written other tokens (drift). These other tokens are never used. Only the text after the part shared with the last
+rendering is tokenised, so the time of a request grows only by the time of the template.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from slime_core.provenance import Source
 logger = logging.getLogger(__name__)
 
 _LOOK_BACK = 256
-"""Tokens of a rendering's end in which the next one is looked for; one that changed before is encoded as a whole."""
+"""Number of last tokens of a rendering to compare with the next text; a text that differs earlier is encoded whole."""
 
 
 @dataclass
 class Drift:
-    """How often the template, given the conversation as text, would not have written what was sampled."""
+    """Counts of prompts for which the template, given the conversation as text, would not write the sampled tokens."""
 
     turns: int = 0
-    """Prompts that went on from held tokens."""
+    """Prompts that continue kept tokens."""
     drifted: int = 0
     lost: int = 0
-    """Prompts that had to be rendered anew although an answer was held: no delta could be told from the rendering."""
+    """Prompts rendered as a whole although an answer was kept, because the rendering gave no delta."""
     _logged: set[str] = field(default_factory=set)
 
     def note(self, kind: str, message: str) -> None:
-        """Log the first of a kind."""
+        """Log the message if it is the first of its kind."""
         if kind not in self._logged:
             self._logged.add(kind)
             logger.warning(message)
 
 
 class PromptWriter:
-    """Writes prompts with one tokenizer and its chat template."""
+    """Write prompts with one tokenizer and its chat template."""
 
     def __init__(self, tokenizer: Any, args: Args | None = None, *, check: bool = True) -> None:
-        """`check`: count drift, for one more rendering of the whole conversation per request."""
+        """Create the writer. With `check` it counts drift, which costs a rendering of the conversation per request."""
         self.tokenizer, self.args = tokenizer, args
         self.template_kwargs = dict(args.apply_chat_template_kwargs if args else {})
         self.check = check
@@ -67,16 +67,16 @@ class PromptWriter:
         self._added = frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
 
     def warm_up(self) -> None:
-        """Import and compile what rendering needs: a tenth of a second that no request is to take."""
+        """Import and compile the code for rendering, so that the first request does not wait 0.1 s for it."""
         try:
             encode_rendered(self.tokenizer, self._render([{"role": "user", "content": ""}], [], generation=True))
-        except BadRequest as problem:  # not what it is for; requests may have what the template wants
+        except BadRequest as problem:  # ignored: the template may need more than this message
             logger.debug("warming up: %s", problem)
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], place: Place, *, drift: Drift | None = None
     ) -> Prompt:
-        """The ids that the engine goes on from; `drift` is where it is counted, `self.drift` unless given.
+        """Return the prompt for the engine. Drift is counted in `drift`, by default in `self.drift`.
 
         Raises:
             BadRequest: There are no messages, the last one is the assistant's, or the template refuses them.
@@ -104,13 +104,16 @@ class PromptWriter:
         return prompt
 
     def count(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], place: Place) -> int:
-        """Tokens of the prompt that `prompt` would make; also for conversations that end with the assistant."""
+        """Return the number of tokens of the prompt of `prompt`; a conversation may also end with the assistant."""
         if messages and messages[-1]["role"] != "assistant":
             return len(self.prompt(messages, tools, place, drift=Drift()).ids)
         return len(encode_rendered(self.tokenizer, self._render(self._quoted(messages, None), tools)))
 
     def _quoted(self, messages: Sequence[Message], noted: dict[str, Any] | None) -> list[Message]:
-        """What follows the first answer is an environment's, whatever its role: programs write results as users."""
+        """Quote control tokens. Messages after the first answer count as an environment's, whatever their role is.
+
+        Programs write results as user messages.
+        """
         first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
         asked = quoted(self.tokenizer, messages[:first], self.args, noted)
         answered = quoted(self.tokenizer, messages[first:], self.args, noted, environment=True)
@@ -119,10 +122,10 @@ class PromptWriter:
     def _delta(
         self, messages: Sequence[Message], index: int, tools: Sequence[dict[str, Any]], turn: Turn
     ) -> list[tuple[list[int], Source]] | None:
-        """What follows the ids of the answer `messages[index]`.
+        """Return the ids and sources after the answer `messages[index]`, or None if the template gives no delta.
 
-        Some templates want calls before results; others write calls otherwise once results follow. A template is
-        asked both ways.
+        Some templates require calls before results; others write calls differently if results follow. So the template
+        is tried with the answer's message and without it.
         """
         problem: DataError | None = None
         for answer in (messages[index], None):
@@ -145,17 +148,17 @@ class PromptWriter:
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], before: Prompt | None
     ) -> Rendering:
-        """The whole prompt as the template writes it, given what it wrote for an earlier prompt of the conversation."""
+        """Render the whole prompt; reuse the ids of an earlier prompt of the conversation for the text they share."""
         text = self._render(messages, tools, generation=True)
         old = before.rendering if before is not None and self._added else None
         kept, at = self._kept(old, text) if old is not None else ([], 0)
         return Rendering(text, kept + encode_rendered(self.tokenizer, text[at:]))
 
     def _kept(self, old: Rendering, text: str) -> tuple[list[int], int]:
-        """(ids of the beginning that `old` and `text` share, its length in characters).
+        """Return (ids of the beginning that `old` and `text` share, its length in characters).
 
-        The beginning ends before an added token, where every tokenizer begins anew, and which both have; the ids before
-        it are right, since those from it on spell the rest of the old text.
+        The beginning ends before an added token that both texts have, because every tokenizer starts a new piece there.
+        The ids before this token are right, since the ids from it on decode to the rest of the old text.
         """
         common = _common(old.text, text)
         for index in range(len(old.ids) - 1, max(len(old.ids) - _LOOK_BACK, 0), -1):
@@ -174,7 +177,7 @@ class PromptWriter:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:  # comparing halves, not characters
         middle = (low + high + 1) // 2

@@ -1,15 +1,15 @@
-"""The endpoints by which an unmodified agent program talks to the policy, and the samples that its talk becomes.
+"""HTTP endpoints for an unmodified agent program to call the policy, and the samples made from its requests.
 
-A harness starts one in the rollout's event loop and opens a session per sample::
+A harness starts a server in the rollout's event loop and opens a session per sample::
 
     program --HTTP--> front --AgentDesk--ids--> engine        one event loop: the engine's methods belong to it, and
-       ^    <-- JSON or events <-- Answer <-- tokens           handlers only wait and translate; templates run beside it
+       ^    <-- JSON or events <-- Answer <-- tokens           handlers only wait and translate; templates use threads
        |                        |
        key = session            `-- MessageTree --finish_session--> samples
 
-The routes are the front's (`slime_command_serve.front`), without `/v1/completions` and with `/healthz`. The API key is
-all that tells whose request it is. There is no default session; a key that nobody opened is 401, whatever address it
-comes from.
+The routes are the front's (`slime_command_serve.front`), without `/v1/completions` and with `/healthz`. The API key
+alone identifies the session of a request. There is no default session: a request with an unknown key gets 401, from
+any address.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from slime_core.types import Sample, SampleStatus
 from slime_core.waits import loop_turn, waiting
 
 _CLOSING_S = 5.0
-"""Seconds that requests get to end once they were cancelled."""
+"""Seconds for cancelled requests to end."""
 _MOST_CONTEXT = 1 << 20
 
 
 class AgentServer:
-    """Endpoints, sessions, and samples."""
+    """A server with its endpoints, sessions and samples."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class AgentServer:
     ) -> None:
         """
         Args:
-            engine: Started; its methods are called in the loop that `start` is called in.
-            tokenizer: With a chat template.
-            args: The run's settings; read for `apply_chat_template_kwargs`, `content_special_tokens` and the context's
+            engine: A started engine; its methods are called in the loop that `start` is called in.
+            tokenizer: A tokenizer with a chat template.
+            args: The run's settings; read for `apply_chat_template_kwargs`, `content_special_tokens` and the context
                 length.
-            parser: Reads the model's tool calls; without one, requests with tools are refused.
-            model_name: What `/v1/models` lists; requests may name any model.
-            check_drift: Count prompts that the template would have written otherwise.
+            parser: Parser of the model's tool calls; None: requests with tools are refused.
+            model_name: Model name in `/v1/models`; requests may name any model.
+            check_drift: Count prompts that the template would render differently.
         """
         self.args = args
         self.writer = PromptWriter(tokenizer, args, check=check_drift)
@@ -77,8 +77,8 @@ class AgentServer:
     # -- life ----------------------------------------------------------------------------------------
 
     def application(self) -> FastAPI:
-        """The endpoints, for whoever listens by himself, in the loop of the engine."""
-        # A session's key tells who asks; the name by which a sandbox reaches this machine does not matter.
+        """Return the endpoints as an app, for a caller with its own HTTP server in the engine's loop."""
+        # The key identifies the session, so any host name by which a sandbox reaches this machine is accepted.
         app = application(Access(hosts=frozenset({"*"})))
         add_front(app, self.desk, completions=False)
         app.state.refuses = self._refuses
@@ -90,7 +90,7 @@ class AgentServer:
         return app
 
     def _refuses(self, request: Request, body: Any, errors: Any) -> Refused:
-        """A body that no API takes: noted in its session, where it has one."""
+        """Return the error for a body that fits no API, and note it in the request's session, if it has one."""
         try:
             session = self.desk.caller(request.headers, body if isinstance(body, Mapping) else {})
         except Refused as stranger:
@@ -100,7 +100,7 @@ class AgentServer:
         return problem
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen; port 0 takes a free one. Raises EngineError when the address cannot be had."""
+        """Listen; port 0 takes a free port. Raises EngineError if the address is not available."""
         await asyncio.to_thread(self.writer.warm_up)
         self.host, self.port, self._stop = await listen(self.application(), bind(host, port))
 
@@ -114,7 +114,7 @@ class AgentServer:
 
     @property
     def url(self) -> str:
-        """For ANTHROPIC_BASE_URL; OPENAI_BASE_URL has `/v1` after it."""
+        """Address for ANTHROPIC_BASE_URL; OPENAI_BASE_URL adds `/v1`."""
         return f"http://{self.host}:{self.port}"
 
     # -- sessions ------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class AgentServer:
         limits: SessionLimits | None = None,
         evaluation: bool = False,
     ) -> Session:
-        """A session; its `key` is the API key. Raises ValueError for a key that is in use."""
+        """Open and return a session; its `key` is the API key. Raises ValueError for a key that is in use."""
         key = key or f"sk-slime-{secrets.token_urlsafe(24)}"
         if key in self.sessions:
             raise ValueError(f"session {key!r} is open already")
@@ -137,7 +137,7 @@ class AgentServer:
         return session
 
     async def close_session(self, key: str) -> None:
-        """No more requests: 503 from here on, and what is being answered is cancelled."""
+        """Refuse further requests with 503 and cancel the running ones."""
         session = self.sessions[key]
         session.closed = True
         running = set(session.running)
@@ -154,10 +154,10 @@ class AgentServer:
             del self.sessions[key]
 
     async def finish_session(self, key: str, reward: float | dict[str, Any] | None = None) -> list[Sample]:
-        """Close it; its trajectories as samples that share a `rollout_id`, with the run's reward each.
+        """Close a session and return its trajectories as samples that share a `rollout_id`, each with the run's reward.
 
-        Nothing was sampled: one FAILED sample without response. The engine interrupted it: one ABORTED sample, as it
-        was given.
+        If nothing was sampled: one FAILED sample without response. If the engine interrupted the session: one ABORTED
+        sample, unchanged.
         """
         await self.close_session(key)
         session = self.sessions.pop(key)
@@ -166,8 +166,8 @@ class AgentServer:
 
 
 def context_of(args: Args | None, tokenizer: Any) -> int:
-    """Tokens that a conversation may have, as far as anything says it: a bound on what is rendered."""
-    settings = {} if args is None else vars(args)  # those made by hand may lack some
+    """Return the maximum number of tokens of a conversation, if known; it bounds the rendered text."""
+    settings = {} if args is None else vars(args)  # settings made by hand may lack some
     file = Path(settings.get("hf_checkpoint") or "") / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     positions = config.get("text_config", config).get("max_position_embeddings")
@@ -176,7 +176,7 @@ def context_of(args: Args | None, tokenizer: Any) -> int:
 
 
 def session_samples(session: Session, reward: float | dict[str, Any] | None, args: Args | None) -> list[Sample]:
-    """A closed session's samples; see `AgentServer.finish_session`."""
+    """Return a closed session's samples; see `AgentServer.finish_session`."""
     base = session.base
     if session.aborted.is_set():
         aborted = copy.deepcopy(base)

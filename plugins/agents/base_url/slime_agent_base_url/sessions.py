@@ -1,8 +1,8 @@
-"""One agent's run as the endpoints see it: what it may do, what it has sampled, and the samples that it becomes.
+"""The state of an agent's run at the endpoints: its limits, its sampled turns, and the resulting samples.
 
-A harness opens a session in `server.AgentServer`, gives its key to the program as the API key, and ends it with
-`finish_session`. A session outlives its program's mistakes. Requests that fail are answered and counted; what was
-sampled before them stays, and whether the run failed is the harness's to say.
+A harness opens a session in `server.AgentServer`, passes its key to the program as the API key, and ends it with
+`finish_session`. A failed request does not end a session: the request gets an error response and is counted, and the
+turns sampled before it are kept. The harness decides whether the run failed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from slime_agent_base_url.tree import MessageTree
 from slime_core.types import Sample
 
 FORK_THRESHOLD = 1024
-"""THUDM/slime's `fork_threshold_tokens`."""
+"""Default of THUDM/slime's `fork_threshold_tokens`."""
 
 
 def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """The key of a request, whichever API it is of: that of the first place which has one.
+    """Return the session key of a request of any API, from the first of these places that has a key.
 
-    The bearer token, `X-Api-Key`, `X-Session-ID`, `metadata.session_id`, `metadata.user_id`, `user`. "EMPTY" is what
-    clients send that have no key.
+    The bearer token, `X-Api-Key`, `X-Session-ID`, `metadata.session_id`, `metadata.user_id`, `user`. "EMPTY" is
+    ignored: clients without a key send it.
     """
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     keys = token.strip() if scheme.lower() == "bearer" else "", headers.get("X-Api-Key")
@@ -41,15 +41,16 @@ def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | No
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """What a session may do."""
+    """Limits of a session."""
 
     max_turns: int = 50
-    """Answers; a request for one more gets status 429."""
+    """Maximum number of answers; a further request gets status 429."""
     max_response_tokens: int | None = None
-    """Tokens after the first prompt of a conversation, answers and everything between them; then answers end with
-    "length". Another conversation of the session (a sub-agent, a compacted context) has as many again."""
+    """Maximum number of tokens after the first prompt of a conversation, including the text between answers; at the
+    limit, answers end with "length". Each conversation of the session (a sub-agent, a compacted context) has this
+    limit."""
     max_context_tokens: int | None = None
-    """Prompt and answer together."""
+    """Maximum number of tokens of prompt and answer together."""
     fork_threshold_tokens: int = FORK_THRESHOLD
     """An answer of fewer tokens that the client rewrote is dropped from its sequence; a longer one makes a fork."""
     client_sampling: bool = False
@@ -63,40 +64,40 @@ class Session:
     key: str
     """The program's API key."""
     base: Sample
-    """The sample that it was opened for; its prompt is context for the program, not necessarily for the model."""
+    """Sample for which the session was opened; its prompt is for the program, not necessarily for the model."""
     sampling_params: dict[str, Any]
     limits: SessionLimits = field(default_factory=SessionLimits)
     evaluation: bool = False
     closed: bool = False
-    """No more requests: 503."""
+    """True if the session accepts no more requests (status 503)."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
-    """The engine ended a request of it for the framework: the run is over and will be repeated."""
+    """Set when the engine aborted a request for the framework: the run has ended and will be repeated."""
     truncated: bool = False
-    """An answer ended because tokens or turns ran out."""
+    """True if an answer ended because tokens or turns ran out."""
     warnings: Counter[str] = field(default_factory=Counter)
-    """What requests asked for without effect -> how often."""
+    """Request option that had no effect -> number of requests."""
     errors: list[str] = field(default_factory=list)
-    """Answers other than 200, the newest last."""
+    """Error responses (status other than 200), newest last."""
     counts: Counter[str] = field(default_factory=Counter)
-    """`requests`, `disconnected`, `over_turn_cap`, ..."""
+    """Event -> count: `requests`, `disconnected`, `over_turn_cap`, ..."""
     conversations: Conversations = field(default_factory=Conversations)
-    """Responses API: what responses ended."""
+    """Conversations of ended responses (Responses API)."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Requests that are being answered."""
+    """Tasks of the requests in progress."""
     rids: set[str] = field(default_factory=set)
-    """Names of its requests in the engine."""
+    """Ids of the session's requests in the engine."""
 
     def __post_init__(self) -> None:
         self.tree = MessageTree(rewrite_threshold=self.limits.fork_threshold_tokens)
         self.turns = 0
-        """Answers delivered or on their way."""
+        """Number of answers delivered or in progress."""
         self.engine_seconds = 0.0
-        """Time in which at least one of its requests was in the engine."""
+        """Seconds in which at least one request of the session was in the engine."""
         self._busy_since = 0.0
 
     @contextmanager
     def in_engine(self, rid: str) -> Iterator[None]:
-        """A request is in the engine while inside."""
+        """Count a request as in the engine while inside the context."""
         if not self.rids:
             self._busy_since = time.monotonic()
         self.rids.add(rid)
@@ -108,7 +109,7 @@ class Session:
                 self.engine_seconds += time.monotonic() - self._busy_since
 
     def admit(self) -> None:
-        """One more answer. Raises Refused with 503 or 429."""
+        """Count one more answer. Raises Refused with status 503 or 429."""
         if self.closed or self.aborted.is_set():
             raise Refused(503, "this session is closed; its run has ended")
         if self.turns >= self.limits.max_turns:
@@ -118,15 +119,15 @@ class Session:
         self.turns += 1
 
     def give_back(self) -> None:
-        """An answer that `admit` counted did not come about."""
+        """Uncount an answer that `admit` counted and that was not produced."""
         self.turns -= 1
 
     def warn(self, what: str) -> None:
-        """Remember that something was asked for and had no effect."""
+        """Count a request option that had no effect."""
         self.warnings[what] += 1
 
     def room(self, prompt_length: int, first_prompt_length: int) -> int:
-        """Tokens that the next answer may have; 0 or less: the budget is used up."""
+        """Return the maximum number of tokens of the next answer; 0 or less if the budget is used up."""
         rooms = [int(self.sampling_params.get("max_new_tokens") or 1 << 40)]
         if self.limits.max_response_tokens is not None:
             rooms.append(self.limits.max_response_tokens - (prompt_length - first_prompt_length))
@@ -135,7 +136,7 @@ class Session:
         return min(rooms)
 
     def summary(self) -> Mapping[str, Any]:
-        """Plain values for `Sample.metadata`."""
+        """Return plain values for `Sample.metadata`."""
         return {
             "turns": self.turns,
             "rewritten": self.tree.rewritten,

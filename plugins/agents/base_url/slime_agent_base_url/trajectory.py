@@ -1,10 +1,10 @@
-"""Turns put together token by token: context that was given, and tokens that the policy sampled.
+"""Conversations built token by token, from context tokens and tokens that the policy sampled.
 
-Generators and agent sessions build with it and `write` the result into samples. It only grows: what was sent to the
-engine stays the prefix of everything later, so the trainer sees each sampled token after exactly the tokens it was
-sampled after. Columns here cover *all* tokens; `write` cuts off the prompt's part. There is no way to set the loss
-mask, and `replace_lossy` is the only way to have other ids where sampled ones were: it drops everything after them too,
-and leaves a note in `metadata["lossy"]`.
+Generators and agent sessions build a `Trajectory` and `write` it into samples. A trajectory only grows: tokens sent to
+the engine stay the prefix of all later tokens, so the trainer sees each sampled token after exactly the tokens that
+preceded it when it was sampled. Columns here cover *all* tokens; `write` cuts off the prompt's part. The loss mask
+cannot be set. Only `replace_lossy` can replace sampled ids: it also drops all later tokens, and adds a note to
+`metadata["lossy"]`.
 
 ::
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 class Trajectory:
-    """Tokens with source, log-prob and weight version each; grows at its end."""
+    """Tokens, each with source, log-prob and weight version; tokens are appended at the end."""
 
     def __init__(self, args: Args | None = None) -> None:
         self.args = args
         """The settings; only MoE routing replay with SGLang's encoding reads them (`hf_checkpoint`)."""
         self.prompt_length = 0
-        """Tokens that came before the first response, as `of` found them; `write` cuts there unless told otherwise."""
+        """Number of tokens before the first response, set by `of`; the default `prompt_length` of `write`."""
         self.metadata: dict[str, Any] = {}
-        """Goes into the metadata of the samples that are written."""
+        """Entries that `write` adds to the samples' metadata."""
         self._tokens: list[int] = []
         self._log_probs: list[float] = []
         self._versions: list[int] = []
@@ -49,16 +49,16 @@ class Trajectory:
         self._texts: list[tuple[int, str]] = []
         self._calls: list[tuple[Mapping[str, Any], int]] = []
         self._kept: list[Sequence[int]] | None = []
-        """[n] ids that each token was sampled among; None where that is not known of all sampled ones."""
+        """[n] candidate ids from which each token was sampled; None if unknown for any sampled token."""
         self._routed: RoutedExperts | None = None
         self._known_log_probs = True
 
     @classmethod
     def of(cls, sample: Sample, args: Args | None = None) -> Trajectory:
-        """What the sample holds: its prompt, or a partial response to go on with.
+        """Build a trajectory from a sample's tokens: its prompt, and a partial response to continue if there is one.
 
         Raises:
-            ValueError: Its fields do not fit together.
+            ValueError: The sample's fields do not fit together.
         """
         sample.validate()
         made = cls(args)
@@ -93,50 +93,50 @@ class Trajectory:
 
     @property
     def tokens(self) -> list[int]:
-        """[n] all ids, a copy: what the engine is given to go on."""
+        """[n] all ids, a copy: the input of the next engine call."""
         return self._tokens.copy()
 
     @property
     def log_probs(self) -> list[float]:
-        """[n] in nats; 0.0 where not sampled."""
+        """[n] log-probs in nats; 0.0 for tokens that were not sampled."""
         return self._log_probs.copy()
 
     @property
     def weight_versions(self) -> list[int]:
-        """[n] `NOT_SAMPLED` where not sampled."""
+        """[n] weight versions; `NOT_SAMPLED` for tokens that were not sampled."""
         return self._versions.copy()
 
     @property
     def spans(self) -> Spans:
-        """Who wrote the tokens, all of them."""
+        """The sources of all tokens."""
         return self._spans.copy()
 
     @property
     def loss_mask(self) -> list[int]:
-        """[n] 1 on what is trained; follows from `spans`."""
+        """[n] 1 for trained tokens; derived from `spans`."""
         return provenance.loss_mask(self._spans)
 
     @property
     def texts(self) -> list[tuple[int, str]]:
-        """(first token, text) of the pieces that came with a text."""
+        """(first token, text) of each piece that was added with a text."""
         return self._texts.copy()
 
     @property
     def last_version(self) -> int:
-        """Weight version of the newest sampled token; `NOT_SAMPLED` when there is none."""
+        """Weight version of the newest sampled token; `NOT_SAMPLED` without sampled tokens."""
         return max(self._versions, default=NOT_SAMPLED)
 
     def begins(self, ids: Sequence[int]) -> bool:
-        """Whether these tokens are the beginning of `ids`, so that the rest of `ids` can be added."""
+        """Return whether these tokens are a prefix of `ids`, so that the rest of `ids` can be added."""
         return len(ids) >= len(self._tokens) and list(ids[: len(self._tokens)]) == self._tokens
 
     # -- growing -------------------------------------------------------------------------------------
 
     def add(self, ids: Sequence[int], source: Source, text: str = "") -> None:
-        """Append context, which is never trained. An assistant's text that nobody sampled is DEMONSTRATION.
+        """Append context, which is never trained. For an assistant's text that was not sampled, use DEMONSTRATION.
 
         Raises:
-            ValueError: The source is SAMPLED, or `ids` are no token ids.
+            ValueError: The source is SAMPLED, or `ids` are not token ids.
         """
         source = Source(source)
         if source == Source.SAMPLED:
@@ -158,18 +158,18 @@ class Trajectory:
         text: str = "",
         meta_info: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append what an engine sampled after exactly the tokens that are here.
+        """Append tokens that an engine sampled after exactly the current tokens.
 
         Args:
-            output: The engine's answer, or [n] token ids with the other arguments.
-            log_probs: [n] of the sampling policy, in nats.
-            versions: [n] weight versions, or one for all; taken from `meta_info` when absent.
-            text: Of the tokens.
-            meta_info: The engine's answer about the call.
+            output: The engine's output, or [n] token ids with the other arguments.
+            log_probs: [n] log-probs of the sampling policy, in nats.
+            versions: [n] weight versions, or one for all tokens; taken from `meta_info` when absent.
+            text: Text of the tokens.
+            meta_info: The engine's metadata of the call.
 
         Raises:
-            ValueError: Lengths differ, a log-prob is no finite number <= 0, or a version is older than one before;
-                nothing is changed.
+            ValueError: Lengths differ, a log-prob is not a finite number <= 0, or a version is older than an earlier
+                one; nothing is changed.
         """
         if isinstance(output, GenerationOutput):
             ids, log_probs, text, meta_info = output.token_ids, output.log_probs, output.text, output.meta_info
@@ -221,7 +221,7 @@ class Trajectory:
     # -- branching and giving up ---------------------------------------------------------------------
 
     def fork(self) -> Trajectory:
-        """An independent copy: both go on from the tokens so far."""
+        """Return an independent copy; both can continue from the current tokens."""
         copy = Trajectory(self.args)
         copy.__dict__.update(self.__dict__)
         for name in ("_tokens", "_log_probs", "_versions", "_spans", "_texts", "_calls"):
@@ -231,23 +231,24 @@ class Trajectory:
         return copy
 
     def withhold(self, first: int, last: int, reason: str) -> None:
-        """Train on none of the tokens [first, last), counted from the beginning of the trajectory.
+        """Exclude tokens [first, last) from training, counted from the beginning of the trajectory.
 
         Raises:
-            ValueError: There are no such tokens, or `reason` is empty.
+            ValueError: The range is outside the trajectory, or `reason` is empty.
         """
         if not 0 <= first <= last <= len(self._tokens):
             raise ValueError(f"no tokens {first} to {last}; the trajectory has {len(self._tokens)}")
         self._spans = provenance.withhold(self._spans, first, last, reason)
 
     def replace_lossy(self, start: int, ids: Sequence[int], reason: str) -> None:
-        """Put `ids`, untrained, in the place of everything from token `start` on, sampled tokens included.
+        """Replace all tokens from `start` on, including sampled tokens, by `ids`, which are not trained.
 
-        For histories that a client or a template rewrote. What was sampled before `start` stays trained; `metadata
-        ["lossy"]` gets {start, dropped, sampled, added, reason}, with the numbers of tokens.
+        For histories that a client or a template rewrote. Tokens sampled before `start` stay trained.
+        `metadata["lossy"]` gets {start, dropped, sampled, added, reason}, with the numbers of tokens.
 
         Raises:
-            ValueError: There is no such token, `reason` is empty, or `ids` are no token ids; nothing is changed.
+            ValueError: `start` is outside the trajectory, `reason` is empty, or `ids` are not token ids; nothing is
+                changed.
         """
         if not 0 <= start <= len(self._tokens) or not reason:
             raise ValueError(f"replace_lossy({start}, ..., {reason!r}): the trajectory has {len(self._tokens)} tokens,"
@@ -276,14 +277,14 @@ class Trajectory:
     # -- writing -------------------------------------------------------------------------------------
 
     def write(self, sample: Sample, prompt_length: int | None = None) -> Sample:
-        """Make the sample hold this trajectory; status and counters follow the engine calls added since `of`.
+        """Write this trajectory into the sample; update status and counters from the engine calls added since `of`.
 
         Args:
-            sample: Changed in place and returned. Its other fields stay as they are.
-            prompt_length: Tokens that count as prompt, and are not trained; as `of` found them by default.
+            sample: Changed in place and returned. Its other fields are unchanged.
+            prompt_length: Number of prompt tokens, which are not trained; by default `self.prompt_length`.
 
         Raises:
-            ValueError: There are fewer tokens than `prompt_length`.
+            ValueError: `prompt_length` exceeds the number of tokens.
         """
         start = self.prompt_length if prompt_length is None else prompt_length
         if not 0 <= start <= len(self._tokens):

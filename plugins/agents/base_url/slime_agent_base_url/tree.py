@@ -1,14 +1,14 @@
-"""The messages of a session as a tree, in which every assistant message that was sampled holds what was sampled.
+"""The messages of a session as a tree, in which every sampled assistant message holds its sampled turn.
 
-`sessions.Session` looks a request's messages up here before it is answered, and adds the answer; `linearise` turns the
-finished tree into trajectories::
+`sessions.Session` finds a request's messages in the tree before generation, and then adds the answer. `linearise` turns
+the finished tree into trajectories::
 
     [tools] -- system -- user -- assistant* -- tool -- assistant*        * holds a Turn
                             |                     `--- assistant*          asked twice: a branch
                             `--- user -- assistant*                        a sub-agent with the same system prompt
 
-The tree says which *messages* go together. Which *tokens* do is `linearise`'s question, answered from the turns alone:
-a client may rewrite a message and still be in the same conversation.
+The tree decides which *messages* belong together. `linearise` decides which *tokens* do, from the turns alone: a client
+may rewrite a message and still be in the same conversation.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from slime_core.types import GenerationOutput
 
 
 class Key(NamedTuple):
-    """What two messages have in common when they are the same message.
+    """Identity of a message: two messages with equal keys are the same message.
 
-    Two assistant messages are, when content and calls are, whatever the ids of the calls and the white space around the
-    text. A client may leave the reasoning of earlier turns out; what it sends of it has to be what was sampled.
+    Two assistant messages are the same if content and calls are equal; ids of calls and white space around the text are
+    ignored. A client may omit the reasoning of earlier turns; reasoning that it sends must equal the sampled reasoning.
     """
 
     role: str
@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
 
 def key_of(message: Mapping[str, Any]) -> Key:
-    """The key of one message."""
+    """Return the key of a message."""
     content = str(message.get("content") or "")
     if message["role"] != "assistant":
         return Key(message["role"], content)
@@ -55,13 +55,13 @@ def same_reasoning(sampled: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
 
 
 def canonical(value: Any) -> str:
-    """JSON that is the same text for the same value."""
+    """Return JSON text that is equal for equal values."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass
 class Rendering:
-    """What the template writes for a conversation: text, and its ids."""
+    """The template's output for a conversation: text and token ids."""
 
     text: str
     ids: list[int]
@@ -69,24 +69,24 @@ class Rendering:
 
 @dataclass
 class Prompt:
-    """The ids of one request. A turn keeps its prompt, so only what no earlier turn of the conversation has is kept."""
+    """The ids of one request. A turn keeps its prompt, so a prompt stores only ids that no earlier turn stores."""
 
     begun: list[int]
-    """Rendered as a whole; empty with `held`."""
+    """Ids of a prompt that was rendered as a whole; empty with `held`."""
     held: Turn | None = None
-    """The turn whose prompt and answer they begin with."""
+    """The turn whose prompt and answer the ids begin with."""
     new: list[tuple[list[int], Source]] = field(default_factory=list)
-    """What follows those, with its sources; empty without `held`."""
+    """Ids after the held turn, with their sources; empty without `held`."""
     noted: dict[str, Any] = field(default_factory=dict)
-    """Of `quoted`: metadata of a sample that ends with this prompt's answer."""
+    """Metadata from `quoted` for a sample that ends with this prompt's answer."""
     drifted: bool = False
-    """The template would have written other tokens than those that are held."""
+    """True if the template would render other tokens than the held ones."""
     rendering: Rendering | None = field(default=None, repr=False)
-    """For the next prompt of the conversation, which takes it: there is one per conversation, not per turn."""
+    """Rendering for the next prompt of the conversation, which moves it there: one per conversation, not per turn."""
 
     @property
     def ids(self) -> list[int]:
-        """All of them, put together anew."""
+        """All ids, joined into a new list."""
         pieces: list[list[int]] = []
         prompt = self
         while prompt.held is not None:
@@ -102,69 +102,69 @@ class Prompt:
 
 @dataclass(eq=False)
 class Turn:
-    """One answer of the engine, with the tokens it was an answer to."""
+    """An answer of the engine, with its prompt."""
 
     prompt: Prompt
     output: GenerationOutput
     ill_formed: int = 0
-    """Tool calls that could not be read."""
+    """Number of tool calls that could not be parsed."""
     tool_calls: int = 0
     number: int = 0
     """Order within the session, from 0."""
     route: tuple[Key, ...] = ()
-    """Keys of the messages it was an answer to, as the client sent them."""
+    """Keys of the messages of its request, as the client sent them."""
 
     @property
     def finish(self) -> str:
-        """ "stop" or "length"."""
+        """Finish reason, "stop" or "length"."""
         return finish_of(self.output)
 
 
 @dataclass(eq=False)
 class Node:
-    """One message. The root of a tree of messages has none."""
+    """A message in the tree. The root holds no message of the conversation."""
 
     message: Message
     key: Key
     parent: Node | None = None
     turn: Turn | None = None
-    """What was sampled; None for what the client wrote."""
+    """The sampled turn; None for a message that the client wrote."""
     children: list[Node] = field(default_factory=list)
     other_keys: set[Key] = field(default_factory=set)
     """Rewritten spellings of this message that clients sent back (`merge_rewritten`)."""
     delivered: bool = True
-    """False: an answer that the client may never have got."""
+    """False for an answer that the client may never have received."""
 
     @property
     def is_generated_leaf(self) -> bool:
-        """Sampled, and nothing came after it."""
+        """True for a sampled message without a later message."""
         return self.turn is not None and not self.children
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a request's messages lead."""
+    """Position of a request's messages in the tree."""
 
     root: Node
     nodes: tuple[Node, ...]
-    """Of the messages that are known, in order."""
+    """Nodes of the known messages, in order."""
     keys: tuple[Key, ...]
-    """Of all messages of the request."""
+    """Keys of all messages of the request."""
 
     @property
     def known(self) -> int:
-        """How many messages are known."""
+        """Number of known messages."""
         return len(self.nodes)
 
     @property
     def last(self) -> Node:
-        """The deepest known node; the root when no message is known."""
+        """Deepest known node; the root if no message is known."""
         return self.nodes[-1] if self.nodes else self.root
 
     @property
     def held(self) -> tuple[int, Turn] | None:
-        """(message index, turn) of the last sampled message up to which the request repeats what a turn was sampled
-        after, word for word; the request's tokens begin with that turn's."""
+        """(message index, turn) of the last sampled message whose turn's prompt the request repeats word for word. The
+        request's tokens begin with that turn's tokens."""
         for index in range(len(self.nodes) - 1, -1, -1):
             turn, node = self.nodes[index].turn, self.nodes[index]
             if turn is not None and self.keys[index] == node.key and turn.route == self.keys[:index]:
@@ -176,15 +176,15 @@ class MessageTree:
     """All conversations of one session."""
 
     def __init__(self, *, rewrite_threshold: int) -> None:
-        """`rewrite_threshold`: an answer of fewer tokens than this may be rewritten without making a branch."""
+        """`rewrite_threshold`: a client may rewrite an answer of fewer tokens without making a branch."""
         self.rewrite_threshold = rewrite_threshold
         self.rewritten = 0
-        """Rewritten answers that were taken for the same message."""
+        """Number of rewritten answers that were treated as the same message."""
         self._roots: dict[str, Node] = {}
         self._count = 0
 
     def find(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> Place:
-        """Walk down as far as the messages are known. Tools are part of the prompt, so other tools are another root."""
+        """Walk down as far as the messages are known. Other tools have another root: tools are part of the prompt."""
         name = canonical(list(tools))
         root = self._roots.setdefault(name, Node({}, Key("", "")))
         keys = list(map(key_of, messages))
@@ -196,14 +196,14 @@ class MessageTree:
             if child is None:
                 break
             if key == child.key:
-                keys[index] = child.key  # the same object: routes are compared at every request
+                keys[index] = child.key  # share one object, since routes are compared at every request
             nodes.append(child)
             node = child
         return Place(root, tuple(nodes), tuple(keys))
 
     @staticmethod
     def _child(node: Node, message: Message, key: Key) -> Node | None:
-        for child in reversed(node.children):  # of equal answers, the last is the one the client goes on with
+        for child in reversed(node.children):  # of equal answers, the client continues with the last
             if (key == child.key or key in child.other_keys) and (
                 child.turn is None or same_reasoning(child.message, message)
             ):
@@ -211,7 +211,7 @@ class MessageTree:
         return None
 
     def _rewritten_child(self, node: Node, key: Key) -> Node | None:
-        """The only child, a short answer that nothing came after: the client has rewritten it."""
+        """Return the only child if it is a short answer without later messages: the client has rewritten it."""
         if key.role != "assistant" or len(node.children) != 1:
             return None
         (child,) = node.children
@@ -220,7 +220,7 @@ class MessageTree:
         return child
 
     def add(self, place: Place, messages: Sequence[Message], answer: Message, turn: Turn) -> Node:
-        """The answer to `messages`, which `find` put at `place`, as a new node; it is not `delivered` yet."""
+        """Add the answer to `messages`, which `find` put at `place`, as a new node that is not `delivered` yet."""
         node = place.last
         for old, key in zip(place.nodes, place.keys):
             if key is not old.key and key not in old.other_keys:
@@ -230,7 +230,7 @@ class MessageTree:
             node = self._grow(node, Node(dict(message), key))
         turn.number, turn.route = self._count, place.keys
         if turn.prompt.held is not None:
-            turn.prompt.held.prompt.rendering = None  # this turn's is nearer to whatever comes next
+            turn.prompt.held.prompt.rendering = None  # this turn's rendering is closer to the next prompt
         self._count += 1
         return self._grow(node, Node(answer, key_of(answer), turn=turn, delivered=False))
 
@@ -241,7 +241,7 @@ class MessageTree:
         return child
 
     def forget(self, node: Node) -> None:
-        """An answer that the client never got; kept when a later request shows that it did."""
+        """Remove an answer that the client never received; keep it if a later request shows that it was received."""
         while node.parent is not None and not node.children:
             parent = node.parent
             parent.children.remove(node)
@@ -250,13 +250,13 @@ class MessageTree:
             node = parent
 
     def paths(self) -> Iterator[list[Turn]]:
-        """The turns from each root to each last sampled message, in the order in which those were sampled."""
+        """Yield the turns from each root to each last sampled message, in the order of sampling."""
         found = [path for root in self._roots.values() for path in _paths(root)]
         yield from sorted(found, key=lambda path: path[-1].number)
 
 
 def _paths(root: Node) -> Iterator[list[Turn]]:
-    """Depth first, without recursion: conversations of thousands of messages are no deeper than memory allows."""
+    """Walk depth first, without recursion, so that conversations may have thousands of messages."""
     stack: list[tuple[Node, tuple[Turn, ...]]] = [(root, ())]
     while stack:
         node, above = stack.pop()

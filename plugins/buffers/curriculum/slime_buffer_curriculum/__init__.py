@@ -1,13 +1,13 @@
-"""Prefers prompts that are neither too easy nor too hard: those whose pass rate lies in a band.
+"""Prefer prompts that are neither too easy nor too hard: prompts whose pass rate lies in a band.
 
-The pass rate of a prompt is an exponential moving average over its groups, those that a dynamic filter dropped
-included (a group that is always right is exactly what it drops):
+The pass rate of a prompt is an exponential moving average over its groups. Groups dropped by a dynamic filter count
+too, because the filter drops exactly the groups that are always right:
 
     rate <- rate + rate_weight * (share of the group's executions with reward >= pass_reward - rate)
 
-A prompt without a rate is always used. One outside [low, high] is skipped with a probability, but never more than
-`max_skips` times in a row, so it is tried again and can come back. The draws are a hash of seed, row and a counter, so
-they need no generator whose state would have to be stored.
+A prompt without a rate is always used. A prompt outside [low, high] is skipped with a probability, but at most
+`max_skips` times in a row, so it is tried again and can return to the band. The draws are a hash of seed, row and a
+counter, so no state of a random generator has to be stored.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from slime_core import Args, BufferBase, Group, PluginOptions, Sample, execution
 
 
 class Options(PluginOptions):
-    """What counts as too easy and too hard, and what follows."""
+    """The band of pass rates, and how to skip prompts outside it."""
 
     low: float = Field(default=0.2, ge=0, le=1)
     """Lowest pass rate of the band; below it a prompt is too hard."""
     high: float = Field(default=0.8, ge=0, le=1)
     """Highest pass rate of the band; above it a prompt is too easy."""
     pass_reward: float = Field(default=1.0, allow_inf_nan=False)
-    """Least reward of an execution that passes; of fan-out siblings the mean counts."""
+    """Minimum reward of an execution that passes; the reward of fan-out siblings is their mean."""
     rate_weight: float = Field(default=0.5, gt=0, le=1)
     """Weight of the newest group in a prompt's pass rate."""
     skip_probability: float = Field(default=0.9, ge=0, le=1)
-    """How likely a prompt outside the band is skipped when it comes up."""
+    """Probability of skipping a prompt outside the band when its turn comes."""
     max_skips: int = Field(default=8, ge=1)
-    """A prompt that was skipped so many times in a row is used the next time."""
+    """Maximum number of skips in a row; the prompt is used the next time."""
 
     @model_validator(mode="after")
     def _is_a_band(self) -> Self:
@@ -46,7 +46,7 @@ class Options(PluginOptions):
 
 
 class Buffer(BufferBase):
-    """Waiting groups first in, first out; `wants` does the choosing."""
+    """A first-in, first-out queue of waiting groups; `wants` chooses prompts."""
 
     def __init__(self, args: Args) -> None:
         super().__init__(args)
@@ -57,7 +57,7 @@ class Buffer(BufferBase):
         self._skipped = {"easy": 0, "hard": 0}
 
     def wants(self, prompt: Sample) -> bool:
-        """Whether the prompt's pass rate is unknown or in the band, or its turn has come all the same."""
+        """Return whether to use the prompt: its pass rate is unknown or in the band, or it is not skipped this time."""
         row, chosen = prompt.row, self._options
         if row is None or row not in self._rates:
             return True
@@ -83,13 +83,13 @@ class Buffer(BufferBase):
             self._rates[row] = known + self._options.rate_weight * (rate - known)
 
     def take_metrics(self) -> dict[str, float]:
-        """Prompts skipped since the last call, and prompts whose pass rate is known."""
+        """Return the numbers of prompts skipped since the last call, and of prompts with a known pass rate."""
         skipped, self._skipped = self._skipped, {"easy": 0, "hard": 0}
         metrics = {f"rollout/curriculum/skipped_{kind}": float(count) for kind, count in skipped.items()}
         return {**metrics, "rollout/curriculum/known_prompts": float(len(self._rates))}
 
     def state_dict(self) -> dict[str, Any]:
-        """Waiting groups, pass rates, skips in a row and counters."""
+        """Return waiting groups, pass rates, skips in a row and counters."""
         return {
             **super().state_dict(),
             "rates": sorted([row, rate] for row, rate in self._rates.items()),
@@ -99,7 +99,7 @@ class Buffer(BufferBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Restore the state from `state_dict`."""
         super().load_state_dict(state)
         self._rates = dict(state["rates"])
         self._skips = dict(state["skips"])
@@ -108,6 +108,6 @@ class Buffer(BufferBase):
 
 
 def _uniform(*parts: int) -> float:
-    """In [0, 1), from nothing but the arguments."""
+    """Return a number in [0, 1) that depends only on the arguments."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

@@ -1,9 +1,9 @@
-"""Draws from every source (`metadata["source_name"]`) in equal or given shares.
+"""Draw from every source (`metadata["source_name"]`) in equal or given shares.
 
-Stride scheduling (Waldspurger and Weihl, 1995) over the waiting groups and over the fresh prompts: each source has a
-clock that goes on by 1 / share with every group drawn of it, and the source whose clock is furthest behind is next.
-A source that comes up anew starts at the others' time, so none is ever locked out by one that was away. Nothing is
-drawn at random.
+Uses stride scheduling (Waldspurger and Weihl, 1995) for the waiting groups and for the fresh prompts. Each source has a
+clock that advances by 1 / share with every group drawn from it, and the source whose clock is furthest behind is next.
+A source that returns after a pause starts at the current time of the others, so it cannot block them. Nothing is drawn
+at random.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from slime_core import Args, BufferBase, Group, PluginOptions, Sample, options
 
 
 class Options(PluginOptions):
-    """Shares, and how far they may bend the order of the data."""
+    """Shares of the sources, and how far the shares may change the order of the data."""
 
     shares: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
     """Weight of each source, {name: weight}; sources that are not named have weight 1."""
     look_ahead: int = Field(default=64, ge=0)
-    """So many prompts of sources that are ahead of their share are passed over at most to find another; 0: none."""
+    """Maximum number of prompts in a row to pass over because their source is ahead of its share; 0: none."""
     max_passes: int = Field(default=8, ge=1)
-    """A prompt that was passed over so many times in a row is used the next time."""
+    """Maximum number of times in a row that a prompt is passed over; it is used the next time."""
 
 
 class Buffer(BufferBase):
-    """One queue per source; groups without a source share one, called "" in `shares`."""
+    """A buffer with a queue per source. Groups without a source share a queue, named "" in `shares`."""
 
     def __init__(self, args: Args) -> None:
         super().__init__(args)
@@ -42,11 +42,11 @@ class Buffer(BufferBase):
         self._num_passed = 0
 
     def __len__(self) -> int:
-        """Groups that wait."""
+        """Number of waiting groups."""
         return sum(map(len, self._queues.values()))
 
     def add(self, groups: list[Group]) -> None:
-        """Queue each behind its source."""
+        """Append each group to the queue of its source."""
         for group in groups:
             name = _source(group[0])
             queue = self._queues.setdefault(name, deque())
@@ -55,7 +55,7 @@ class Buffer(BufferBase):
             queue.append(group)
 
     def take(self, num_groups: int) -> list[Group]:
-        """Source by source, the one that is furthest behind first; of equal ones by name."""
+        """Take groups, each from the source that is furthest behind; ties are broken by name."""
         taken: list[Group] = []
         while len(taken) < num_groups:
             waiting = [name for name, queue in self._queues.items() if queue]
@@ -67,7 +67,7 @@ class Buffer(BufferBase):
         return taken
 
     def wants(self, prompt: Sample) -> bool:
-        """Not while its source is a turn ahead of another, within `look_ahead` and `max_passes`."""
+        """Return false if the prompt's source is a turn ahead of another one, within `look_ahead` and `max_passes`."""
         name = _source(prompt)
         self._join(name, keep=True)
         ahead = self._clocks[name] - min(self._clocks.values())
@@ -86,12 +86,12 @@ class Buffer(BufferBase):
         return True
 
     def take_metrics(self) -> dict[str, float]:
-        """Prompts passed over since the last call."""
+        """Return the number of prompts passed over since the last call."""
         passed, self._num_passed = self._num_passed, 0
         return {"rollout/stratified/passed_prompts": float(passed)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Queues, clocks and who was passed over."""
+        """Return queues, clocks and the counts of prompts passed over."""
         return {
             "groups": self.pack(group for name in sorted(self._queues) for group in self._queues[name]),
             "clocks": dict(sorted(self._clocks.items())),
@@ -102,7 +102,7 @@ class Buffer(BufferBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Restore the state from `state_dict`."""
         self._queues = {}
         for group in self.unpack(state["groups"]):
             self._queues.setdefault(_source(group[0]), deque()).append(group)
@@ -115,7 +115,7 @@ class Buffer(BufferBase):
         return self._options.shares.get(name, 1.0)
 
     def _join(self, name: str, *, keep: bool = False) -> None:
-        """Start a source's clock; one that was away goes on at the present, unless `keep` leaves a running one."""
+        """Start a source's clock or set it to the current time; with `keep`, do not change a running clock."""
         if name not in self._clocks or not keep:
             self._clocks[name] = max(self._clocks.get(name, 0.0), self._now)
 

@@ -1,6 +1,6 @@
-"""What is wrong with a run before it starts: `slime check`, and the hook that every run asks first.
+"""Find problems of a run before it starts: `slime check`, and the hook that every run calls first.
 
-Loaded with every run, as all hook plugins are; it imports what it needs when it is asked.
+Every run loads this module, as all hook plugins; the hook imports its requirements when it is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def slime_preflight(run: Prepared) -> list[Finding]:
-    """Components, data, tokenizer, sizes, paths and space."""
+    """Check components, data, tokenizer, sizes, paths and disk space."""
     from slime_command_check.preflight import preflight
 
     return preflight(run)

@@ -37,7 +37,7 @@ All other flags are settings; `slime train --help-all` lists them. Exit status: 
 
 
 def run(argv: list[str]) -> int:
-    """Print the findings. Raises ConfigError and PluginError for what stops even the check."""
+    """Print the findings. Raises ConfigError and PluginError for problems that stop the check itself."""
     if "-h" in argv or "--help" in argv:
         print(_HELP)
         return 0
@@ -82,13 +82,13 @@ def run(argv: list[str]) -> int:
 
 
 def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
-    """What flags alone amount to: read, typed, checked against each other and against what the backends act on.
+    """Read flags, type them, and check them against each other and against the flags that the backends support.
 
-    Nothing that they name has to be there: no model, data, function, configuration file or installed backend.
+    The objects that the flags name need not exist: no model, data, function, configuration file or installed backend.
 
     Args:
         argv: Flags, without the command's name.
-        command: The command that they are for.
+        command: The command that the flags are for.
 
     Returns:
         The settings, with all warnings, which are logged as well.
@@ -117,7 +117,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
 
 
 def _to_be_made(settings: Settings, folder: Path) -> list[str]:
-    """Flags that have the recipe make what is missing in the folder, under the names of the run's inputs."""
+    """Return flags that make the recipe create missing inputs in the folder, under the names of the run's inputs."""
     args = settings.args
     if not args.prepare_path:
         return []
@@ -138,7 +138,7 @@ def _to_be_made(settings: Settings, folder: Path) -> list[str]:
 
 
 def as_json(finding: Finding) -> str:
-    """One line."""
+    """Return a finding as a line of JSON."""
     return json_text({"subject": finding.subject, "level": finding.level.value, "message": finding.message})
 
 

@@ -1,8 +1,8 @@
-"""What settings of other trainers are called here, for the errors that name an unknown flag or key.
+"""Names of other trainers' settings -> slime's flags, for the errors that name an unknown flag or key.
 
-Names are of TRL's and transformers' configurations, OpenRLHF, verl, prime-rl, vLLM and THUDM/slime's neighbours, in
-kebab-case. Nothing is translated. The same word may count other things (a batch of prompts, of samples, of one device),
-so the user is told ours and decides.
+The names are from TRL's and transformers' configurations, OpenRLHF, verl, prime-rl, vLLM and THUDM/slime's neighbours,
+in kebab-case. No value is translated. The same word may count different things (a batch of prompts, of samples, of one
+device), so the error names slime's flag and the user decides.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ _OURS: Mapping[str, str] = {
     "--run-dir": "run-name experiment-name exp-name logging-dir log-dir",
     "--use-tensorboard": "report-to logger loggers",
 }
-"""Ours -> theirs."""
+"""slime's flag -> names in other trainers."""
 
 _THEIRS: Mapping[str, str] = {name: ours for ours, names in _OURS.items() for name in names.split()}
 
 
 def renamed(word: str) -> str:
-    """What to type instead, or an empty string for a name that no other trainer's list has.
+    """Return a hint that names slime's flag, or an empty string if no other trainer has the name.
 
     Args:
-        word: A flag, a key, or one of the form `data.train_batch_size=8` or `--trainer.optim.lr`.
+        word: A flag, a key, or a word of the form `data.train_batch_size=8` or `--trainer.optim.lr`.
     """
     name = re.sub(r"^[-+]+", "", word.partition("=")[0]).replace("_", "-")
     last = name.rpartition(".")[2]

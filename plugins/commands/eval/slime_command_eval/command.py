@@ -37,7 +37,7 @@ def _eval(argv: list[str]) -> int:
     warn_inline_only(settings, "slime eval")
     if not args.eval_datasets:
         raise ConfigError("slime eval: no data set; type --eval-prompt-data NAME PATH (or --eval-config FILE)")
-    with redirect_stdout(sys.stderr) if own.json else nullcontext():  # data and model may tell what they do
+    with redirect_stdout(sys.stderr) if own.json else nullcontext():  # data and model may describe themselves
         report = evaluate(prepare(settings, learn=False))
     if own.json:
         print(json_text(report, indent=2))
@@ -51,7 +51,7 @@ def _eval(argv: list[str]) -> int:
 
 
 def print_table(report: Mapping[str, Any]) -> None:
-    """One row per data set and score, with its interval."""
+    """Print one row per data set and score, with its interval."""
     from rich.console import Console
     from rich.table import Table
 

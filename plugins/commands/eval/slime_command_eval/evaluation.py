@@ -1,7 +1,7 @@
-"""`slime eval` from prepared settings to its report: evaluate what a record does not hold yet, then score all of it.
+"""`slime eval` from prepared settings to its report: evaluate the groups missing in the record, then score the record.
 
-`command.py` prints what this returns. The record is what is resumed, and the report is made of it again; an evaluation
-function of the user's own keeps no record, and is done from the beginning.
+`command.py` prints the report. A resume continues the record and makes the report from it. A user's own evaluation
+function keeps no record and starts from the beginning.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ REPORT = "eval.json"
 REPORT_SCHEMA = 1
 _HASHED_BYTES = 1 << 20
 _ONLY_SCORING = ("answer_path", "ks")
-"""Settings of a data set that may differ when an evaluation goes on: they change nothing about its samples."""
+"""Data set settings that may differ when an evaluation resumes, because they do not affect its samples."""
 
 
 def resumed_argv(argv: list[str]) -> list[str]:
-    """The flags of `slime eval`, with those that `--resume RUN` stands for; unchanged without it.
+    """Return the flags of `slime eval` with `--resume RUN` replaced by the flags of RUN; unchanged without it.
 
     Raises:
-        ConfigError: There is no evaluation in RUN to go on with.
+        ConfigError: RUN has no evaluation to resume.
     """
     run = None
     for place, word in enumerate(argv):
@@ -57,11 +57,11 @@ def resumed_argv(argv: list[str]) -> list[str]:
 
 
 def evaluate(prepared: Prepared) -> dict[str, Any]:
-    """Evaluate, write the record and `eval.json`, and return what is in it.
+    """Evaluate, write the record and `eval.json`, and return the content of `eval.json`.
 
     Raises:
-        ConfigError: The run directory holds an evaluation that this one does not go on with.
-        RolloutError: The evaluation stopped; what was finished is in the record.
+        ConfigError: The run directory holds an evaluation with other settings.
+        RolloutError: The evaluation stopped; finished groups are in the record.
     """
     with own_directory(prepared.args, "eval"):
         return _evaluate(prepared)
@@ -107,7 +107,7 @@ def _evaluate(prepared: Prepared) -> dict[str, Any]:
 
 
 def _record(prepared: Prepared, run_dir: Path) -> EvalRecord | None:
-    """The record to go on with, or a new one; None where the evaluation function keeps none."""
+    """Return the record to resume, or a new one; None if the evaluation function keeps no record."""
     args = prepared.args
     before = read_state(run_dir)
     if not traits_of(prepared.parts.eval_function, RolloutTraits).records_evaluation:
@@ -148,7 +148,7 @@ def _tell_left(record: EvalRecord, run_dir: Path) -> None:
 
 
 def _plan(prepared: Prepared) -> dict[str, Any]:
-    """What decides about the samples of an evaluation, with whole paths: --resume may be typed somewhere else."""
+    """Return the settings that determine an evaluation's samples; paths are absolute, as --resume may run elsewhere."""
     args = prepared.args
     datasets = {}
     for dataset in args.eval_datasets:
@@ -168,7 +168,7 @@ def _plan(prepared: Prepared) -> dict[str, Any]:
 
 
 def _check_same(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: Path) -> None:
-    """Raise ConfigError that names each difference between what was begun and what would go on."""
+    """Raise ConfigError that names each difference between the recorded evaluation and this one."""
     changes = [c for c in _differences("", then, now) if c.partition(" ")[0].rpartition(".")[2] not in _ONLY_SCORING]
     if changes:
         raise ConfigError(
@@ -185,7 +185,7 @@ def _differences(path: str, then: Any, now: Any) -> list[str]:
 
 
 def _of_dataset(args: Args, name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """One data set's part of the report."""
+    """Return the report's section for one data set."""
     seed = sampling_seed(args.rollout_seed, "bootstrap", name)
     samples, prompts = columns.get("samples") or [], prompts_of(columns)
     settings = next((d.model_dump(mode="json") for d in args.eval_datasets if d.name == name), None)
@@ -204,7 +204,7 @@ def _of_dataset(args: Args, name: str, columns: Mapping[str, Any]) -> dict[str, 
 
 
 def _model(directory: str | None) -> dict[str, Any]:
-    """The files of a model directory: size, and a hash of the first and last MiB of each."""
+    """Return a digest of a model directory: each file's size and a hash of its first and last MiB."""
     root = Path(directory or "")
     files = {}
     for path in sorted(root.glob("*")) if directory and root.is_dir() else []:
@@ -222,5 +222,5 @@ def _hash_of_ends(path: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What json does not know of settings: pydantic models and paths."""
+    """Convert settings that json cannot encode (pydantic models, paths) to plain values."""
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)

@@ -1,11 +1,12 @@
-"""What each prompt scored -> the mean with its confidence interval. numpy, no clock: a seed gives the same numbers.
+"""Scores of prompts -> the mean with its confidence interval. numpy, no clock: a seed gives the same numbers.
 
-Prompts are the independent draws, samples of one prompt are not; so a value per prompt goes in. The interval says how
-far other prompts of the same kind would have moved the score, and, since samples are inside the values, how far other
-samples would; it says nothing about another data set.
+Prompts are independent draws; samples of one prompt are not. So the input is one value per prompt. The interval covers
+other prompts of the same kind and, since the values contain the samples, other samples. It does not cover another data
+set.
 
-Two methods, by the values. Where every prompt has 0 or 1 (one sample each, or k = n): Wilson's score interval, which
-holds for few prompts and for scores of 0 and 1. Else: percentile bootstrap over prompts. One prompt has no interval.
+The values decide the method. If every prompt scored 0 or 1 (one sample each, or k = n): Wilson's score interval, which
+also holds for few prompts and for scores of 0 and 1. Else: percentile bootstrap over prompts. One prompt alone has no
+interval.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ from statistics import NormalDist, fmean
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 _CHUNK = 4_000_000
-"""Numbers that one step of the bootstrap holds at once."""
+"""Maximum count of numbers in memory in one step of the bootstrap."""
 WILSON, BOOTSTRAP, NONE = "wilson", "bootstrap over prompts", "none: one prompt"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score and where the true one lies with probability `CONFIDENCE`."""
+    """A score with its confidence interval at level `CONFIDENCE`."""
 
     value: float
     low: float | None
     high: float | None
     method: str
-    """`WILSON`, `BOOTSTRAP` or `NONE`."""
+    """Method of the interval: `WILSON`, `BOOTSTRAP` or `NONE`."""
 
 
 def estimates(values: Mapping[str, Sequence[float]], seed: int) -> dict[str, Estimate]:
-    """The mean of each score over the prompts, with its interval.
+    """Return the mean of each score over the prompts, with its interval.
 
     Args:
         values: Score -> [prompts] values.
-        seed: Of the bootstrap's resampling; the same prompts are drawn for every score.
+        seed: Seed of the bootstrap's resampling; the same prompts are drawn for every score.
     """
     return {name: estimate(list(of_prompts), seed) for name, of_prompts in values.items()}
 
 
 def estimate(values: Sequence[float], seed: int) -> Estimate:
-    """`estimates` of one score.
+    """Return the estimate of one score; see `estimates`.
 
     Raises:
         statistics.StatisticsError: There are no prompts.
-        ValueError: A value is not finite; failed samples count as 0 before (`rollout.evaluate`, `rollout.contracts`).
+        ValueError: A value is not finite. Callers count failed samples as 0 (`rollout.evaluate`, `rollout.contracts`).
     """
     value = fmean(values)
     if not math.isfinite(value):
@@ -63,10 +64,13 @@ def estimate(values: Sequence[float], seed: int) -> Estimate:
 
 
 def wilson(successes: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Score interval of a rate (Wilson, "Probable inference, the law of succession, and statistical inference", 1927).
+    """Return the score interval of a rate.
 
-    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), with p the rate and z the normal quantile. Raises
-    ValueError for counts that are none.
+    Wilson, "Probable inference, the law of succession, and statistical inference", 1927:
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), with p the rate and z the normal quantile.
+
+    Raises:
+        ValueError: `trials` is below 1, or `successes` is not between 0 and `trials`.
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"{successes} of {trials} is no rate")
@@ -81,13 +85,15 @@ def wilson(successes: int, trials: int, confidence: float = CONFIDENCE) -> tuple
 def bootstrap(
     values: Sequence[float], seed: int, confidence: float = CONFIDENCE, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """Percentile interval of the mean (Efron, "Bootstrap methods: another look at the jackknife", 1979).
+    """Return the percentile interval of the mean.
+
+    Efron, "Bootstrap methods: another look at the jackknife", 1979.
 
     Args:
-        values: [n] one per prompt.
-        seed: Of the resampling.
-        confidence: Of the interval.
-        resamples: How many samples of n prompts are drawn with replacement.
+        values: [n] one value per prompt.
+        seed: Seed of the resampling.
+        confidence: Confidence level of the interval.
+        resamples: Number of samples of n prompts, drawn with replacement.
     """
     import numpy as np
 

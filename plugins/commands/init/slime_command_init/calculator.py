@@ -20,25 +20,25 @@ NUM_TRAIN, NUM_HELD_OUT = 6000, 200
 NUM_ASKING = 6500
 """Examples of the first warm-up phase, all with a call."""
 NUM_MIXED = 1500
-"""Examples of the second."""
+"""Examples of the second phase."""
 ASKING_SHARE = 0.2
-"""Of the second phase's examples, how many have a call."""
+"""Share of the second phase's examples that have a call."""
 _SPLIT_SEED = 20261
 
 
 def prepare(args: Args) -> None:
-    """Write what is missing of `--prompt-data`, the files of `--eval-prompt-data`, and `--hf-checkpoint`."""
+    """Write the missing files of `--prompt-data`, `--eval-prompt-data` and `--hf-checkpoint`."""
     train, held_out = problems()
     make_missing(args, RECIPE, rows(train), rows(held_out), warmup(train, args.seed))
 
 
 def problems() -> tuple[list[Problem], list[Problem]]:
-    """Training and held-out problems; always the same, whatever the run's seed."""
+    """Return training and held-out problems; they do not depend on the run's seed."""
     return drawn(NUM_TRAIN, NUM_HELD_OUT, _SPLIT_SEED)
 
 
 def drawn(num_train: int, num_held_out: int, seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Training and held-out problems, none twice."""
+    """Draw training and held-out problems without repeats."""
     rng = random.Random(seed)
     found: dict[Problem, None] = {}
     while len(found) < num_train + num_held_out:
@@ -47,20 +47,20 @@ def drawn(num_train: int, num_held_out: int, seed: int) -> tuple[list[Problem], 
 
 
 def value(problem: Problem) -> int:
-    """The right answer."""
+    """Return the right answer."""
     a, operator, b = problem
     return {"+": a + b, "-": a - b, "*": a * b}[operator]
 
 
 def rows(some: list[Problem]) -> list[dict[str, str]]:
-    """Rows of `--prompt-data`."""
+    """Return rows for `--prompt-data`."""
     return [{"input": f"{''.join(map(str, problem))}=?", "label": str(value(problem))} for problem in some]
 
 
 def warmup(
     train: list[Problem], seed: int, call: str = "<tool>{}</tool>"
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Conversations of the two phases; `call` is how one asks for a value."""
+    """Return the conversations of the two phases; `call` formats a call for a value."""
     rng = random.Random(seed)
     asking = [_conversation(problem, call) for problem in rng.choices(train, k=NUM_ASKING)]
     mixed = [

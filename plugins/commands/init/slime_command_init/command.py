@@ -17,11 +17,11 @@ from slime_core.errors import ConfigError
 from slime_core.protocols import Command
 
 _NAME = "run.yaml"
-"""What templates call themselves, and the default of FILE."""
+"""File name of the run file in the templates, and the default of FILE."""
 _BESIDE: Mapping[str, tuple[str, ...]] = {"agent": ("agent.py",)}
-"""Template -> further files, which the run file names as its neighbours."""
+"""Template -> further files, to which the run file refers in its own directory."""
 TEMPLATES = ("demo", "grpo", "tools", "agent", "sft")
-"""In the order of the list."""
+"""Templates, in the order of the list."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -72,7 +72,7 @@ def _text(template: str) -> str:
 
 
 def _command(template: str) -> str:
-    """`slime train` or `slime sft`, out of the template's second line."""
+    """Return `slime train` or `slime sft`, from the template's second line."""
     return _text(template).splitlines()[1].removeprefix("# Run: ").partition(" --config")[0]
 
 

@@ -1,7 +1,7 @@
-"""The recipe `addition` (kind `recipes`): makes whatever inputs of the quick start are missing.
+"""The recipe `addition` (kind `recipes`): creates missing inputs of the quick start.
 
 The launcher calls `prepare(args)` before it reads any input. The warm-up is two ordinary `slime sft` runs, with the
-settings of `warmup-1.yaml` and `warmup-2.yaml`; `warmup.py` makes them.
+settings of `warmup-1.yaml` and `warmup-2.yaml`; `warmup.py` starts them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _RECIPE = Recipe("addition", version=2)
 
 
 def prepare(args: Args) -> None:
-    """Make the missing ones of `args.prompt_data`, the files of `args.eval_prompt_data`, and `args.hf_checkpoint`.
+    """Create `args.prompt_data`, the files of `args.eval_prompt_data`, and `args.hf_checkpoint` if they are missing.
 
-    What exists is left alone. When the model there was made for another seed, this run's goes to a directory of its own
-    beside it, which `args.hf_checkpoint` then names. Supervised runs get conversations that show the working, and a
-    random model.
+    Existing files are not changed. If the existing model was made for another seed, this run's model goes to a
+    directory of its own next to it, and `args.hf_checkpoint` is set to that directory. Supervised runs get
+    conversations that show the working, and a random model.
     """
     train, held_out = task.split_problems()
     if not args.compute_advantages_and_returns:

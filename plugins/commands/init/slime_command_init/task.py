@@ -1,8 +1,8 @@
 r"""The demo's task: `37+48=?`, to be answered `\boxed{85}`, directly or after working digit by digit.
 
-`prepare.py` writes its files from here. The warm-up shows both ways of answering; the direct one is hard for a tiny
-model and the worked one easy, and reinforcement learning has to find that out. Held-out problems are apart by
-*unordered* pair, so 48+37 is never trained on when 37+48 is held out.
+`prepare.py` writes its files from this module. The warm-up shows both ways of answering. The direct answer is hard for
+a tiny model and the worked answer is easy; reinforcement learning has to discover this. Held-out problems are separated
+by *unordered* pair, so 48+37 is never trained on if 37+48 is held out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NUM_WORKED = 6500
 NUM_MIXED = 1500
 """Examples of the second warm-up phase."""
 DIRECT_SHARE = 0.8
-"""Of the second phase's examples, how many answer directly."""
+"""Share of the second phase's examples that answer directly."""
 _SPLIT_SEED = 20260
 
 
 def split_problems() -> tuple[list[Problem], list[Problem]]:
-    """Training and held-out problems in a shuffled order: always the same, whatever the run's seed."""
+    """Return training and held-out problems, shuffled; the order does not depend on the run's seed."""
     pairs = [(a, b) for a in OPERANDS for b in OPERANDS if a <= b]
     random.Random(_SPLIT_SEED).shuffle(pairs)
     held_out: list[Problem] = []
@@ -43,17 +43,17 @@ def _both_orders(pair: Problem) -> list[Problem]:
 
 
 def question(problem: Problem) -> str:
-    """The prompt, `37+48=?`."""
+    """Return the prompt, such as `37+48=?`."""
     return f"{problem[0]}+{problem[1]}=?"
 
 
 def direct_answer(problem: Problem) -> str:
-    r"""`\boxed{85}`."""
+    r"""Return the direct answer, such as `\boxed{85}`."""
     return rf"\boxed{{{sum(problem)}}}"
 
 
 def worked_answer(problem: Problem) -> str:
-    r"""Digit by digit with the carry: `7+8=15 3+4+1=8 \boxed{85}`."""
+    r"""Return the answer worked digit by digit with the carry, such as `7+8=15 3+4+1=8 \boxed{85}`."""
     (a_tens, a_ones), (b_tens, b_ones) = (divmod(operand, 10) for operand in problem)
     ones = a_ones + b_ones
     carry = ones // 10
@@ -61,12 +61,12 @@ def worked_answer(problem: Problem) -> str:
 
 
 def rl_rows(problems: Iterable[Problem], input_key: str, label_key: str) -> list[dict[str, Any]]:
-    """Rows of `--prompt-data`: the question and the sum, as text."""
+    """Return rows of `--prompt-data`: the question and the sum, as text."""
     return [{input_key: question(problem), label_key: str(sum(problem))} for problem in problems]
 
 
 def warmup_rows(train: list[Problem], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows (`messages`) of the two warm-up phases, drawn from the training problems."""
+    """Return rows (`messages`) of the two warm-up phases, drawn from the training problems."""
     rng = random.Random(seed)
     worked = [_conversation(p, worked_answer(p)) for p in rng.sample(train, NUM_WORKED)]
     mixed = [

@@ -1,8 +1,8 @@
-"""A random model -> one that has learnt a task's ways of answering: what recipes of tiny models have in common.
+"""Make a tiny model and teach it a task's answer format; the common part of recipes with tiny models.
 
-The recipe `addition` and those of `examples/` call it. Every file appears whole or not at all, the model last, so a
-preparation that was killed is simply done again, and other processes may wait for the model. A phase is an ordinary
-`slime sft` run, with the settings of a YAML file.
+The recipe `addition` and the recipes of `examples/` call this module. Every file is written atomically, the model last,
+so a killed preparation can be repeated, and other processes may wait for the model. A phase is an ordinary `slime sft`
+run with the settings of a YAML file.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ STAMP = "slime_quickstart.json"
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 PHASES = tuple(Path(__file__).with_name(f"warmup-{number}.yaml") for number in (1, 2))
-"""Settings of the two phases of the recipe `addition`: learn all there is, then the habit that training starts from."""
+"""Settings of the two phases of the recipe `addition`: the whole task first, then the initial habit for training."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which recipe made a model, kept beside its weights."""
+    """The recipe that made a model, stored with its weights."""
 
     name: str
     version: int = 1
-    """Raised when models of before are no longer what the recipe makes."""
+    """Version, incremented when the recipe makes different models than before."""
 
     def stamp(self, seed: int) -> dict[str, Any]:
-        """Contents of the file `STAMP`."""
+        """Return the contents of the file `STAMP`."""
         return {"recipe": self.name, "version": self.version, "seed": seed}
 
 
@@ -80,13 +80,13 @@ def make_missing(args: Args, recipe: Recipe, train: Rows, held_out: Rows, phases
 
 
 def make_missing_model(args: Args, recipe: Recipe, phases: Mapping[Path, Rows]) -> None:
-    """Make `args.hf_checkpoint` of this run's seed where it is missing, and name it there.
+    """Make the model of this run's seed if it is missing, and set `args.hf_checkpoint` to its directory.
 
-    When the model there was made for another seed, this run's goes to a directory of its own beside it.
+    If `args.hf_checkpoint` has a model of another seed, this run's model goes to a separate directory next to it.
 
     Args:
         args: The run's settings.
-        recipe: Who asks.
+        recipe: The calling recipe.
         phases: Settings of `slime sft` -> rows (`messages`), in order.
     """
     model = _model_of_seed(Path(args.hf_checkpoint), recipe, args.seed)
@@ -112,18 +112,18 @@ def is_missing(model: Path) -> bool:
 
 
 def _model_of_seed(model: Path, recipe: Recipe, seed: int) -> Path:
-    """Where the model of this seed is or goes: `model` itself, unless a model of another seed is there."""
+    """Return the directory for the model of this seed: `model`, unless it has a model of another seed."""
     stamp = model / STAMP
     if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) == recipe.stamp(seed):
-        return model  # nothing yet, this recipe's, or somebody's own model
+        return model  # missing, made by this recipe, or the user's own model
     return model.with_name(f"{model.name}-seed-{seed}")
 
 
 def _make_model(args: Args, target: Path, recipe: Recipe, phases: Mapping[Path, Rows]) -> None:
-    """Random model -> phases of supervised fine-tuning -> `target`."""
+    """Make a random model, fine-tune it in phases, and move it to `target`."""
     started = time.perf_counter()
     work = target.with_name(f".{target.name}.preparing")
-    if work.exists():  # of a preparation that was killed
+    if work.exists():  # left by a killed preparation
         shutil.rmtree(work)
     model = work / "random"
     parameters = write_random_model(model, args.seed)
@@ -136,13 +136,13 @@ def _make_model(args: Args, target: Path, recipe: Recipe, phases: Mapping[Path, 
     copy_assets(model, warm)
     write_weights(warm, read_weights(model))
     (warm / STAMP).write_text(json.dumps(recipe.stamp(args.seed)) + "\n", encoding="utf-8")
-    os.rename(warm, target)  # refused by the system where something has come to be there meanwhile
+    os.rename(warm, target)  # fails if the target was created meanwhile
     shutil.rmtree(work)
     say(f"wrote {target}: the warmed-up model, in {time.perf_counter() - started:.0f} s")
 
 
 def _fine_tune(args: Args, phase: Path, model: Path, data: Path, save: Path) -> Path:
-    """One `slime sft`, without the checks that the run it is for has; the directory with the trained model."""
+    """Run `slime sft` without preflight checks, and return the directory of the trained model."""
     argv = ["--no-preflight", "--config", str(phase), "--hf-checkpoint", str(model), "--prompt-data", str(data)]
     argv += ["--save", str(save), "--seed", str(args.seed), "--device", args.device, "--dtype", "float32"]
     argv += ["--num-threads", str(args.num_threads)] if args.num_threads else []
@@ -155,7 +155,7 @@ def _fine_tune(args: Args, phase: Path, model: Path, data: Path, save: Path) -> 
 
 @contextmanager
 def _single_process() -> Iterator[None]:
-    """Under torchrun, the other ranks wait for the finished model and take no part in its warm-up."""
+    """Hide torchrun's variables: only this rank warms up the model, and the other ranks wait for it."""
     hidden = {name: os.environ.pop(name) for name in _TORCHRUN if name in os.environ}
     try:
         yield
@@ -164,5 +164,5 @@ def _single_process() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Tell the user what is made."""
+    """Print a progress message."""
     print(f"quick start: {text}", flush=True)

@@ -1,7 +1,7 @@
-"""A spec and settings -> what `reward_attack.audit` says of the reward; the run's own rows, or made ones.
+"""Run `reward_attack.audit` on the reward of a spec and settings, with the run's own rows or synthetic rows.
 
-Called by `slime rewards attack` and by `slime check` (a hook plugin, loaded with every run: it imports what it needs
-when it is asked). Plain rewards run in worker processes, so that one which ends its process ends no audit.
+Called by `slime rewards attack` and by `slime check` (a hook plugin that every run loads, so it imports on demand).
+Plain rewards run in worker processes, so a reward that ends its process does not end the audit.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from slime_core.types import Sample
 
 CALL_DEADLINE = 10.0
-"""Seconds of a call, where `--rm-timeout` is not given."""
+"""Seconds per call, if `--rm-timeout` is not given."""
 _CHECK_DEADLINE = 20.0
-"""Seconds of the attack in `slime check`."""
+"""Seconds for the attack in `slime check`."""
 _CHECKED_ROWS = 4
 
 
 def cases_of(settings: Settings, data: str | None, count: int) -> list[Case]:
-    """The cases of up to `count` rows, spread over the file; made ones without a file.
+    """Return the cases of up to `count` rows, spread over the file; synthetic cases without a file.
 
     Raises:
-        DataError: The file cannot be read, or none of the rows says what is right.
+        DataError: The file cannot be read, or no row has a right answer.
     """
     from slime_command_inspect.attack_answers import case_of, made_cases
     from slime_core.data.dataset import column, open_rows
@@ -68,8 +68,8 @@ def attack(
     """Audit the reward, in at most `deadline` seconds.
 
     Raises:
-        PluginError, ConfigError: It does not resolve, or lacks settings.
-        TimeoutError: It took longer.
+        PluginError, ConfigError: The reward cannot be resolved, or lacks settings.
+        TimeoutError: The audit took longer.
     """
     from slime_core.launch.resolver import Resolver
 
@@ -92,12 +92,12 @@ async def _attacked(caller: RewardCaller, cases: Sequence[Case], made: bool, dea
 
 
 def scored_by(caller: RewardCaller) -> Score:
-    """The caller as an audit asks it: what it raises is a text, and of a mapping the number of `--reward-key`."""
+    """Adapt the caller for an audit: exceptions become text, and a mapping becomes its `--reward-key` number."""
 
     async def score(samples: list[Sample]) -> list[float | str]:
         try:
             values = await caller.score(samples)
-        except Exception as error:  # a result like another
+        except Exception as error:  # an error is a result, too
             return [f"{type(error).__name__}: {error}"] * len(samples)
         return [_number(value, caller.args.reward_key) for value in values]
 
@@ -111,7 +111,7 @@ def _number(value: Any, key: str | None) -> float | str:
 
 @hookimpl
 def slime_check(settings: Settings) -> list[Finding]:
-    """What the run's reward pays, of its own rows. A reward that asks a service is not attacked here: it may cost."""
+    """Attack the run's reward on rows of the run. Skip rewards that call a service, since calls may cost money."""
     import copy
 
     from slime_core.launch.findings import Finding, Level
@@ -140,7 +140,7 @@ def slime_check(settings: Settings) -> list[Finding]:
 
 
 def told(spec: str, report: Report) -> list[tuple[str, str]]:
-    """(level, one line) for a check."""
+    """Return (level, one line) for `slime check`."""
     more = f"slime rewards attack {spec} says more"
     lines = []
     for what, found in (("pays", report.false_passes), ("does not pay", report.false_fails)):
@@ -154,7 +154,7 @@ def told(spec: str, report: Report) -> list[tuple[str, str]]:
 
 
 def show(spec: str, report: Report) -> None:
-    """Print the report for people."""
+    """Print the report as text."""
     print(f"{spec}: {report.calls} answers to {report.rows} rows; it reads: {', '.join(report.forms) or 'no form'}")
     for title, found in (
         ("false pass", report.false_passes),

@@ -1,7 +1,7 @@
-"""`slime why --learning`: what a run noticed of its numbers, and why its reward may not rise; `slime doctor RUN`.
+"""`slime why --learning` and `slime doctor RUN`: the incidents of a run, and likely causes if its reward does not rise.
 
 Reads `incidents.jsonl`, `metrics.jsonl`, settings and a few samples of the run directory. The first third of the
-rollouts is compared with the last one; causes are named where the reward does not rise by more than its noise.
+rollouts is compared with the last third. Causes are named if the reward does not rise by more than its noise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slime_core.text import one_line
 
 _REWARD, _ERROR = "rollout/raw_reward", "rollout/raw_reward_stderr"
 _NOISE = 3.0
-"""Standard errors that two means must differ by: few groups with skewed rewards have more outliers than a normal
+"""Minimum difference of two means in standard errors: a few groups with skewed rewards have more outliers than a normal
 distribution."""
 _OF_STANDING_WEIGHTS = ("every_tensor_moves", "weights_move")
 """Checks of the invariants that a learning rate near 0 explains."""
@@ -35,10 +35,10 @@ Row = dict[str, Any]
 
 
 def examine_run(run: Run) -> tuple[str, bool]:
-    """Describe what a resume would refuse, what the run noticed and what its metrics support; True if any is wrong.
+    """Describe damage that prevents a resume, incidents, and conclusions from the metrics; also True if any is wrong.
 
     Raises:
-        ConfigError: It is no run that trains.
+        ConfigError: The run does not train.
     """
     damage = []
     try:
@@ -82,34 +82,34 @@ def _described(run: Run, rows: Sequence[Row], found: Sequence[Row]) -> list[str]
 
 @dataclass(frozen=True)
 class _Evidence:
-    """Numbers of a run that learns or does not."""
+    """Numbers that show whether a run learns."""
 
     run: Run
     rows: Sequence[Row]
 
     @cached_property
     def size(self) -> int:
-        """Rollouts of a third of the run."""
+        """Number of rollouts in a third of the run."""
         return max(1, len(self.rows) // 3)
 
     @cached_property
     def first(self) -> Sequence[Row]:
-        """The first third."""
+        """Rows of the first third."""
         return self.rows[: self.size]
 
     @cached_property
     def last(self) -> Sequence[Row]:
-        """The last third."""
+        """Rows of the last third."""
         return self.rows[-self.size :]
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The run's settings."""
+        """Settings of the run."""
         return {name: value for name, (value, _) in self.run.settings().items()}
 
     @cached_property
     def parameters(self) -> int:
-        """Of the model; 0 if neither it nor a commit is there any more."""
+        """Number of parameters of the model; 0 if neither the model nor a commit exists any more."""
         commits = sorted(self.run.checkpoints.glob("rollout_*"), reverse=True)
         for directory in (Path(str(self.settings.get("hf_checkpoint"))), *commits[:1]):
             try:
@@ -126,7 +126,7 @@ class _Evidence:
 
     @property
     def verdict(self) -> str:
-        """The means, their standard errors, and what they say."""
+        """Sentence with the mean rewards, their standard errors, and the conclusion from them."""
         parts = (("first", self.first), ("last", self.last))
         means = [f"{self.mean(_REWARD, of):.4g} +- {_error(of):.2g} in the {name} {len(of)}" for name, of in parts]
         falls = -self._gain > _NOISE * self._error
@@ -147,7 +147,7 @@ class _Evidence:
         return fmean(values) if values else 0.0
 
     def number(self, name: str, missing: float = 0.0) -> float:
-        """A setting as a number."""
+        """Return a setting as a number."""
         value = self.settings.get(name)
         return float(value) if isinstance(value, int | float) else missing
 
@@ -188,7 +188,7 @@ def _causes(it: _Evidence) -> Iterator[str]:
 
 
 def _of_learning_rate(it: _Evidence) -> Iterator[str]:
-    """Compare the steps with the weights; a step without a gradient says nothing."""
+    """Compare the steps with the weights; a step without a gradient proves nothing."""
     rates = [row["train/lr"] for row in it.rows if "train/lr" in row]
     if rates and not any(rates):
         yield "the learning rate is 0 (train/lr): see --lr, --lr-decay-style, --lr-decay-iters"
@@ -227,7 +227,7 @@ def _of_kl(it: _Evidence) -> Iterator[str]:
 
 
 def _of_sampling(it: _Evidence) -> Iterator[str]:
-    """Temperature and length."""
+    """Check temperature and length."""
     temperature = it.number("rollout_temperature", 1.0)
     if temperature > HOT:
         entropy = f", {it.mean('train/entropy_loss'):.2g} nats a token" if "train/entropy_loss" in it.last[-1] else ""
@@ -246,7 +246,7 @@ def _of_sampling(it: _Evidence) -> Iterator[str]:
 
 
 def _of_rewards(it: _Evidence) -> Iterator[str]:
-    """Rewards that tell no answer from another."""
+    """Find rewards that do not distinguish answers."""
     if it.number("n_samples_per_prompt", 2) == 1 and not it.mean("train/grad_norm"):
         yield "groups of one answer have nothing to compare it with: type --n-samples-per-prompt 8"
     elif (equal := it.equal_groups) > 0.9:

@@ -1,8 +1,8 @@
-"""`slime ledger`: what became of every prompt group of a run.
+"""`slime ledger`: show the history of every prompt group of a run.
 
-`verify` proves that none was lost or trained on twice; its exit status is 0 when the ledger holds, 1 when it does not,
-with one line per problem. Reads a run directory's commits and their ledger; loads no torch and no plugin of the run.
-What a running run has done since its last commit is in no ledger yet, because a kill would undo it.
+`verify` proves that no group was lost or trained on twice. Its exit status is 0 if the ledger is consistent, else 1,
+with one line per problem. The command reads a run directory's commits and their ledger; it loads neither torch nor the
+run's plugins. Work since the last commit of a running run is not in the ledger yet, because a kill would undo it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Verify or print. Raises CheckpointError for what `show` cannot read."""
+    """Verify or print. Raises CheckpointError if `show` cannot read a file."""
     from slime_runs.history import read_history
 
     if namespace.ledger_command == "verify":
@@ -57,7 +57,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def _commit(namespace: argparse.Namespace) -> Path:
-    """The commit that is meant, its files checked."""
+    """Return the requested commit after a check of its files."""
     from slime_core.checkpoint.store import find
     from slime_core.errors import CheckpointError
 
@@ -123,7 +123,7 @@ def _summary_lines(history: History) -> Iterator[str]:
 
 
 def _groups_in(history: History, state: str) -> Iterator[tuple[int, str]]:
-    """Groups in the state, by number. Raises ConfigError for a word that is none."""
+    """Yield the groups in `state`, by number. Raises ConfigError for an unknown state."""
     from slime_runs.history import replay
 
     from slime_core.data.ledger import DROPPED, OPEN, TAKEN, TRAINED
@@ -140,7 +140,7 @@ def _groups_in(history: History, state: str) -> Iterator[tuple[int, str]]:
 
 
 def _group_events(history: History, group: int) -> tuple[list[Event], list[tuple[Any, Event]]]:
-    """Where one group was before the ledger, and (rollout, event) since. Raises ConfigError when there is none."""
+    """Return a group's state at the ledger's start and its (rollout, event) pairs. Raises ConfigError if unknown."""
     from slime_core.errors import ConfigError
 
     found = [(s.header["rollout"], e) for s, e in history.events() if e.get("group") == group]

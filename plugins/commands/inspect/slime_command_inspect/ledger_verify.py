@@ -1,10 +1,10 @@
-"""`slime ledger verify`: proves from a commit's ledger that no prompt was skipped and none trained on too often.
+"""`slime ledger verify`: prove from a commit's ledger that no prompt was skipped and none was trained on too often.
 
-`verify` is a pure function of what `slime_runs.history.read_history` read; each `_check_...` answers with one line per
-problem. What a run may do beyond "every group once" it has declared itself, in the headers of its segments: that its
-buffer gives groups out again (`replays`) or drops them (`buffer_drops`), that its rollout function is free to leave
-groups out (`leaves_out`). A cursor is what makes "nothing is missing" provable. A data source without one is held to
-everything else, and the report says so.
+`verify` is a pure function of the result of `slime_runs.history.read_history`; each `_check_...` yields one line per
+problem. A run declares exceptions from "every group once" in the headers of its segments: its buffer returns groups
+again (`replays`) or drops them (`buffer_drops`), or its rollout function may leave groups out (`leaves_out`). Only a
+data source with a cursor allows a proof that no group is missing. For a data source without a cursor everything else is
+checked, and the report says so.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from slime_runs.history import History, Replay, replay
 from slime_core.data.ledger import DROPPED, LEFT_OUT, REMOVED, TAKEN
 
 _NAMED = 8
-"""Numbers that a line names before it says how many more there are."""
+"""Maximum number of examples listed in a line; the line counts the rest."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found."""
+    """The result of the check."""
 
     problems: list[str]
-    """One line each; none: the ledger holds."""
+    """Problems, one line each; empty if the ledger is valid."""
     facts: dict[str, Any]
     """Counts, as JSON values."""
     notes: list[str]
-    """What could not be checked, and why."""
+    """Checks that were not possible, with the reasons."""
 
 
 def verify(history: History) -> Report:
@@ -52,13 +52,13 @@ def verify(history: History) -> Report:
 
 
 def replays_of(history: History) -> int:
-    """How often a group may be trained on again; -1: without limit. The most that any part of the run declared."""
+    """Return how often a group may be trained on again, the maximum over the parts of the run; -1: without limit."""
     declared = [int(s.header["policy"]["replays"]) for s in history.segments]
     return -1 if -1 in declared else max(declared, default=0)
 
 
 def _check_policy(history: History) -> Iterator[str]:
-    """Groups were lost only where that was declared."""
+    """Check that groups were lost only if the run declared it."""
     for segment, event in history.events():
         policy = segment.header["policy"]
         if event["event"] != DROPPED:
@@ -73,7 +73,7 @@ def _check_policy(history: History) -> Iterator[str]:
 
 
 def _check_times(history: History, result: Replay) -> Iterator[str]:
-    """No group more often than declared, and none left behind by the commit's weights."""
+    """Check that no group was trained on more often than declared, and none was left behind by the commit's weights."""
     replays = replays_of(history)
     for record in result.groups.values():
         if replays >= 0 and record.times > 1 + replays:
@@ -93,7 +93,7 @@ def _check_times(history: History, result: Replay) -> Iterator[str]:
 
 
 def _check_open(history: History, result: Replay) -> Iterator[str]:
-    """The commit's list of open groups is what the events come to."""
+    """Check that the commit's list of open groups agrees with the events."""
     stated = Counter((e["group"], e["state"], e.get("rollout")) for e in history.found["open"])
     events: Counter[tuple[int, str, Any]] = Counter()
     for record in result.groups.values():
@@ -134,7 +134,7 @@ def _check_stored(history: History, result: Replay) -> Iterator[str]:
 
 
 def _check_numbers(history: History, result: Replay) -> Iterator[str]:
-    """Every group number up to the cursor was recorded, and none beyond it."""
+    """Check that every group number up to the cursor was recorded, and none beyond it."""
     cursor = history.found["cursor"]
     if cursor is None:
         return
@@ -152,7 +152,7 @@ def _check_numbers(history: History, result: Replay) -> Iterator[str]:
 
 
 def _check_rows(history: History, result: Replay) -> Iterator[str]:
-    """Every row that the cursor has passed became a group or was skipped, once per epoch."""
+    """Check that every row that the cursor has passed became a group or was skipped, once per epoch."""
     cursor = history.found["cursor"]
     if cursor is None or not cursor["num_rows"]:
         return
@@ -175,7 +175,7 @@ def _check_rows(history: History, result: Replay) -> Iterator[str]:
 
 
 def _check_rollouts(history: History, result: Replay) -> Iterator[str]:
-    """Every rollout up to the commit's is there, with as many groups as the run's settings say or a reason."""
+    """Check that every rollout up to the commit's exists, with as many groups as the settings say or a reason."""
     first = history.start["rollout"]
     first = min(result.rollouts, default=history.rollout_id + 1) if first is None else first
     for rollout in range(first, history.rollout_id + 1):
@@ -192,7 +192,7 @@ def _check_rollouts(history: History, result: Replay) -> Iterator[str]:
 
 
 def _check_staleness(history: History, result: Replay) -> Iterator[str]:
-    """No token that was trained on is older than `--max-staleness` allows."""
+    """Check that no token that was trained on is older than `--max-staleness` allows."""
     for event, limit in result.stale:
         if event["rollout"] > history.rollout_id:  # it waits; `--staleness-policy` is applied when its turn comes
             continue
@@ -246,7 +246,7 @@ def _notes(history: History) -> Iterator[str]:
 
 
 def summary(report: Report) -> str:
-    """The counts in a line."""
+    """Return the counts in a line."""
     facts = report.facts
     again = f", and {facts['trained_again']} times one of them again" if facts["trained_again"] else " once"
     parts = [

@@ -1,8 +1,8 @@
-"""A reward and rows -> which wrong answers it pays, and which right ones it does not.
+"""Find wrong answers that a reward pays, and right answers that it does not pay.
 
-`slime rewards attack`, `slime check` and the contract of rewards call `audit`. It knows a reward by its scores alone:
-first it asks which forms of the right answer are paid more than wrong ones, then it attacks in these forms. A call that
-raises or overruns its deadline is a result like another.
+`slime rewards attack`, `slime check` and the contract of rewards call `audit`. It uses only the scores of a reward.
+First it finds the forms in which the right answer is paid more than wrong ones, then it attacks in these forms. A call
+that raises or overruns its deadline is also a result.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from slime_command_inspect.attack_answers import FORMS, Attack, Case, attacks, e
 from slime_core.types import Sample, SampleStatus
 
 Score = Callable[[list[Sample]], Awaitable[list[float | str]]]
-"""Samples of one call -> a number each, or the text of what went wrong."""
+"""Samples of one call -> for each sample its reward, or the text of the error."""
 
 _PAID = 0.9
-"""Of the way from a wrong answer to the right one in its form: what counts as paid."""
+"""Share of the distance from a wrong answer's reward to the right one's in its form, from which a response is paid."""
 _READ = 0.7
-"""The same, of the best form: from here on a reward reads a form."""
+"""Share of the distance to the best form's reward, from which the reward counts as reading a form."""
 _MOST_FORMS = 2
 _SHOWN = 200
 
 
 @dataclass(frozen=True)
 class Found:
-    """A response that is paid and must not be, or must be and is not."""
+    """A wrong response that is paid, or a right response that is not paid."""
 
     what: str
     """Kind of attack, or of right answer."""
     response: str
-    """Its first 200 characters."""
+    """First 200 characters of the response."""
     label: Any
     reward: float | None
     error: str | None = None
@@ -41,7 +41,7 @@ class Found:
 
 @dataclass
 class Report:
-    """What came of it."""
+    """The result of an attack on a reward."""
 
     rows: int = 0
     calls: int = 0
@@ -50,15 +50,15 @@ class Report:
     false_passes: list[Found] = field(default_factory=list)
     false_fails: list[Found] = field(default_factory=list)
     errors: list[Found] = field(default_factory=list)
-    """Responses that the reward answered nothing to: their samples would fail."""
+    """Responses for which the reward returned no number, so their samples would fail."""
 
     @property
     def reads_answers(self) -> bool:
-        """Whether right and wrong answers are paid differently at all."""
+        """Return True if any right and wrong answers are paid differently."""
         return bool(self.forms)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the report as plain JSON values."""
         return asdict(self)
 
 
@@ -68,7 +68,7 @@ class _Auditor:
         self.report = Report()
 
     async def pay(self, case: Case, texts: Sequence[str]) -> list[float | None]:
-        """The reward of each response; None for one that could not be scored."""
+        """Return the reward of each response; None for a response that could not be scored."""
         found: list[float | str] = []
         for result in await asyncio.gather(*(self._one(case, text) for text in texts)):
             found.append(result)
@@ -80,7 +80,7 @@ class _Auditor:
 
     async def _one(self, case: Case, text: str) -> float | str:
         samples = [_sample(case, text)]
-        if self.companions:  # a group that is compared: a right and a wrong answer beside the one that is asked about
+        if self.companions:  # the group of a comparing reward: a right and a wrong answer next to the tested response
             samples += [_sample(case, case.right or ""), _sample(case, case.wrong[0])]
         return (await self.score(samples))[0]
 
@@ -106,10 +106,10 @@ async def audit(
 
     Args:
         score: Scores the samples of one call.
-        cases: Rows; of a kind whose right answers are never paid only that is reported.
+        cases: Rows. If right answers of a kind are never paid, the report has only this finding for the kind.
         templates: Forms of an answer.
         companions: Score each response in a group with a right and a wrong one.
-        made: The rows are made up, so that a row whose right answer is not paid says nothing.
+        made: The rows are synthetic, so a row whose right answer is not paid is not a finding.
 
     Returns:
         False passes, false fails and errors, with the responses.
@@ -152,25 +152,25 @@ async def _kind(auditor: _Auditor, cases: Sequence[Case], made: bool) -> None:
 
 
 async def _reads_equals(auditor: _Auditor, case: Case, table: _Table, form: str) -> bool:
-    """Whether it pays the spellings that a made row declares equal."""
+    """Return True if the reward pays the spellings that a synthetic row declares equal."""
     paid = await auditor.pay(case, [auditor.templates[form].format(text) for text in case.equal])
     return all(reward is not None and reward >= table.bar([form], form) for reward in paid)
 
 
 @dataclass
 class _Table:
-    """Rewards of one row: right and wrong answers by form."""
+    """The rewards of one row's right and wrong answers, by form."""
 
     right: dict[str, float]
     low: float
     high: float
 
     def share(self, name: str) -> float:
-        """Of the way from wrong to the best form of right."""
+        """Return the reward of form `name` on a scale from a wrong answer (0) to the right one's best form (1)."""
         return _share(self.right.get(name, self.low), self.low, self.high)
 
     def bar(self, forms: Sequence[str], name: str | None) -> float:
-        """The reward from which on a response in this form is paid."""
+        """Return the lowest reward at which a response in this form counts as paid."""
         rights = [self.right[form] for form in ([name] if name else forms)]
         return self.low + _PAID * (min(rights, default=self.high) - self.low)
 
@@ -187,7 +187,7 @@ async def _table(auditor: _Auditor, case: Case) -> _Table:
     rights: list[float | None] = [None] * len(names)
     if case.right is not None:
         rights = await auditor.pay(case, [auditor.templates[n].format(case.right) for n in names])
-    # One of the two may be paid by mistake, which is then found as such.
+    # The reward may pay one of the two by mistake; the attack reports this later.
     low = max((min(a, b) for a, b in zip(first, second) if a is not None and b is not None), default=0.0)
     right = {name: value for name, value in zip(names, rights) if value is not None}
     return _Table(right, low, max(right.values(), default=low + 1e-3))

@@ -1,8 +1,8 @@
-"""Saved samples -> the rewards another function gives them, beside those they have.
+"""Saved samples -> rewards of another function, together with the saved rewards.
 
 `slime rewards replay` reads dumps of rollouts (`dumps.read_samples`) and reproductions of failed scores
-(`reward_failures`) through `read_saved` and scores them with `rescore`. A sample whose
-*generation* failed or was aborted has nothing to score and is left out; one whose scoring failed is scored again.
+(`reward_failures`) through `read_saved` and scores them with `rescore`. A sample whose *generation* failed or was
+aborted is skipped, since it has no response to score. A sample whose scoring failed is scored again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from slime_core.rollout.reward_failures import FORMAT
 from slime_core.types import Sample, SampleStatus
 
 _AT_ONCE = 2048
-"""Samples in flight; more would only wait in memory."""
+"""Largest number of samples in flight; more would only wait in memory."""
 
 
 @dataclass
 class Saved:
-    """One file's samples."""
+    """The samples of a file."""
 
     path: Path
     samples: list[Sample]
     spec: str | None = None
-    """The reward that failed on them; None for a dump."""
+    """Spec of the reward that failed on the samples; None for a dump."""
     evaluation: bool = False
     args: Mapping[str, Any] = field(default_factory=dict)
     """Settings saved with a failed score."""
@@ -42,26 +42,26 @@ class Saved:
 
 @dataclass
 class Outcome:
-    """One sample scored again."""
+    """The result of scoring a sample again."""
 
     file: str
     index: int | None
     old: Any
-    """Reward in the file; None where scoring failed."""
+    """Reward in the file; None if scoring failed."""
     new: Any = None
     error: str | None = None
-    """Why there is no new reward."""
+    """Reason for a missing new reward."""
     response: str = ""
     label: Any = None
 
     @property
     def differs(self) -> bool:
-        """Whether the sample would train on something else now."""
+        """Whether the new reward differs from the old one, or is missing."""
         return self.error is not None or self.old != self.new
 
 
 def read_saved(patterns: Iterable[str]) -> list[Saved]:
-    """The files of paths and glob patterns, in order. Raises DataError."""
+    """Read the files of paths and glob patterns, in order. Raises DataError."""
     return [_read(path) for path in saved_files(patterns)]
 
 
@@ -69,7 +69,7 @@ def _read(path: Path) -> Saved:
     try:
         record = json.loads(path.read_bytes()) if path.suffix == ".json" else None
     except (ValueError, OSError):
-        record = None  # several lines: a dump; read_samples reports what is neither
+        record = None  # a file with several lines is a dump; read_samples reports other files
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         return Saved(path, read_samples(path))
     try:
@@ -80,13 +80,13 @@ def _read(path: Path) -> Saved:
 
 
 async def rescore(stage: RewardStage, scorer: Scorer, saved: Saved, *, label: Any = None) -> list[Outcome]:
-    """Score the file's samples with `scorer`, whatever rewards they name themselves.
+    """Score the file's samples with `scorer`, even if the samples name rewards themselves.
 
     Args:
-        stage: Makes failed calls data.
-        scorer: The function.
+        stage: The stage that records failed calls in the samples.
+        scorer: The reward function.
         saved: Samples; they are not changed.
-        label: Takes the place of every sample's label; None leaves them.
+        label: Replacement for every sample's label; None keeps the labels.
     """
     samples = [_fresh(sample, label) for sample in saved.samples]
     old = {id(copy): sample.reward for copy, sample in zip(samples, saved.samples)}
@@ -107,7 +107,7 @@ def _outcome(file: str, sample: Sample, old: Any) -> Outcome:
 
 
 def _fresh(sample: Sample, label: Any) -> Sample:
-    """A copy without reward; one whose scoring failed has its status before that again."""
+    """Return a copy without reward; if scoring had failed, the copy has the status from before the failure."""
     copy = Sample.from_dict(sample.to_dict())
     failure = copy.metadata.get("failure") or {}
     if copy.status == SampleStatus.FAILED and str(failure.get("where", "")).startswith("reward"):
@@ -120,7 +120,7 @@ def _fresh(sample: Sample, label: Any) -> Sample:
 
 
 def summary(outcomes: Sequence[Outcome], num_samples: int, key: str | None) -> dict[str, Any]:
-    """Counts and means; the means are over samples that have both rewards as numbers."""
+    """Return counts and means; the means are over samples that have both rewards as numbers."""
     pairs = [(scalar(o.old, key), scalar(o.new, key)) for o in outcomes if o.error is None]
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
     return {
@@ -135,6 +135,6 @@ def summary(outcomes: Sequence[Outcome], num_samples: int, key: str | None) -> d
 
 
 def scalar(reward: Any, key: str | None) -> float | None:
-    """The number of a reward; None where there is none."""
+    """Return the number of a reward, or None if it has no number."""
     value = reward.get(key) if isinstance(reward, Mapping) else reward
     return float(value) if isinstance(value, (int, float)) else None

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from slime_core.config import Settings
 
 _SHOWN = 60
-"""Characters of a reward or an error in a line of --diff."""
+"""Maximum characters of a reward or an error in a line of --diff."""
 _READ = 500
-"""Characters of a response or a label there."""
+"""Maximum characters of a response or a label in a line of --diff."""
 
 
 def run(argv: list[str]) -> int:
@@ -153,7 +153,7 @@ def _score(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _settings(argv: Sequence[str]) -> Settings:
-    """What the rest of the command line sets, with the plugins it names in reach."""
+    """Load the settings of the rest of the command line, with their plugins registered."""
     from slime_core.config import load_settings
     from slime_core.plugins.manager import build_manager
 
@@ -163,7 +163,7 @@ def _settings(argv: Sequence[str]) -> Settings:
 
 
 def _take_saved_settings(settings: Settings, saved: Mapping[str, Any]) -> None:
-    """What the failed score ran under, where the command line does not say otherwise."""
+    """Apply the settings of the failed score, except those given on the command line."""
     for name, value in saved.items():
         if name not in settings.origins or not settings.is_given(name):
             setattr(settings.args, name, value)
@@ -172,12 +172,12 @@ def _take_saved_settings(settings: Settings, saved: Mapping[str, Any]) -> None:
 async def _rescored(
     settings: Settings, specs: Sequence[str], files: Sequence[Saved], all_files: bool, label: str | None
 ) -> list[tuple[str, list[Outcome]]]:
-    """The outcomes by reward; without `all_files` each reward scores the failures that are its own."""
+    """Return the outcomes of each reward; without `all_files` a reward scores only its own failures."""
     from slime_command_inspect.reward_replay import rescore
     from slime_core.launch.resolver import Resolver
     from slime_core.rollout.reward import RewardStage
 
-    settings.args.run_dir = None  # what fails here is printed, and saved nowhere
+    settings.args.run_dir = None  # failures here are printed, not saved
     resolver = Resolver(settings)
     found = []
     try:

@@ -1,8 +1,8 @@
-"""Saved samples -> those worth imitating, and why the others are not: rejection sampling.
+"""Rejection sampling: select the saved samples worth imitating, and count the reasons for dropping the others.
 
-`slime samples filter` calls `select` with what `slime rollout` saved. The same files and settings give the same samples
-in the same order. `best_of` counts executions, not samples: an execution that fan-out made several samples of is chosen
-or left as a whole, by the mean of their rewards.
+`slime samples filter` calls `select` with the samples that `slime rollout` saved. The same files and settings give the
+same samples in the same order. `best_of` counts executions, not samples: if fan-out made several samples of an
+execution, they are kept or dropped together, by the mean of their rewards.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from slime_core.types import Group, Sample, SampleStatus
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a sample must be to be kept."""
+    """The conditions that a sample must meet to be kept."""
 
     min_reward: float | None = None
     reward_key: str | None = None
-    """For rewards that are mappings."""
+    """Key of the reward, if rewards are mappings."""
     best_of_group: int | None = None
-    """Executions per prompt, highest reward first, then in the file's order."""
+    """Number of executions to keep per prompt, highest reward first, ties in the file's order."""
     truncated: bool = False
     """Keep samples that were cut at the token limit."""
     max_response_tokens: int | None = None
     dedupe: bool = False
-    """One of samples with the same tokens."""
+    """Keep only the first of the samples with the same tokens."""
 
 
 @dataclass
 class Selection:
-    """What became of the samples."""
+    """The result of a selection."""
 
     kept: list[Sample] = field(default_factory=list)
-    """In the order of the files."""
+    """Samples that are kept, in the order of the files."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Reason -> number of samples."""
     groups: int = 0
-    """Prompts."""
+    """Number of prompts."""
     groups_kept: int = 0
-    """Prompts of which something was kept."""
+    """Number of prompts with at least one kept sample."""
 
     @property
     def total(self) -> int:
-        """Samples looked at."""
+        """Number of samples examined."""
         return len(self.kept) + self.left_out.total()
 
 
 def select(files: Iterable[tuple[Path, Sequence[Sample]]], wanted: Wanted) -> Selection:
-    """The samples to keep, each reason counted once per sample: the first that holds.
+    """Return the samples to keep; for each other sample count the first reason that applies.
 
     Args:
         files: Path and samples. Samples of one directory and `group_index` are one group.
@@ -80,7 +80,7 @@ def select(files: Iterable[tuple[Path, Sequence[Sample]]], wanted: Wanted) -> Se
 
 
 def _best(group: Group, wanted: Wanted, left_out: Counter[str], seen: set[tuple[int, ...]]) -> list[Sample]:
-    """Of one prompt's samples those to keep, in their order; `seen` gets the tokens of those that may be."""
+    """Return the samples of a prompt to keep, in their order; add the tokens of every acceptable sample to `seen`."""
     able = []
     for sample in group:
         reason, tokens = why_not(sample, wanted), tuple(sample.tokens)
@@ -103,7 +103,7 @@ def _best(group: Group, wanted: Wanted, left_out: Counter[str], seen: set[tuple[
 
 
 def why_not(sample: Sample, wanted: Wanted) -> str | None:
-    """Why one sample is not kept, whatever the others of its group are; None where it may be."""
+    """Return the reason to drop a sample independently of its group, or None if the sample is acceptable."""
     if sample.status in (SampleStatus.FAILED, SampleStatus.ABORTED, SampleStatus.PENDING):
         return f"status {sample.status.value}"
     if sample.remove_sample:

@@ -1,9 +1,9 @@
-"""A tokenizer and its chat template -> what of multi-turn training holds with them: `slime tokens check`.
+"""Check which assumptions of multi-turn training hold for a tokenizer and its chat template: `slime tokens check`.
 
-`check_tokens` runs every check on conversations of its own and returns findings. A template that rewrites history is a
-note and no failure. `turns.turn_delta` never renders a sampled turn again, so the trajectory stays what was sampled,
-and conversations of data are put together the same way (`demonstrations.py`); but a server that renders the whole
-conversation afresh sees another text, and the note says where it begins to differ.
+`check_tokens` runs every check on built-in conversations and returns findings. A template that rewrites history is a
+note and not a failure: `turns.turn_delta` never renders a sampled turn again, so the trajectory keeps the sampled
+tokens, and conversations of data are assembled the same way (`demonstrations.py`). A server that renders the whole
+conversation again sees a different text, however, and the note has the position of the first difference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXTS = (
     "\u00dcber na\u00efve caf\u00e9s: \u4f60\u597d, \u043c\u0438\u0440, \U0001f600\u200d\U0001f680",
     '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
 )
-"""Decoded from their ids they must be the same: code, digits, scripts, white space, markup."""
+"""Texts that must be the same after encoding and decoding: code, digits, scripts, white space, markup."""
 
 _ASK = {"role": "user", "content": "What is 17 + 25?"}
 _ANSWER = {"role": "assistant", "content": "It is 42."}
@@ -63,7 +63,7 @@ TOOLS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found."""
+    """The result of a check."""
 
     name: str
     status: str
@@ -93,12 +93,12 @@ class _Subject:
 def check_tokens(
     tokenizer: Any, stop_ids: frozenset[int] = frozenset(), template_kwargs: Mapping[str, Any] | None = None
 ) -> list[Finding]:
-    """Findings in order; the template's are missing when there is none.
+    """Return the findings in order; without a chat template, the checks of the template are skipped.
 
     Args:
         tokenizer: HF tokenizer.
         stop_ids: Further ids that end a turn at the engine (see `stop_ids_of`).
-        template_kwargs: As --apply-chat-template-kwargs.
+        template_kwargs: Value of --apply-chat-template-kwargs.
     """
     eos = tokenizer.eos_token_id
     subject = _Subject(tokenizer, template_kwargs or {}, stop_ids | ({eos} if eos is not None else set()))
@@ -120,7 +120,7 @@ def _run(check: Callable[[_Subject], Finding], subject: _Subject) -> Finding:
 
 
 def stop_ids_of(directory: Path) -> frozenset[int]:
-    """The ids that config.json and generation_config.json of a model end a turn with."""
+    """Return the ids that end a turn in a model's config.json and generation_config.json."""
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         path = directory / name
@@ -227,7 +227,7 @@ def _append_only_reasoning(subject: _Subject) -> Finding:
 
 
 def _history(subject: _Subject, name: str, messages: Sequence[Mapping[str, Any]], tools: bool = False) -> Finding:
-    """Whether every conversation begins as it did one message before."""
+    """Check that every conversation begins with the text of the conversation one message before."""
     earlier = subject.render(messages[:1] if messages[0]["role"] != "system" else messages[:2], tools=tools)
     for count in range(3 if messages[0]["role"] == "system" else 2, len(messages) + 1):
         later = subject.render(messages[:count], tools=tools)
@@ -257,7 +257,7 @@ def _delta(
     new: list[Mapping[str, Any]],
     **more: Any,
 ) -> Finding:
-    """Prompt, turn and delta, each encoded for itself, against the template's own text of it all."""
+    """Compare prompt, turn and delta, each encoded separately, with the template's text of the whole conversation."""
     tools = "tools" in more
     prompt, before = subject.render(messages, prompt=True, tools=tools), subject.render([*messages, turn], tools=tools)
     whole = subject.render([*messages, turn, *new], prompt=True, tools=tools)
@@ -310,7 +310,7 @@ _TEMPLATE_CHECKS: tuple[Callable[[_Subject], Finding], ...] = (
 
 
 def _differ(what: str, first: str, second: str) -> str:
-    """Where two texts begin to differ, with some of each."""
+    """Return the position where two texts begin to differ, with an excerpt of each."""
     at = next(i for i, (a, b) in enumerate(zip_longest(_chars(first), _chars(second))) if a != b)
     begin = max(0, at - 12)
     return f"{what} differ at character {at}: {first[begin : at + 40]!r} and {second[begin : at + 40]!r}"

@@ -1,7 +1,7 @@
-"""A preset against the `config.json` of a checkpoint: which numbers differ.
+"""Compare a preset with the `config.json` of a checkpoint and find the numbers that differ.
 
-Called before a run with `--model` starts, whatever its trainer. What `config.json` does not state is not compared:
-transformers leaves defaults out, and spells the same number in more than one way.
+Called before a run with `--model` starts, for every trainer. Numbers that `config.json` does not state are not
+compared: transformers leaves defaults out, and spells the same number in more than one way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SAME = (
     ("rope_parameters", "rope_scaling", "rope_theta"),
     ("rope_parameters", "partial_rotary_factor", "rotary_dim"),
 )
-"""Keys of which a config.json has one or the other."""
+"""Groups of alternative keys; a config.json has one key of each group."""
 
 FLAGS: Mapping[str, str] = {
     "layers": "num-layers",
@@ -60,29 +60,29 @@ FLAGS: Mapping[str, str] = {
     "indexer.head_size": "dsa-indexer-head-dim",
     "indexer.keys": "dsa-indexer-topk",
 }
-"""Number -> the flag that sets it; what is not here follows from the family."""
+"""Number -> the flag that sets it; other numbers follow from the family."""
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """One number of which preset and checkpoint have different values."""
+    """A number that has different values in preset and checkpoint."""
 
     flag: str
-    """Without dashes."""
+    """Flag of the number, without dashes."""
     preset: Any
     checkpoint: Any
 
     @property
     def text(self) -> str:
-        """For messages, as the numbers behind the flag."""
+        """Text for messages, with flag and both values."""
         return f"--{self.flag}: {_shown(self.preset)} in the preset, {_shown(self.checkpoint)} in config.json"
 
 
 def contradictions(preset: ModelPreset, hf: Mapping[str, Any]) -> list[Contradiction]:
-    """Every number that a checkpoint of the preset's family states differently.
+    """Return every number that a checkpoint of the preset's family states differently.
 
     Args:
-        preset: What `--model` names.
+        preset: The preset that `--model` names.
         hf: The parsed config.json, of the same `model_type`.
     """
     ours = preset.config.get("text_config", preset.config)
@@ -98,7 +98,7 @@ def contradictions(preset: ModelPreset, hf: Mapping[str, Any]) -> list[Contradic
 
 
 def _completed(ours: Mapping[str, Any], theirs: Mapping[str, Any], rope_percent: float) -> dict[str, Any]:
-    """The checkpoint's config with the preset's values for what it leaves out."""
+    """Return the checkpoint's config, with the preset's values for the keys that it leaves out."""
     replaced = {key for group in _SAME if any(name in theirs for name in group) for key in group}
     out = {key: value for key, value in ours.items() if key not in replaced} | dict(theirs)
     rope = dict(out.get("rope_parameters") or {})
@@ -112,7 +112,7 @@ def _completed(ours: Mapping[str, Any], theirs: Mapping[str, Any], rope_percent:
 
 
 def _flat(numbers: Any, prefix: str = "") -> dict[str, Any]:
-    """`Numbers` as name -> value, parts as "part.name"."""
+    """Return `Numbers` as name -> value, parts as "part.name"."""
     values: dict[str, Any] = {}
     for entry in fields(numbers):
         value = getattr(numbers, entry.name)

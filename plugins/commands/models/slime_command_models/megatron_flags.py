@@ -1,7 +1,7 @@
 """`ModelPreset` -> Megatron's flags: what `--model` sets, `slime models args` prints and `scripts/models/*.sh` hold.
 
-Only what describes the model; parallelism, precision and speed are the user's. The layers that Megatron does not have
-itself come from the family's plugin, found by config.json, so there is no `--spec`.
+The flags describe the model only; the user chooses parallelism, precision and speed. Layers that Megatron lacks come
+from the family's plugin, found by config.json, so there is no `--spec`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def megatron_flags(preset: ModelPreset) -> dict[str, Any]:
-    """Flag without dashes -> value; True for a switch."""
+    """Return flag without dashes -> value; True for a switch."""
     n = preset.numbers
     flags: dict[str, Any] = {
         "num-layers": n.layers,
@@ -110,12 +110,12 @@ def _experts(n: Numbers, e: Experts) -> dict[str, Any]:
 
 
 def flag_words(flags: dict[str, Any]) -> list[list[str]]:
-    """One list of words per flag, as on a command line."""
+    """Return one list of command-line words per flag."""
     return [[f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in flags.items()]
 
 
 def bash_array(flags: dict[str, Any]) -> str:
-    """`MODEL_ARGS=(...)`, a flag per line, quoted for bash."""
+    """Return `MODEL_ARGS=(...)`, a flag per line, quoted for bash."""
     lines = "\n".join("   " + shlex.join(words) for words in flag_words(flags))
     return f"MODEL_ARGS=(\n{lines}\n)\n"
 

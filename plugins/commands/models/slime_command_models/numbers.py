@@ -1,7 +1,7 @@
-"""An HF `config.json` -> `Numbers`: the architecture under one name per number, whatever its family calls it.
+"""Read an HF `config.json` into `Numbers`: the architecture with the same names for all model families.
 
-Called for presets only, whose keys are known. This is not what builds a model; the family plugins (kinds `models` and
-`megatron_models`) read the same mapping for that.
+Called for presets only, whose keys are known. Models are not built from `Numbers`: the family plugins (kinds `models`
+and `megatron_models`) read the same mapping.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in all layers but the first few."""
+    """A mixture of experts in all layers except the first few."""
 
     number: int
     per_token: int
     ffn_size: int
     """Intermediate size of each expert."""
     shared_size: int
-    """Intermediate size of all shared experts together; 0 without."""
+    """Intermediate size of all shared experts together; 0 without shared experts."""
     first_dense: int
     """Layers at the start without experts."""
     score_function: str
     """"softmax" or "sigmoid"."""
     shared_gate: bool = False
-    """The shared expert's output is multiplied by a learned gate."""
+    """True if the shared expert's output is multiplied by a learned gate."""
     groups: int = 1
     groups_per_token: int = 1
-    """A token's experts come from the best so many groups."""
+    """Number of best groups from which a token's experts are chosen."""
     scaling: float = 1.0
-    """Of the routed experts' sum."""
+    """Factor of the sum of the routed experts."""
 
 
 @dataclass(frozen=True)
@@ -39,25 +39,25 @@ class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2)."""
 
     q_rank: int | None
-    """None: queries are not compressed."""
+    """Rank of the compressed queries; None: queries are not compressed."""
     kv_rank: int
     qk_size: int
-    """Of each head, without the rotated part."""
+    """Size of a head's queries and keys, without the rotated part."""
     rope_size: int
-    """The rotated part, shared by all heads for keys."""
+    """Size of the rotated part, which all heads share for keys."""
     value_size: int
 
 
 @dataclass(frozen=True)
 class Indexer:
-    """Chooses the keys of sparse attention (DeepSeek-V3.2)."""
+    """The indexer that chooses the keys of sparse attention (DeepSeek-V3.2)."""
 
     heads: int
     head_size: int
     keys: int
-    """Keys a query attends to."""
+    """Number of keys that a query attends to."""
     layers: int
-    """Layers with an indexer of their own; the others use the one before."""
+    """Number of layers with an indexer; each other layer uses the indexer of a layer before it."""
 
 
 @dataclass(frozen=True)
@@ -79,28 +79,28 @@ class Numbers:
     layers: int
     hidden_size: int
     ffn_size: int
-    """Of the dense feed-forward block; of an expert where no layer is dense."""
+    """Intermediate size of the dense feed-forward block, or of an expert if no layer is dense."""
     heads: int
     kv_groups: int
-    """Key-value heads."""
+    """Number of key-value heads."""
     head_size: int
-    """Of queries, keys and values alike; with `latent` the part of a key that is not rotated."""
+    """Size of a head's queries, keys and values; with `latent`, of the part of a key that is not rotated."""
     vocab_size: int
     rope_base: float
     rope_percent: float
     """Share of a head that is rotated."""
     rope_scaling: Mapping[str, Any] | None
-    """HF's, with its kind under "rope_type"; None for plain rotary positions."""
+    """HF's scaling mapping, with its kind under "rope_type"; None for plain rotary positions."""
     norm_epsilon: float
     tied: bool
-    """The output layer is the embedding."""
+    """True if the output layer is the embedding."""
     max_positions: int
     qkv_bias: bool
     qk_norm: bool
     qk_norm_all_heads: bool
-    """One norm over all heads together instead of one per head."""
+    """True if a single norm covers all heads together, instead of a norm per head."""
     output_gate: bool
-    """Attention's output is gated by a part of the query projection (Qwen3-Next)."""
+    """True if a part of the query projection gates the output of attention (Qwen3-Next)."""
     norms_per_layer: int
     experts: Experts | None
     latent: LatentAttention | None
@@ -109,12 +109,12 @@ class Numbers:
 
     @property
     def expert_layers(self) -> int:
-        """Layers with experts."""
+        """Number of layers with experts."""
         return self.layers - self.experts.first_dense if self.experts else 0
 
     @property
     def softmax_layers(self) -> int:
-        """Layers with softmax attention; the others have delta nets."""
+        """Number of layers with softmax attention; the others have delta nets."""
         return self.layers // self.delta_net.interval if self.delta_net else self.layers
 
 
@@ -122,8 +122,8 @@ def read_numbers(config: Mapping[str, Any], megatron: Mapping[str, Any], norms_p
     """Read a preset.
 
     Args:
-        config: As in config.json; of a model with images its `text_config` is read.
-        megatron: What the family always does, as Megatron's flags.
+        config: Contents of config.json; its `text_config` is read for a model with images.
+        megatron: Megatron's flags that all models of the family have.
         norms_per_layer: Norms over the hidden size in each layer.
     """
     text = config.get("text_config", config)

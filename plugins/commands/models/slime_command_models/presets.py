@@ -1,15 +1,15 @@
-"""`data/*.json` -> `ModelPreset`, one per published model.
+"""`data/*.json` -> `ModelPreset`, a preset per published model.
 
 Used by `--model`, `slime models` and the script that writes `scripts/models/*.sh`. A file has one HF `model_type`:
 
-    shared     what its models have in common of their config.json
+    shared     entries of config.json that its models have in common
     models     name -> {"hub": "owner/name", "config": the rest of its config.json,
                         "like": a model above whose config it has otherwise, "also": its other names}
-    megatron   flags for what the family always does, which its config.json does not say
-    norms_per_layer   when it is not two
+    megatron   flags for features that the family always has and config.json does not state
+    norms_per_layer   if it is not two
 
-A preset holds the numbers that describe a model, not all of its config.json, and nobody fetches anything from the hub:
-`hub` only says which checkpoint the numbers belong to.
+A preset holds the numbers that describe a model, not all of its config.json. Nothing is downloaded from the hub: `hub`
+only names the checkpoint that the numbers belong to.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from slime_core.config.named_models import pick
 
 @dataclass(frozen=True)
 class ModelPreset:
-    """One published model."""
+    """A published model."""
 
     name: str
-    """As THUDM/slime's `scripts/models/NAME.sh`."""
+    """Name as in THUDM/slime's `scripts/models/NAME.sh`."""
     hub: str
     """Hugging Face repository of the checkpoint."""
     config: Mapping[str, Any]
-    """Like its `config.json`: the family plugin and transformers' configuration class read it."""
+    """Entries as in `config.json`, for the family plugin and transformers' configuration class."""
     megatron: Mapping[str, Any]
     """Megatron flags, without dashes, that `config` does not imply; True for a switch."""
     also: tuple[str, ...]
-    """Other names for it, each with a script of its own."""
+    """Other names of the model; each has its own script."""
     numbers: Numbers
-    """The same numbers under one name each, whatever the family calls them."""
+    """The same numbers under names that do not depend on the family."""
 
     @property
     def model_type(self) -> str:
@@ -51,17 +51,17 @@ class ModelPreset:
         return str(self.config["model_type"])
 
     def flags(self) -> dict[str, Any]:
-        """Its numbers as Megatron's flags."""
+        """Return the model's numbers as Megatron's flags."""
         return megatron_flags(self)
 
     def contradictions(self, hf: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """(flag, how it differs) of every number that a `config.json` of the family states otherwise."""
+        """Return (flag, difference) for every number that a `config.json` of the family states differently."""
         return [(found.flag, found.text) for found in contradictions(self, hf)]
 
 
 @cache
 def model_presets() -> Mapping[str, ModelPreset]:
-    """Every preset by name, families in alphabetical order, models as in their file."""
+    """Return every preset by name, families in alphabetical order, models as in their file."""
     found: dict[str, ModelPreset] = {}
     folder = files("slime_command_models").joinpath("data")
     for path in sorted(folder.iterdir(), key=lambda entry: entry.name):
@@ -77,17 +77,17 @@ def model_presets() -> Mapping[str, ModelPreset]:
 
 
 def named_models() -> dict[str, ModelPreset]:
-    """What `--model` may name: every preset under each of its names."""
+    """Return every preset under each of its names, the values of `--model`."""
     return {name: preset for preset in model_presets().values() for name in (preset.name, *preset.also)}
 
 
 def find_preset(name: str) -> ModelPreset:
-    """The preset of that name. Raises ConfigError where there is none."""
+    """Return the preset of that name. Raises ConfigError if no preset has the name."""
     return pick(named_models(), name)
 
 
 def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """`own` over `shared`; of a nested model (`text_config`) key by key."""
+    """Merge `own` over `shared`; a nested model (`text_config`) is merged key by key."""
     out = {**shared, **own}
     for key in shared.keys() & own.keys():
         if key.endswith("_config"):

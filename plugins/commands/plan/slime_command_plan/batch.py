@@ -1,7 +1,7 @@
-"""Settings -> how many prompts, samples, steps, micro-batches and epochs a run has, and how old its samples may be.
+"""Compute the prompts, samples, steps, micro-batches and epochs of a run, and the largest age of its samples.
 
-For `slime plan`; arithmetic on settings that the rules of `slime_core.config` have checked and completed. With dynamic
-sampling a rollout draws more prompts than it trains on, so epochs go by faster.
+For `slime plan`: arithmetic on settings that the rules of `slime_core.config` have checked and completed. With dynamic
+sampling a rollout draws more prompts than it trains on, so epochs pass faster.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class BatchPlan:
     samples_per_step: int
     data_parallel: int
     samples_per_rank: float
-    """Of one step, on average."""
+    """Samples of one step on each rank, on average."""
     micro_batch: str
-    """What bounds it, in words."""
+    """Size limit of a micro-batch, in words."""
     micro_batch_tokens: int
-    """At most."""
+    """Largest number of tokens in a micro-batch."""
     longest: int
-    """Tokens of the longest sample that may be, prompt included."""
+    """Tokens of the longest possible sample, including the prompt."""
     rollouts: int | None
     rows: int | None
-    """Of the data set."""
+    """Rows of the data set."""
     epochs: float | None
     optimizer_steps: int | None
-    """Of the whole run."""
+    """Optimizer steps of the whole run."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
     def describe(self) -> list[str]:
-        """Lines for people."""
+        """Return lines of text for the terminal."""
         lines = [
             f"{self.prompts} prompts x {self.samples_per_prompt} = {self.samples} samples a rollout",
             f"{self.steps} optimizer step{'s' * (self.steps != 1)} of {self.samples_per_step} samples a rollout",
@@ -64,16 +64,16 @@ class BatchPlan:
 
 
 def plan_batches(args: Args, *, data_parallel: int, context: int = 1, rows: int | None = None) -> BatchPlan:
-    """The arithmetic of a training run.
+    """Compute the batch sizes of a training run.
 
     Args:
         args: The run's settings.
-        data_parallel: Ranks.
-        context: Context-parallel ranks, which share the tokens of a micro-batch.
-        rows: Of the data set, where it is known.
+        data_parallel: Number of data-parallel ranks.
+        context: Number of context-parallel ranks, which share the tokens of a micro-batch.
+        rows: Rows of the data set, if known.
 
     Raises:
-        ConfigError: A step has fewer samples than there are ranks.
+        ConfigError: A step has fewer samples than data-parallel ranks.
     """
     prompts, each = args.rollout_batch_size, args.n_samples_per_prompt
     samples, size = prompts * each, args.global_batch_size
@@ -108,7 +108,7 @@ def plan_batches(args: Args, *, data_parallel: int, context: int = 1, rows: int 
 
 
 def longest_sample(args: Args) -> int:
-    """Tokens of prompt and response at most; a prompt without a limit counts as half of the engine's context."""
+    """Return the most tokens of prompt and response; a prompt without a limit counts as half the engine's context."""
     response = args.rollout_max_response_len or 0
     prompt = args.rollout_max_prompt_len or (args.engine_max_context_len or 2 * response) // 2
     longest = prompt + response
@@ -117,7 +117,7 @@ def longest_sample(args: Args) -> int:
 
 
 def schedule_in_words(args: Args) -> list[str]:
-    """Which weights generate what, and how old samples may be."""
+    """Describe which weights generate each rollout, and how old samples may be."""
     if args.debug_train_only:
         return ["nothing is generated: saved samples are trained on"]
     if args.debug_rollout_only:

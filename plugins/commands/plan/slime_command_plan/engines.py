@@ -1,8 +1,8 @@
-"""The engines of the simulation: samples that share them, and when the next one is done.
+"""The engines of the simulation: the samples that share them, and the time at which the next sample is done.
 
-A sample's tokens come at a pace that depends on how many share its engine (`Speed`), the same for all of them. So each
-engine has one clock that counts tokens per sample, a sample is done when it reaches the sample's mark, and an event
-costs O(log n). Called by `simulate`.
+The speed of a sample's tokens depends on the number of samples in its engine (`Speed`) and is the same for all of them.
+So each engine has one clock that counts tokens per sample. A sample is done when the clock reaches the sample's mark,
+and an event costs O(log n). Called by `simulate`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from slime_command_plan.workload import Speed
 
 DONE = 1e-9
-"""Tokens: what is left of a sample that is done."""
+"""Remaining tokens at or below which a sample is done."""
 
 
 @dataclass(eq=False)
 class Request:
-    """One sample in an engine, or waiting for a place."""
+    """A sample in an engine, or waiting for a place."""
 
     tokens: float
-    """Still to come."""
+    """Tokens still to generate."""
     done: Callable[[], None]
     started: Callable[[], None]
-    """Called when it gets its place."""
+    """Called when the request gets its place."""
     after: float = 0.0
-    """Seconds that it keeps its place without the engine."""
+    """Seconds for which the request keeps its place without using the engine."""
     mark: float = 0.0
     engine: int | None = None
     cancelled: bool = False
@@ -45,10 +45,10 @@ class Engines:
     """All engines, with `places` for samples over all of them.
 
     Args:
-        speed: Of each.
-        count: How many.
-        places: Samples that may be in them at once; others wait in order.
-        later: `later(seconds, action)` of the simulation.
+        speed: Speed of each engine.
+        count: Number of engines.
+        places: Number of samples that may be in the engines at once; others wait in order.
+        later: The simulation's `later(seconds, action)`.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class Engines:
         self._numbers = itertools.count()
         self.paused = False
         self.generated = 0.0
-        """Tokens, all samples together."""
+        """Number of tokens of all samples together."""
 
     @property
     def active(self) -> int:
-        """Samples whose tokens are coming."""
+        """Number of samples that are generating."""
         return sum(engine.active for engine in self._engines)
 
     @property
     def waiting(self) -> int:
-        """Samples without a place."""
+        """Number of samples without a place."""
         return len(self._waiting) - self._first
 
     def add(self, request: Request) -> None:
@@ -80,7 +80,7 @@ class Engines:
         self._fill()
 
     def next_in(self) -> float:
-        """Seconds until some sample has its last token; infinity when none is active."""
+        """Return the seconds until the next sample has its last token; infinity if no sample is active."""
         if self.paused:
             return float("inf")
         best = float("inf")
@@ -92,7 +92,7 @@ class Engines:
         return best
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and take out who is done."""
+        """Advance the time and remove samples that are done."""
         for engine in self._engines:
             self._clean(engine)
             if engine.heap and not self.paused:
@@ -110,7 +110,7 @@ class Engines:
                 self._later(self._speed.latency + request.after, lambda request=request: self._leave(request))  # type: ignore[misc]
 
     def cancel(self, request: Request) -> None:
-        """Abort a sample; `tokens` are those it has not got."""
+        """Abort a sample and set its `tokens` to the number of missing tokens."""
         request.cancelled = True
         if request.engine is not None:
             engine = self._engines[request.engine]
@@ -120,7 +120,7 @@ class Engines:
             self._free += 1
 
     def fill(self) -> None:
-        """Give free places to those who wait."""
+        """Give free places to waiting samples."""
         self._fill()
 
     def _leave(self, request: Request) -> None:

@@ -26,27 +26,27 @@ from slime_core.ops.flops import DecoderShape
 from slime_core.protocols import Args
 
 FACTOR = 2.0
-"""A measured peak over the estimate, at most; at least its inverse (`tests/unit/planning/test_memory.py`)."""
+"""Largest ratio between a measured peak and the estimate, either way (`tests/unit/planning/test_memory.py`)."""
 ENGINE_WEIGHTS = "engine weights"
 _LOGIT_BUFFERS = 4
-"""Logits, shifted, probabilities and their gradient, of one chunk."""
+"""Buffers per chunk: logits, shifted logits, probabilities and their gradient."""
 _UPDATE_BYTES = 8
-"""Per trained parameter on this rank, while AdamW's update computes: two float32 temporaries."""
+"""Bytes per trained parameter of this rank during AdamW's update: two float32 temporaries."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Elements of a model."""
+    """Numbers of parameters of a model."""
 
     total: int
     embeddings: int = 0
-    """Of them in the embedding and output matrices."""
+    """Parameters in the embedding and output matrices."""
     experts: int = 0
-    """Of them in routed experts."""
+    """Parameters in routed experts."""
 
     @classmethod
     def of_directory(cls, directory: Path) -> Parameters:
-        """Read from the headers of its safetensors files. Raises OSError, ValueError."""
+        """Read the numbers from the headers of a model's safetensors files. Raises OSError, ValueError."""
         total = embeddings = experts = 0
         for path in sorted(directory.glob("*.safetensors")):
             for name, shape in _shapes(path):
@@ -61,7 +61,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a trainer lays its model out, and in which precision."""
+    """Layout and precision of a trainer's model."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -71,19 +71,19 @@ class Sharding:
     data: int = 1
     sequence_parallel: bool = False
     weight_bytes: int = 4
-    """Of a parameter as the forward pass has it."""
+    """Bytes of a parameter in the forward pass."""
     gradient_bytes: int = 4
     master_bytes: int = 0
-    """Of the optimizer's own copy of a parameter."""
+    """Bytes of the optimizer's own copy of a parameter."""
     moment_bytes: int = 8
-    """Of both moments of a parameter."""
+    """Bytes of both moments of a parameter."""
     spread_optimizer: bool = False
-    """Moments and copies are divided over data-parallel ranks."""
+    """Whether moments and copies are divided over data-parallel ranks."""
     compute_bytes: int = 4
-    """Of an activation."""
+    """Bytes of an activation value."""
 
     def share(self, parameters: Parameters) -> float:
-        """Parameters of the fullest rank."""
+        """Return the number of parameters of the fullest rank."""
         inner = parameters.total - parameters.embeddings - parameters.experts
         own = inner / (self.tensor * self.pipeline) + parameters.embeddings / self.tensor
         return own + parameters.experts / (self.expert * self.expert_tensor * self.pipeline)
@@ -91,20 +91,20 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Item:
-    """One line of an estimate."""
+    """A line of an estimate."""
 
     name: str
     bytes: float
     how: str
-    """The arithmetic, in words."""
+    """Description of the arithmetic."""
     idle: float = 0.0
-    """Bytes of it that stay while the other side works."""
+    """Bytes that stay while the other side works."""
     offloaded: float = 0.0
-    """Bytes of it that stay when its side has been offloaded."""
+    """Bytes that stay while the item's side is offloaded."""
 
 
 def kept(name: str, num_bytes: float, how: str, *, offloaded: float | None = None) -> Item:
-    """An item that its side holds as long as it lives; `offloaded` bytes of it (None: all) stay after an offload."""
+    """Return an item that its side holds permanently; `offloaded` bytes (None: all) stay after an offload."""
     return Item(name, num_bytes, how, num_bytes, num_bytes if offloaded is None else offloaded)
 
 
@@ -120,16 +120,16 @@ def trainer_items(
     chunk_elements: int = 4 << 20,
     gpu: bool = False,
 ) -> list[Item]:
-    """Of one device of the trainer.
+    """Return the memory of a device of the trainer.
 
     Args:
         args: The run's settings.
-        parameters: Of the model.
-        shape: Of the model.
-        sharding: Of the trainer.
+        parameters: Parameters of the model.
+        shape: Shape of the model.
+        sharding: Sharding of the trainer.
         longest: Tokens of the longest sample, prompt included.
-        frozen: Models beside the trained one (reference, teacher, old actor).
-        critic: A second trained model shares the device.
+        frozen: Number of models besides the trained one (reference, teacher, old actor).
+        critic: Whether a second trained model shares the device.
         chunk_elements: Bound on chunk x vocabulary of the log-probs.
         gpu: The device is one, so `--offload-train` moves the moments off it; gradients are freed everywhere.
     """
@@ -171,7 +171,7 @@ def trainer_items(
 def activation_items(
     args: Args, shape: DecoderShape, sharding: Sharding, tokens: int, chunk_elements: int
 ) -> list[Item]:
-    """Of one forward and backward pass over `tokens` tokens."""
+    """Return the memory of one forward and backward pass over `tokens` tokens."""
     whole, split = shape.activations
     cut = sharding.tensor if sharding.sequence_parallel else 1
     layer = (whole / cut + split / sharding.tensor) * sharding.compute_bytes
@@ -204,16 +204,16 @@ def engine_items(
     limit: int | None = None,
     share: float | None = None,
 ) -> list[Item]:
-    """Of one device of an engine.
+    """Return the memory of a device of an engine.
 
     Args:
-        parameters: Of the model.
-        shape: Of the model.
-        size: Devices that share the engine.
-        dtype_bytes: Of weights and cache.
-        running: Samples at once.
+        parameters: Parameters of the model.
+        shape: Shape of the model.
+        size: Number of devices that share the engine.
+        dtype_bytes: Bytes of an element of weights and cache.
+        running: Number of concurrent samples.
         longest: Tokens of the longest sample, prompt included.
-        limit: Tokens that the cache may hold.
+        limit: Largest number of tokens in the cache.
         share: Bytes of a device that the engine takes at most; samples that its cache has no room for wait.
     """
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype_bytes
@@ -242,14 +242,14 @@ def engine_items(
 def phase_items(
     training: Sequence[Item], generating: Sequence[Item], *, offload_train: bool, offload_rollout: bool, overlap: bool
 ) -> list[Item]:
-    """What a device that both sides share holds in each phase of a step (`launch.offload`); the most of them counts.
+    """Return the memory of a device that both sides share, per phase of a step (`launch.offload`); the largest counts.
 
     Args:
-        training: Of the trainer.
-        generating: Of the engine.
-        offload_train: The trainer gives up what only training needs, while it does not train.
-        offload_rollout: The engine gives its memory up while the trainer works.
-        overlap: Both work at the same time (`--async`), so nothing is idle.
+        training: Memory of the trainer.
+        generating: Memory of the engine.
+        offload_train: Whether the trainer releases memory that only training needs, while it does not train.
+        offload_rollout: Whether the engine releases its memory while the trainer works.
+        overlap: Whether both work at the same time (`--async`), so neither is ever idle.
     """
     busy, engine = total(training), total(generating)
     if overlap:
@@ -271,14 +271,14 @@ def phase_items(
 
 
 def micro_batch_tokens(args: Args, longest: int, context: int = 1) -> int:
-    """Most tokens of one micro-batch over its context-parallel ranks."""
+    """Return the largest number of tokens of a micro-batch over its context-parallel ranks."""
     if args.use_dynamic_batch_size and args.max_tokens_per_gpu:
         return max(int(args.max_tokens_per_gpu) * context, longest)
     return (args.micro_batch_size or 1) * longest
 
 
 def lora_parameters(shape: DecoderShape, rank: int) -> int:
-    """Of adapters at every linear layer."""
+    """Return the number of parameters of adapters at every linear layer."""
     query, key_value = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     per_layer = (hidden + query) * 2 + (hidden + key_value) * 2 + (hidden + inner) * 3
@@ -286,12 +286,12 @@ def lora_parameters(shape: DecoderShape, rank: int) -> int:
 
 
 def total(items: Sequence[Item]) -> float:
-    """Bytes together."""
+    """Return the sum of the items' bytes."""
     return sum(item.bytes for item in items)
 
 
 def shown(num_bytes: float) -> str:
-    """In binary units."""
+    """Format bytes in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024 or unit == "GiB":
             break
@@ -300,7 +300,7 @@ def shown(num_bytes: float) -> str:
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, Sequence[int]]]:
-    """Tensors of a safetensors file: an 8-byte length, then that much JSON."""
+    """Yield names and shapes of a safetensors file, whose header is an 8-byte length and JSON of that length."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header: Mapping[str, Any] = json.loads(file.read(length))

@@ -1,4 +1,4 @@
-"""A run's model -> its shape and parameters, from its files, or from a preset where there are none yet."""
+"""Find the shape and the parameters of a run's model, from its files, or from a preset if it has no files yet."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slime_core.protocols import Args
 
 
 def model_numbers(args: Args, trainer: Any) -> tuple[DecoderShape, Parameters, str]:
-    """Return shape, parameters, and what the numbers come from if not from the checkpoint's files.
+    """Return shape, parameters, and the source of the numbers (empty for the checkpoint's files).
 
     Raises:
-        SlimeError, OSError, ValueError: The model is not there, and neither `--model` nor the end of --hf-checkpoint
+        SlimeError, OSError, ValueError: The model does not exist, and neither `--model` nor the end of --hf-checkpoint
             names a preset; or its files cannot be read.
     """
     directory = Path(args.hf_checkpoint or "")
@@ -38,7 +38,7 @@ def model_numbers(args: Args, trainer: Any) -> tuple[DecoderShape, Parameters, s
 
 
 def _of_preset(preset: Any) -> tuple[DecoderShape, Parameters]:
-    """Experts count for the shape as those that a token goes through, on average over the layers."""
+    """Return shape and parameters of a preset; the shape counts the experts per token, averaged over the layers."""
     from slime_command_models.count import parameters
 
     n, experts, inner = preset.numbers, 0, preset.numbers.ffn_size

@@ -1,7 +1,7 @@
 """A recorded run and changed settings -> predictions side by side, for `slime plan --trace RUN --what ...`.
 
-`plan_of_trace` is the recorded run's own settings; its prediction stands beside what was measured, so that the reader
-sees how far the model is to be trusted here.
+`plan_of_trace` returns the recorded run's own settings. Their prediction is shown next to the measured values, so that
+the reader can judge the accuracy of the model for this run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from slime_core.errors import ConfigError, did_you_mean
 from slime_core.text import table
 
 ROLLOUTS = 30
-"""Rollouts that are simulated, at most those of the settings; means do not change much beyond."""
+"""Largest number of simulated rollouts; more would hardly change the means."""
 
 
 def plan_of_trace(settings: Mapping[str, Any], rollouts: int | None = None) -> Plan:
-    """The settings that were recorded, as a plan of so many rollouts."""
+    """Return the recorded settings as a plan of `rollouts` rollouts."""
     mode: Mode = "sync"
     if settings.get("async_training"):
         mode = "full" if settings.get("async_mode") == "full" else "one-step"
@@ -43,10 +43,10 @@ def plan_of_trace(settings: Mapping[str, Any], rollouts: int | None = None) -> P
 
 
 def changed(plan: Plan, what: str) -> Plan:
-    """`plan` with `async=full,staleness=4,engines=2`.
+    """Return `plan` with changes such as `async=full,staleness=4,engines=2`.
 
     Raises:
-        ConfigError: A name or value is not one of those allowed, or has no effect in the plan's mode.
+        ConfigError: A name or value is not allowed, or has no effect in the plan's mode.
     """
     changes: dict[str, Any] = {}
     for part in what.split(","):
@@ -68,7 +68,7 @@ def changed(plan: Plan, what: str) -> Plan:
 
 
 def _check_effects(plan: Plan, changes: Mapping[str, Any], what: str) -> None:
-    """What `slime train` would refuse or call without effect, a prediction must not take in silence."""
+    """Raise ConfigError for a change that has no effect, as `slime train` would refuse it or warn."""
     for name, (field, _) in WHAT.items():
         modes = _MODES.get(name)
         if field in changes and modes is not None and plan.mode not in modes:
@@ -112,7 +112,7 @@ _MODES: dict[str, tuple[Mode, ...]] = {
     "update-weights-interval": ("one-step", "full"),
     "buffer": ("full",),
 }
-"""Names that are of some modes only."""
+"""Name in `--what` -> modes in which it has an effect; other names have an effect in every mode."""
 WHAT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "async": ("mode", _one_of({m: m for m in ("sync", "one-step", "full")})),
     "staleness": ("staleness", _limit),
@@ -128,11 +128,11 @@ WHAT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "save-interval": ("save_interval", _interval),
     "rollouts": ("rollouts", _count),
 }
-"""Name in `--what` -> field of `Plan`, and how its value is read."""
+"""Name in `--what` -> field of `Plan`, and the function that reads its value."""
 
 
 def predictions(workload: Workload, recorded: Recorded, whats: list[str]) -> list[tuple[str, Plan, Prediction]]:
-    """The recorded settings first, then each change of them. Raises ConfigError."""
+    """Simulate the recorded settings, then each change of them. Raises ConfigError."""
     own = plan_of_trace(workload.settings, min(recorded.steps, ROLLOUTS))
     found = [("as recorded", own, simulate(workload, own))]
     base = replace(own, rollouts=max(own.rollouts, ROLLOUTS))
@@ -143,7 +143,7 @@ def predictions(workload: Workload, recorded: Recorded, whats: list[str]) -> lis
 
 
 def to_dict(workload: Workload, recorded: Recorded, found: list[tuple[str, Plan, Prediction]]) -> dict[str, Any]:
-    """Plain values, for JSON."""
+    """Return plain values for JSON."""
     return {
         "measured": asdict(recorded),
         "speed": asdict(workload.speed),
@@ -158,7 +158,7 @@ def to_dict(workload: Workload, recorded: Recorded, found: list[tuple[str, Plan,
 
 
 def describe(recorded: Recorded, found: list[tuple[str, Plan, Prediction]]) -> list[str]:
-    """A table, for people."""
+    """Format the predictions as a table for the terminal."""
     rows = [("settings", "step", "speed-up", "trainer idle", "engines idle", "staleness", "wasted", "queue")]
     rows.append(
         ("measured", _seconds(recorded.step_seconds), "", _percent(recorded.trainer_idle),

@@ -1,7 +1,7 @@
-"""A plan's numbers -> seconds of a rollout on GPUs: floating point operations and bytes over what a GPU does of them.
+"""A plan's numbers -> seconds of a rollout on GPUs: floating point operations and bytes, divided by a GPU's rates.
 
-A bound for samples of full length, not a measurement: shorter answers take less, and what is lost between kernels,
-processes and steps takes more. Training's operations are 2 per parameter and token forward, twice that backward
+A bound for samples of full length, not a measurement: shorter responses take less time, and gaps between kernels,
+processes and steps take more. Training's operations are 2 per parameter and token forward, twice that backward
 (Kaplan et al., 2020, "Scaling Laws for Neural Language Models"); decoding reads all weights and the cache once a token
 (Pope et al., 2022, "Efficiently Scaling Transformer Inference").
 """
@@ -14,20 +14,20 @@ from slime_core.ops.flops import DecoderShape
 
 GPU = "H100"
 _FLOPS, _BYTES = 989e12, 3.35e12
-"""Of an H100 SXM a second: bfloat16 without sparsity, and of its memory."""
+"""Peak rates of an H100 SXM: bfloat16 FLOP/s without sparsity, and memory bandwidth in bytes/s."""
 _OF_FLOPS, _OF_BYTES = 0.4, 0.6
-"""Shares that well-kept trainers and engines reach."""
+"""Fractions of the peak rates that well-tuned trainers and engines reach."""
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one rollout of full length."""
+    """Seconds for one rollout of full length."""
 
     generate: float
     train: float
 
     def describe(self, overlap: bool) -> str:
-        """One line for people."""
+        """Return the times as one readable line."""
         total = max(self.generate, self.train) if overlap else self.generate + self.train
         return (
             f"generate {_text(self.generate)}, train {_text(self.train)}, a rollout {_text(total)}: a roofline with"
@@ -51,16 +51,16 @@ def seconds(
     """Bound a rollout's time.
 
     Args:
-        shape: Of the model; its operations count the experts that a token goes through.
-        parameters: Elements that an engine reads for a token.
-        samples: Of the rollout.
-        prompt: Tokens of each.
-        response: Likewise.
-        running: Samples at once in an engine.
-        trainers: GPUs that train.
-        engines: Engines, of `engine_size` GPUs each.
-        engine_size: GPUs.
-        extra_passes: Forward passes besides those of the steps: old policy, reference, teacher.
+        shape: Shape of the model; its operations count the experts that a token passes through.
+        parameters: Number of elements that an engine reads for a token.
+        samples: Samples of the rollout.
+        prompt: Tokens of each prompt.
+        response: Tokens of each response.
+        running: Concurrent samples in an engine.
+        trainers: GPUs for training.
+        engines: Number of engines, of `engine_size` GPUs each.
+        engine_size: GPUs of an engine.
+        extra_passes: Forward passes besides the passes of the steps: old policy, reference, teacher.
     """
     forward = shape.forward_flops(prompt + response)
     train = samples * forward * (3 + extra_passes) / (max(1, trainers) * _FLOPS * _OF_FLOPS)

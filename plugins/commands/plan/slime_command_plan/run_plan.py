@@ -39,44 +39,44 @@ from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTrait
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What one device, or process on CPU, needs."""
+    """Memory that a device, or a process on CPU, needs."""
 
     device: str
-    """Which ones, in words."""
+    """Description of the devices."""
     items: list[Item]
     phases: bool = False
-    """The items are phases, one after the other, and not parts."""
+    """Whether the items are phases, one after the other, and not parts."""
     limit: float | None = None
-    """Bytes that it keeps to by itself, as a server with its share of a GPU; None: it takes what it needs."""
+    """Limit in bytes that the process itself keeps, such as a server's share of a GPU; None without a limit."""
 
     @property
     def total(self) -> float:
-        """Bytes; of phases the most."""
+        """Total bytes, or the largest phase."""
         return max(item.bytes for item in self.items) if self.phases else total(self.items)
 
     @property
     def peak(self) -> str:
-        """The phase that needs the most; empty where there is one only."""
+        """Phase that needs the most memory; empty if there is only one phase."""
         return max(self.items, key=lambda item: item.bytes).name if self.phases and len(self.items) > 1 else ""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run would be."""
+    """The plan of a run."""
 
     batches: BatchPlan | None
     schedule: list[str]
     placement: Placement
     memory: list[DeviceMemory]
     seconds: Seconds | None = None
-    """Of a rollout on GPUs; None without GPUs or without the model's numbers."""
+    """Estimated time of a rollout on GPUs; None without GPUs or without the model's numbers."""
     overlap: bool = False
-    """Generation and training go on at the same time."""
+    """Whether generation and training run at the same time."""
     notes: list[str] = field(default_factory=list)
-    """What could not be told, and why."""
+    """Values that could not be determined, with the reason."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "batches": self.batches.to_dict() if self.batches else None,
             "schedule": self.schedule,
@@ -90,7 +90,7 @@ class RunPlan:
         }
 
     def describe(self, device_bytes: float | None = None) -> Iterator[str]:
-        """Lines for people; with `device_bytes` memory is compared with what a device has."""
+        """Yield readable lines; `device_bytes` adds a comparison with the memory of a device."""
         yield "batches"
         for line in self.batches.describe() if self.batches else []:
             yield f"  {line}"
@@ -116,13 +116,13 @@ def plan_run(
     """Plan a training run.
 
     Args:
-        settings: Of `slime train` or `slime sft`.
-        num_gpus: GPUs of the cluster; 0 is one without.
+        settings: Settings of `slime train` or `slime sft`.
+        num_gpus: GPUs of the cluster; 0 for a cluster without GPUs.
         num_cpus: CPUs of the cluster; None: enough.
-        gpu_bytes: Memory of a GPU, where it is known.
+        gpu_bytes: Memory of a GPU, if known.
 
     Raises:
-        ConfigError: There can be no such run.
+        ConfigError: Such a run is impossible.
         PluginError: Trainer or engine cannot be loaded.
     """
     args, gpus, notes = settings.args, num_gpus > 0, list[str]()
@@ -168,7 +168,7 @@ def plan_run(
 
 @dataclass(frozen=True)
 class _Model:
-    """What memory and time are computed from."""
+    """Inputs of the estimates of memory and time."""
 
     args: Args
     trainer: Any
@@ -179,19 +179,19 @@ class _Model:
 
     @property
     def frozen(self) -> int:
-        """Models beside the trained one."""
+        """Number of models besides the trained one."""
         args = self.args
         others = (args.kl_coef or args.use_kl_loss, args.use_opd and args.opd_teacher_load, args.keep_old_actor)
         return sum(map(bool, others))
 
     def running(self, engines: int) -> int:
-        """Samples at once in an engine."""
+        """Return the number of concurrent samples in an engine."""
         args = self.args
         each = -(-args.rollout_batch_size * args.n_samples_per_prompt // engines)
         return int(min(args.engine_max_running_requests, args.sglang_server_concurrency, each))
 
     def share(self, gpu_bytes: float | None) -> float | None:
-        """Bytes of a GPU that an engine takes which keeps a fixed share of it, as servers do; None for others."""
+        """Return the bytes of a GPU that an engine with a fixed share takes, as servers do; None for other engines."""
         if gpu_bytes is None or not hasattr(self.engine, "launch_plan"):
             return None
         given = hasattr(self.args, "sglang_mem_fraction_static") and self.args.sglang_mem_fraction_static
@@ -199,11 +199,11 @@ class _Model:
 
 
 _STATIC = 0.85
-"""About what SGLang takes of a GPU without --sglang-mem-fraction-static."""
+"""Approximate share of a GPU that SGLang takes without --sglang-mem-fraction-static."""
 
 
 def _idle(args: Args, trainer: Any, placement: Placement, num_gpus: int) -> str:
-    """Name the flags that put idle GPUs to use."""
+    """Return the flags that would use idle GPUs."""
     half = max(1, num_gpus // 2)
     apart = f"--actor-num-gpus-per-node {half} --rollout-num-gpus {num_gpus - half}"
     if traits_of(trainer, TrainerTraits).reads_megatron:
@@ -244,7 +244,7 @@ def _seconds(model: _Model, placement: Placement, gpu_bytes: float | None) -> Se
 
 
 def sharding_of(trainer: Any, args: Args, processes: int, gpus: bool) -> Sharding:
-    """How the trainer's class lays a model out: whole in each process, unless it reads Megatron's flags."""
+    """Return the trainer's layout of a model: whole in each process, unless its class reads Megatron's flags."""
     half = args.dtype == "bfloat16" or (args.dtype == "auto" and gpus)
     if not traits_of(trainer, TrainerTraits).reads_megatron:
         return Sharding(data=processes, compute_bytes=2 if half else 4)

@@ -1,12 +1,12 @@
-"""A run as discrete events: `Workload` and `Plan` -> `Prediction`; a few seconds of arithmetic for days of training.
+"""Simulate a run with discrete events: `Workload` and `Plan` -> `Prediction`; a few seconds for days of training.
 
     sync       | generate r | train r | push |
-    one-step   | generate r+1 beside train r | push when both are done |
+    one-step   | generate r+1 during train r | push when both are done |
     full       generation never stops but for pushes; training takes groups as they are finished
 
-The same rules as `loop.py` and the rollout functions, without what they do. Called by `slime plan
---trace` and by `benchmarks/async_overlap.py`. Trainer and engines are machines of their
-own here, as in a disaggregated run; where both share the same processor cores, asynchronous training gains less.
+The simulation follows the rules of `loop.py` and the rollout functions without their work. Called by `slime plan
+--trace` and by `benchmarks/async_overlap.py`. Trainer and engines are separate machines here, as in a disaggregated
+run; if both share the same processor cores, asynchronous training gains less.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from slime_core.errors import ConfigError
 
 Mode = Literal["sync", "one-step", "full"]
 Wait = float | Callable[[], bool]
-"""Seconds to sleep, or what has to become true."""
+"""Seconds to sleep, or a condition to wait for."""
 _MOST_EVENTS = 20_000_000
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings that are simulated; named as the flags."""
+    """The simulated settings, named like the flags."""
 
     mode: Mode = "sync"
     rollouts: int = 20
     rollout_batch_size: int = 32
     over_sampling_batch_size: int | None = None
     concurrency: int = 512
-    """Samples in flight at most (`--sglang-server-concurrency`)."""
+    """Maximum number of samples in flight (`--sglang-server-concurrency`)."""
     buffer: int | None = None
     """`--async-buffer-groups`; None: `rollout_batch_size`."""
     push_interval: int = 1
@@ -56,51 +56,51 @@ class Plan:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the run would look like. Times leave out everything up to the end of the first rollout's training."""
+    """The predicted timing and staleness of a run. Times start at the end of the first rollout's training."""
 
     step_seconds: float
-    """From the end of one rollout's training to the end of the next one's."""
+    """Seconds from the end of one rollout's training to the end of the next one's."""
     trainer_idle: float
-    """Share of the time in which nothing trains."""
+    """Share of the time without training."""
     engine_idle: float
-    """Share of the time in which no sample is generated."""
+    """Share of the time without generation."""
     active: float
-    """Samples being generated, on average."""
+    """Mean number of samples in generation."""
     staleness: dict[int, float]
     """Weight versions between a sample's first token and its training -> share of the trained samples."""
     wasted: float
-    """Share of the generated tokens that is not trained on."""
+    """Share of generated tokens that are not trained on."""
     queue: float
-    """Finished groups that wait when training takes some, on average."""
+    """Mean number of finished groups that wait when training takes some."""
     total_seconds: float
-    """The whole run."""
+    """Seconds of the whole run."""
 
     @property
     def mean_staleness(self) -> float:
-        """In versions."""
+        """Return the mean staleness in weight versions."""
         return sum(versions * share for versions, share in self.staleness.items())
 
 
 def simulate(workload: Workload, plan: Plan) -> Prediction:
-    """Run the plan on the workload. Raises ConfigError where it would never end."""
+    """Simulate the plan on the workload. Raises ConfigError if the run would never end."""
     return _Run(workload, plan).run()
 
 
 @dataclass(eq=False)
 class _Group:
-    """A prompt group on its way."""
+    """A prompt group in the simulation."""
 
     work: GroupWork
     left: list[float]
-    """Tokens to come, by sample."""
+    """Tokens still to generate, by sample."""
     number: int
-    """In the order of drawing."""
+    """Sequence number in the order of drawing."""
     version: int | None = None
-    """Of the weights that sampled its first token."""
+    """Version of the weights that sampled its first token."""
     retries: int = 0
     missing: int = 0
     requests: dict[int, Request] = field(default_factory=dict)
-    """By sample."""
+    """Requests by sample."""
 
     @property
     def finished(self) -> bool:
@@ -119,18 +119,18 @@ class _Run:
         self.engines = Engines(workload.speed, plan.engines, plan.concurrency, self.later)
         self._fresh = itertools.cycle(workload.groups)
         self._again: deque[_Group] = deque()
-        """Groups given back: drawn first."""
+        """Returned groups, which are drawn first."""
         self._credit = 0.0
         self.in_flight: set[_Group] = set()
         self.waiting: deque[_Group] = deque()
-        """Finished, kept, and not yet trained on."""
+        """Accepted groups that are not yet trained on."""
         self._wanted = 0
-        """Groups that the wave has yet to accept; sync and one-step only."""
+        """Number of groups that the current rollout still needs; sync and one-step only."""
         self._continuous = self._taking = False
         self._taken = 0
-        """Rollouts."""
+        """Number of rollouts taken for training."""
         self._taken_by = (0, 0)
-        """A weight version, and how many groups were taken for training by it."""
+        """A weight version, and the number of groups taken for training at this version."""
         self._staleness: Counter[int] = Counter()
         self._queues: list[int] = []
         self._wasted = 0.0
@@ -231,7 +231,7 @@ class _Run:
         return batch
 
     def _sort_out(self) -> bool:
-        """Deal with groups that are too old; whether enough are left."""
+        """Recycle or drop groups that are too old; return True if enough groups are left."""
         limit, plan = self.plan.staleness, self.plan
         if limit is None or plan.policy == "mask":
             return True
@@ -295,7 +295,7 @@ class _Run:
             group.missing -= 1
             if group.finished:
                 self.later(group.work.group_after, lambda: self._complete(group))
-            elif self._continuous:  # one long response does not keep its group's places
+            elif self._continuous:  # a long response does not hold the places of its group
                 self._draw_on()
 
         request = Request(left, done, started, after=group.work.after)
@@ -356,7 +356,7 @@ class _Run:
         self._wasted += sum(group.work.tokens) - sum(group.left)
 
     def _draw_on(self) -> None:
-        """Start groups while there is room, by the rule of `rollout/producer.py`."""
+        """Start groups while there is room, with the rule of `rollout/producer.py`."""
         for _ in range(self._room()):
             self._draw()
 

@@ -1,8 +1,8 @@
-"""What a run has to do and how fast it does it: the input of the simulation, and how it is read from a trace.
+"""The work and the speed of a run: the input of the simulation, read from a trace.
 
-`slime plan --trace` reads it from `trace.jsonl` (`read_workload`); a benchmark builds it from what it knows. Seconds
-and tokens throughout. Groups that were aborted and never finished have no known length, so they are left out, and a
-trace with much over-sampling makes responses look shorter than they are.
+`slime plan --trace` reads a `Workload` from `trace.jsonl` (`read_workload`); a benchmark builds its own. All units are
+seconds and tokens. Groups that were aborted and never finished have no known length, so they are left out. A trace with
+much over-sampling therefore makes responses look shorter than they are.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _FINISHED = ("completed", "truncated")
 
 @dataclass(frozen=True)
 class GroupWork:
-    """One prompt group."""
+    """The work of one prompt group."""
 
     tokens: tuple[int, ...]
     """Response tokens of each sample."""
     prompt: int = 0
     """Tokens of the prompt."""
     after: float = 0.0
-    """Seconds between a sample's last token and its reward; its place stays taken."""
+    """Seconds between a sample's last token and its reward; the sample keeps its place meanwhile."""
     group_after: float = 0.0
-    """Seconds that a reward of the whole group takes once all samples are there."""
+    """Seconds that a reward of the whole group takes after the last sample."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one engine, which generates for all its samples together (continuous batching).
+    """The speed of one engine, which generates all its samples together (continuous batching).
 
     A sample gets its next token after `per_step + per_active * active` seconds while `active` samples share the engine.
     """
@@ -46,56 +46,56 @@ class Speed:
     per_step: float
     per_active: float = 0.0
     latency: float = 0.0
-    """Seconds of a sample besides its tokens: prompt, request."""
+    """Seconds of a sample in addition to its tokens: prompt, request."""
 
     def token_seconds(self, active: int) -> float:
-        """Seconds per token of each of `active` samples."""
+        """Return the seconds per token of each of `active` samples."""
         return self.per_step + self.per_active * active
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be generated and trained, and what the parts of a step take."""
+    """The groups to generate and train on, and the times of the parts of a step."""
 
     groups: tuple[GroupWork, ...]
-    """In the order they are drawn; after the last one it begins again."""
+    """Groups in the order in which they are drawn; after the last group the first follows."""
     speed: Speed
     train_fixed: float = 0.0
-    """Seconds of training a rollout, whatever its size."""
+    """Seconds of training a rollout, independent of its size."""
     train_per_token: float = 0.0
-    """Seconds per token, prompt included."""
+    """Seconds of training per token, including prompt tokens."""
     push: float = 0.0
     evaluate: float = 0.0
     save: float = 0.0
     accepted: float = 1.0
     """Share of finished groups that filters keep."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Those of the recorded run."""
+    """Settings of the recorded run."""
 
     def train_seconds(self, tokens: int) -> float:
-        """Of a rollout with so many tokens."""
+        """Return the seconds of training a rollout with `tokens` tokens."""
         return self.train_fixed + self.train_per_token * tokens
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the trace says happened."""
+    """Measurements of the recorded run."""
 
     step_seconds: float
-    """Mean from the end of one rollout's training to the end of the next one's."""
+    """Mean time from the end of a rollout's training to the end of the next rollout's training."""
     trainer_idle: float
     engine_idle: float
     steps: int
 
 
 def read_workload(run: Path) -> tuple[Workload, Recorded]:
-    """The last part of a recorded run: since it was last started.
+    """Read the last part of a recorded run, since its last start.
 
     Args:
         run: Run directory, or a trace file.
 
     Raises:
-        ConfigError: There is no trace, or too little in it.
+        ConfigError: The trace is missing or too short.
     """
     path = run / FILE if run.is_dir() else run
     if not path.is_file():
@@ -113,7 +113,7 @@ def read_workload(run: Path) -> tuple[Workload, Recorded]:
 def workload_of(
     events: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], path: str
 ) -> tuple[Workload, Recorded]:
-    """See `read_workload`; `path` is for messages. Raises ConfigError."""
+    """Build the workload from events, as in `read_workload`; `path` is for messages. Raises ConfigError."""
     samples = [e for e in events if e["e"] == "sample"]
     spans = {name: [e for e in events if e["e"] == name] for name in ("rollout", "train", "push", "eval", "save")}
     trained = spans["train"]
@@ -140,21 +140,21 @@ def workload_of(
 
 
 def engines_in(settings: Mapping[str, Any]) -> int:
-    """Engines of the recorded run, as far as its flags say."""
+    """Return the number of engines of the recorded run, from its GPU flags; 1 without them."""
     gpus = settings.get("rollout_num_gpus")
     return max(1, gpus // (settings.get("rollout_num_gpus_per_engine") or 1)) if gpus else 1
 
 
 def fit_speed(samples: Iterable[Mapping[str, Any]], engines: int = 1) -> Speed:
-    """Least squares of seconds = tokens * (per_step + per_active * active) + latency, none of them negative.
+    """Fit seconds = tokens * (per_step + per_active * active) + latency by least squares, with no negative term.
 
     Args:
         samples: Sample events of a trace.
-        engines: Share the samples evenly.
+        engines: Number of engines, which share the samples evenly.
     """
     rows = [(e["t"][0], e["t"][1], e["n"]) for e in samples if e["n"] > 0 and e["t"][1] > e["t"][0]]
     start, end, tokens = (np.array(column, dtype=float) for column in zip(*rows))
-    # Active samples over time, and its integral, so that each sample's mean company is one difference.
+    # Active samples over time, and their integral: the mean number of active samples of each sample is a difference.
     times = np.concatenate([start, end])
     order = np.argsort(times, kind="stable")
     times = times[order]
@@ -169,14 +169,14 @@ def fit_speed(samples: Iterable[Mapping[str, Any]], engines: int = 1) -> Speed:
         if (answer >= 0).all() and error < best * (1 - 1e-6):
             best, found = error, np.zeros(3)
             found[list(used)] = answer
-    if not found[:2].any():  # latency alone explains it best: still, more tokens take longer
+    if not found[:2].any():  # latency alone fits best, but more tokens must take longer
         found[0] = float((end - start).sum() / tokens.sum())
         found[2] = 0.0
     return Speed(*map(float, found))
 
 
 def _groups(samples: Iterable[Mapping[str, Any]], scored: Iterable[Mapping[str, Any]], speed: Speed) -> list[GroupWork]:
-    """By group index, the complete ones."""
+    """Return the complete groups, ordered by group index."""
     found: dict[int, dict[int, Mapping[str, Any]]] = {}
     broken: set[int] = set()
     for event in samples:
@@ -205,7 +205,7 @@ def _groups(samples: Iterable[Mapping[str, Any]], scored: Iterable[Mapping[str, 
 
 
 def _fit_training(rollouts: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Seconds per rollout and per token; the first, with its warm-up, counts only where there are few."""
+    """Fit the seconds per rollout and per token; the first rollout, a warm-up, counts only if there are few."""
     tokens_of = {e["r"]: e.get("tokens", 0) for e in rollouts}
     pairs = [(tokens_of.get(e["r"], 0), e["t"][1] - e["t"][0]) for e in trained]
     pairs = pairs[1:] if len(pairs) > 3 else pairs
@@ -220,7 +220,7 @@ def _fit_training(rollouts: Sequence[Mapping[str, Any]], trained: Sequence[Mappi
 
 
 def _accepted(rollouts: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> float:
-    """Groups that were trained on, of those that finished."""
+    """Return the share of finished groups that were trained on."""
     size = settings.get("rollout_batch_size")
     drawn = sum(e.get("groups_drawn", 0) for e in rollouts)
     back = sum(e.get("groups_given_back", 0) for e in rollouts)
@@ -245,7 +245,7 @@ def _recorded(samples: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[st
 
 
 def _covered(intervals: list[tuple[float, float]], begin: float, end: float) -> float:
-    """Seconds between `begin` and `end` that lie in any of them."""
+    """Return the seconds between `begin` and `end` that any interval covers."""
     total, reached = 0.0, begin
     for start, stop in sorted(intervals):
         start, stop = max(start, reached), min(stop, end)

@@ -1,8 +1,8 @@
-"""`slime plugins check`: does each plugin keep what its kind promises? One line per plugin or complaint.
+"""`slime plugins check`: check that each plugin keeps the contract of its kind. One line per plugin or complaint.
 
-In order: API version, load, signature, requirements, options, contract suite. The suites run with pytest in a process
-of their own: a plugin's own `tests/test_contract.py` where its folder has one, since that knows its settings and
-examples, else the bare suite of its kind.
+The checks, in order: API version, load, signature, requirements, options, contract suite. The suites run with pytest in
+a separate process. A plugin's own `tests/test_contract.py` is run if its folder has one, since it knows the plugin's
+settings and examples; otherwise the bare suite of its kind is run.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from slime_core.text import json_text
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the report."""
+    """A line of the report."""
 
     ok: bool
     plugin: str
-    """`rewards/near (slime-reward-near 0.1.0)`."""
+    """Name of the plugin, such as `rewards/near (slime-reward-near 0.1.0)`."""
     message: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to check."""
+    """Add the arguments of `slime plugins check` to its parser."""
     parser.add_argument(
         "targets",
         nargs="*",
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Print the report; exit status 1 when something fails."""
+    """Print the report; return exit status 1 if a check fails."""
     specs = _specs(namespace.targets)
     lines = [_checked(kind, spec, ref) for kind, spec, ref in specs]
     if not namespace.no_contract:
@@ -62,11 +62,11 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 Spec = tuple[str, str, ComponentRef | None]
-"""Kind, spec, and the registered component when there is one."""
+"""Kind, spec, and the registered component or None."""
 
 
 def _specs(targets: list[str]) -> list[Spec]:
-    """What the words on the command line mean. Raises PluginNotFoundError for one that means nothing."""
+    """Return the components that the command line names. Raises PluginNotFoundError for an unknown target."""
     from slime_core.distributions import own_distributions
     from slime_core.plugins.discovery import add_plugin_directories
     from slime_core.plugins.manager import current_registry
@@ -116,7 +116,7 @@ def _shown(kind: str, spec: str, ref: ComponentRef | None) -> str:
 
 
 def _checked(kind: str, spec: str, ref: ComponentRef | None) -> Line:
-    """API version, load, signature, requirements and options."""
+    """Check API version, load, signature, requirements and options."""
     from slime_core.plugins.manager import load_hook_module
     from slime_core.plugins.options import option_rows, options_model
     from slime_core.plugins.resolve import resolve
@@ -141,7 +141,7 @@ def _checked(kind: str, spec: str, ref: ComponentRef | None) -> Line:
 
 
 def _merged(specs: list[Spec], lines: list[Line], outcomes: dict[Spec, Outcome]) -> list[Line]:
-    """The lines with what the suites said."""
+    """Return the lines with the results of the contract suites."""
     merged = []
     for spec, line in zip(specs, lines):
         outcome = outcomes.get(spec)
@@ -155,9 +155,9 @@ def _merged(specs: list[Spec], lines: list[Line], outcomes: dict[Spec, Outcome])
 
 
 def missing_requirements(ref: ComponentRef) -> list[tuple[str, str]]:
-    """What the plugin's distribution requires and this environment lacks: (requirement, found).
+    """Return the unmet requirements of the plugin's distribution: (requirement, found).
 
-    `found` is the installed version that does not do, or empty.
+    `found` is the installed version that does not match, or empty.
     """
     from importlib import metadata
 

@@ -1,7 +1,7 @@
-"""Runs the contract suites of plugins with pytest, in a process of its own, and reads the results.
+"""Run the contract suites of plugins with pytest, in a process of its own, and read the results.
 
-Called by `slime plugins check`. Nothing of the test kit is imported here; the process does that, so that a missing
-pytest is a remark and not an error.
+Called by `slime plugins check`. Only the pytest process imports the test kit, so that a missing pytest is a note and
+not an error.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from slime_core.plugins.registry import ComponentRef
 _BARE = ("-p", "slime_testing_contracts.pytest_plugin", "--pyargs", "slime_testing_contracts.components")
 
 DEADLINE_S = 600.0
-"""For all suites of one folder, and for all bare suites together."""
+"""Deadline in seconds for all suites of one folder, and for all bare suites together."""
 
 
 @dataclass
 class Outcome:
-    """What the suites said about one plugin."""
+    """The result of the suites for one plugin."""
 
     note: str
     failures: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ Spec = tuple[str, str, ComponentRef | None]
 
 
 def run_contracts(specs: list[Spec]) -> dict[Spec, Outcome]:
-    """The outcome for each of the plugins, given as kind, spec, and the registered component if there is one."""
+    """Return the outcome of each plugin; a spec is (kind, spec, registered component or None)."""
     if find_spec("pytest") is None:
         return {spec: Outcome("not run, since pytest is not installed: pip install 'slime-rl[dev]'") for spec in specs}
     outcomes: dict[Spec, Outcome] = {}
@@ -67,7 +67,7 @@ class _Case:
 
 
 def _pytest(arguments: list[str], folder: Path, *, bare: bool = False) -> list[_Case] | str:
-    """The cases, or why there are none; `bare` leaves out the folder's own pytest settings."""
+    """Run pytest and return the cases, or the reason for a failure; `bare` ignores the folder's pytest settings."""
     with tempfile.TemporaryDirectory(prefix="slime-check-") as scratch:
         report = Path(scratch, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
@@ -85,7 +85,7 @@ def _pytest(arguments: list[str], folder: Path, *, bare: bool = False) -> list[_
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The caller's, with this Python's way to slime_core, which may be the working directory."""
+    """Return the environment with slime_core's parent directory, perhaps the working directory, on PYTHONPATH."""
     import slime_core
 
     home = str(Path(slime_core.__file__).parents[1])
@@ -106,14 +106,14 @@ def _case(element: ElementTree.Element) -> _Case:
 
 
 def _reason(wrong: ElementTree.Element) -> str:
-    """The error itself: pytest's message, or for a file that cannot be collected the last line it marks."""
+    """Return the error: pytest's message, or for a file that cannot be collected the last line marked "E"."""
     marked = [line[1:].strip() for line in (wrong.text or "").splitlines() if line.startswith("E ")]
     message = (wrong.get("message") or "failed").splitlines()[0]
     return marked[-1] if marked and message == "collection failure" else message
 
 
 def _outcome(cases: list[_Case] | str, suite: str) -> Outcome:
-    """`suite` picks one plugin's by how its class begins; empty takes all."""
+    """Return the outcome of the cases whose class begins with `suite`; an empty `suite` selects all."""
     if isinstance(cases, str):
         return Outcome("", [cases])
     mine = [case for case in cases if case.suite.startswith(suite)]

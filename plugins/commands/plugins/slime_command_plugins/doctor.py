@@ -1,8 +1,8 @@
-"""What is wrong with the plugins of this environment, each finding with the way out: `slime plugins doctor`.
+"""`slime plugins doctor`: find problems of the plugins in this environment, each with a fix.
 
-Reads metadata first and then loads every component, so unlike a run it trips over plugins that nobody selected. An
-error here need not stop the run at hand, since a broken component stops only the runs that select it; a broken hook
-plugin, directory or allow-list stops every run.
+The command reads metadata first and then loads every component, so unlike a run it also finds errors in plugins that
+are not selected. An error here need not stop the current run: a broken component stops only the runs that select it. A
+broken hook plugin, directory or allow-list stops every run.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from slime_core.plugins.resolve import resolve
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong."""
+    """A problem that the doctor found, and its fix."""
 
     level: Literal["error", "warning"]
-    """error: some run would not start."""
+    """Severity; "error" if some run would not start."""
     topic: str
-    """broken, conflicting, incompatible, shadowed, ..."""
+    """Kind of the problem: broken, conflicting, incompatible, shadowed, ..."""
     what: str
     way_out: str
-    """What to type or do."""
+    """Command or action that fixes the problem."""
     stops: str = field(default="", compare=False)
-    """Which runs it stops."""
+    """Runs that the problem stops."""
 
 
 def examine(registry: Registry) -> list[Finding]:
-    """Everything that is wrong, the gravest first."""
+    """Return all problems, the most severe first."""
     found = [
         *_allow_list(registry),
         *_directories(),
@@ -132,7 +132,7 @@ _TOPICS: tuple[tuple[type[PluginError], str], ...] = (
 
 
 def _loading(registry: Registry) -> Iterator[Finding]:
-    """Load everything."""
+    """Load every component and yield the errors."""
     for ref in registry:
         is_hook = ref.kind == HOOK_GROUP
         try:
@@ -156,7 +156,7 @@ def _distributions(registry: Registry) -> dict[str, ComponentRef]:
 
 
 def _requirements(registry: Registry) -> Iterator[Finding]:
-    """What a plugin's distribution needs and has not got."""
+    """Yield requirements of a plugin's distribution that are not met."""
     for distribution, ref in _distributions(registry).items():
         for requirement, found in missing_requirements(ref):
             has = f"{found} is installed" if found else "it is not installed"
@@ -170,7 +170,7 @@ def _requirements(registry: Registry) -> Iterator[Finding]:
 
 
 def _duplicate_hooks(registry: Registry) -> Iterator[Finding]:
-    """One hook module behind two entry points hears everything twice."""
+    """Yield hook modules that are registered twice, and so are called twice for each event."""
     seen: dict[str, ComponentRef] = {}
     for ref in registry:
         if ref.kind != HOOK_GROUP:
@@ -199,7 +199,7 @@ def _copy(ref: ComponentRef) -> str:
 
 
 def _shadowed_modules(registry: Registry) -> Iterator[Finding]:
-    """A plugin's folder goes to the head of `sys.path`: what else lies in it hides modules of that name."""
+    """Yield modules hidden by files in a plugin's folder, which is first in `sys.path`, or in the working directory."""
     folders = {
         (ref.folder / "src" if (ref.folder / "src").is_dir() else ref.folder): ref.label
         for ref in registry
@@ -225,7 +225,7 @@ def _modules_in(folder: Path) -> list[str]:
 
 
 def _found_elsewhere(name: str, folder: Path, folders: Iterable[Path]) -> str:
-    """Where a module of that name also is; empty when nowhere."""
+    """Return the place of another module with that name; empty if it is the only one."""
     if name in sys.stdlib_module_names:
         return f"the standard library's {name!r}"
     skip = {str(folder), "", *map(str, folders)}
@@ -245,7 +245,7 @@ _NAMESAKES = {
     "slime": "THUDM/slime's, or a stranger's of the package index",
     "slime-core": "a stranger's of the package index",
 }
-"""Distributions that are taken for slime's own."""
+"""Distributions that count as slime's own."""
 
 
 def _namesakes() -> Iterator[Finding]:
@@ -257,7 +257,7 @@ def _namesakes() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Programs that a model wrote cannot be kept apart completely."""
+    """Yield a warning if programs written by a model cannot be isolated completely."""
     try:
         require_isolation("require")
     except SandboxError as error:
@@ -267,15 +267,15 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _core_files() -> Iterator[Finding]:
-    """Files of slime_core that are gone, or that pip takes away with a slime-rl of before the core's own distribution.
+    """Yield missing files of slime_core, and files that pip would remove with a slime-rl older than the core's package.
 
-    Where all are gone, nothing of this runs: CHANGELOG.md says what to type.
+    If all files are missing, this check cannot run: see CHANGELOG.md for the command.
     """
     core, bundle = installed(CORE), installed(BUNDLE)
     if core is None:
         return
     whole = f"pip install --force-reinstall --no-deps {CORE}=={core.version}"
-    # `core.files` leaves out those that are not there, from Python 3.12 on.
+    # Since Python 3.12, `core.files` omits missing files.
     recorded = (PurePosixPath(row[0]) for row in csv.reader((core.read_text("RECORD") or "").splitlines()))
     files = [file for file in recorded if file.parts[0] == "slime_core" and file.suffix != ".pyc"]
     gone = [file for file in files if not Path(str(core.locate_file(file))).is_file()]
@@ -288,10 +288,10 @@ def _core_files() -> Iterator[Finding]:
 
 
 def stale_installs() -> Iterator[tuple[str, str, str]]:
-    """(distribution, what is wrong, what to type) for every editable plugin whose folder has changed or gone.
+    """Yield (distribution, problem, command) for every editable plugin whose folder has changed or is missing.
 
-    Entry points are copied at installation: a name added to `pyproject.toml` since then is not known, one
-    removed still is.
+    Entry points are copied at installation: a name added to `pyproject.toml` since then is unknown, and a removed name
+    is still known.
     """
     for dist in metadata.distributions():
         folder = _editable_folder(dist)

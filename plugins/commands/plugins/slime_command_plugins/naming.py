@@ -1,4 +1,4 @@
-"""How the commands spell components: `KIND/NAME` in, table cells out."""
+"""Names of components in the commands: `KIND/NAME` in arguments, cells in tables."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef
 
 HOOK_WORDS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
-"""What a user may write for the hook plugins, which are of no kind."""
+"""Words that name the hook plugins, which have no kind."""
 
 
 def kind_key(word: str) -> str:
-    """The registry's key of a kind, singular or plural, or of the hook plugins. Raises PluginNotFoundError."""
+    """Return the registry's key of a kind, singular or plural, or of the hook plugins. Raises PluginNotFoundError."""
     return HOOK_GROUP if word in HOOK_WORDS else kind_of(word).name
 
 
 def registered_kind(word: str) -> str:
-    """As `kind_key`, but what names are registered under: one kind for the functions of all flags."""
+    """Return the kind that names are registered under: like `kind_key`, but one kind for the functions of all flags."""
     return HOOK_GROUP if word in HOOK_WORDS else kind_of(word).registered
 
 
 def kind_word(ref: ComponentRef) -> str:
-    """The kind as tables show it."""
+    """Return the kind as tables show it."""
     return "hooks" if ref.kind == HOOK_GROUP else ref.kind
 
 
 def origin(ref: ComponentRef) -> str:
-    """Distribution, version, and the folder when it is used from one."""
+    """Return the distribution, the version, and the folder if the plugin is used from a folder."""
     if ref.folder is None:
         return ref.origin
     folder = ref.folder.relative_to(Path.cwd()) if ref.folder.is_relative_to(Path.cwd()) else ref.folder
@@ -37,12 +37,12 @@ def origin(ref: ComponentRef) -> str:
 
 
 def split(component: str, command: str) -> tuple[str, str]:
-    """`rewards/math` and `rewards:./my_rm.py:reward` -> kind, spec; the first separator counts.
+    """Split `rewards/math` or `rewards:./my_rm.py:reward` at the first separator into kind and spec.
 
-    A name alone will do where components of one kind have it.
+    A name alone is enough if components of only one kind have it.
 
     Raises:
-        PluginNotFoundError: Several kinds have the name or none has, there is no such kind or no such folder.
+        PluginNotFoundError: No kind or several kinds have the name, or there is no such kind or no such folder.
     """
     if component.startswith((".", "/", "~")):
         needed = "a path needs its kind before it, as in rewards:my_rm.py"

@@ -1,8 +1,8 @@
-"""`slime plugins new`: kind and name -> a distribution that installs and passes its contract tests as it is.
+"""`slime plugins new`: write a distribution of a kind and name that installs and passes its contract tests unchanged.
 
-The files come from `templates/`: `<kind>.py.tmpl` is the package, `<kind>_test.py.tmpl` its tests, and what all share
-(`pyproject.toml`, `README.md`) has no kind. `@@word@@` is filled in; nothing else of a template changes. The templates
-are data and are never imported from here.
+The files come from `templates/`: `<kind>.py.tmpl` is the package, `<kind>_test.py.tmpl` its tests. Templates that all
+kinds share (`pyproject.toml`, `README.md`) have no kind in their name. Only `@@word@@` is replaced in a template. The
+templates are data and are never imported.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TARGETS = {
     "commands": "command",
     "weight_transports": "@@Class@@",
 }
-"""What the entry point names in the package; empty for a hook module, which is the package itself."""
+"""Kind -> object of the package that the entry point names. A hook module has none: it is the package itself."""
 
 _NOTES = {
     "hooks": "There is nothing to select: every installed hook plugin is called in every run.\n"
@@ -69,15 +69,15 @@ _NOTES = {
 
 Leave `apply_chat_template` out of the run's file: it would turn the rows into text.""",
 }
-"""Kind -> how it comes to be used, where no setting alone says so."""
+"""Kind -> how the component is selected, for kinds that a setting alone does not select."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is about to be written."""
+    """The distribution to write."""
 
     kind: str
-    """Plural, or the hook group."""
+    """Kind in the plural, or the hook group."""
     name: str
     folder: Path
     files: dict[str, str]
@@ -87,7 +87,7 @@ class Plan:
 
 
 def template_kinds() -> list[str]:
-    """The words that `slime plugins new` takes for a kind."""
+    """Return the names of kinds that `slime plugins new` accepts."""
     return [*_TARGETS, "hooks"]
 
 
@@ -97,11 +97,11 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
     Args:
         kind: A kind, singular or plural, or "hooks".
         name: The component's name.
-        directory: Where the distribution's folder goes.
-        registry: What is installed.
+        directory: Directory for the distribution's folder.
+        registry: Installed components.
 
     Raises:
-        ConfigError: The name is not allowed, the kind has no template, or the folder is there already.
+        ConfigError: The name is not allowed, the kind has no template, or the folder exists already.
         PluginConflictError: An installed distribution has that name or offers that component.
         PluginNotFoundError: There is no such kind.
     """

@@ -15,13 +15,13 @@ from slime_core.text import json_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The argument."""
+    """Add the arguments of the command."""
     parser.add_argument("component", metavar="KIND/NAME", help="e.g. rewards/math, or KIND:SPEC: rewards:my_rm.py")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Print its facts, options and documentation."""
+    """Print the facts, options and documentation of a component."""
     from slime_core.text import table
 
     kind, spec = split(namespace.component, "slime plugins show")
@@ -69,7 +69,7 @@ def _facts(key: str, ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:
 
 
 def _selection(kind: Kind, ref: ComponentRef) -> str:
-    """A flag with its value, as typed."""
+    """Return a flag with its value, as typed on the command line."""
     flags = [flag for flag in kind.flags if flag.startswith("--")]
     if not flags:
         return "-"
@@ -83,7 +83,7 @@ def _hooks(plugin: Any) -> list[str]:
 
 
 def _calls(kind: Kind, obj: Any) -> str:
-    """How slime calls such an object."""
+    """Return the calls that slime makes to such an object."""
     methods = [f"{name}{call.shown}" for name, call in kind.methods.items() if callable(getattr(obj, name, None))]
     return "; ".join(methods or [call.shown for call in kind.calls]) or "-"
 
@@ -95,7 +95,7 @@ def _signature(obj: Any) -> str:
 
 
 def _options(ref: ComponentRef, obj: Any) -> list[tuple[str, ...]]:
-    """The options as `--set` takes them, with a header; empty when there are none."""
+    """Return a header and the options in the form of `--set`; empty without options."""
     from slime_core.plugins.options import option_name, option_rows, options_model
 
     model = options_model(obj)

@@ -1,6 +1,6 @@
-"""`slime plugins trace -- train ...`: run a command, then say who answered for each setting and who was called.
+"""`slime plugins trace -- train ...`: run a command, then show each setting's component and each hook's calls.
 
-One process is watched, not those it starts.
+Only the command's own process is traced, not its children.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from slime_core.plugins.registry import ComponentRef, Resolved
 from slime_core.text import table
 
 RUNS = ("train", "sft", "eval", "rollout")
-"""Commands that use plugins and end by themselves."""
+"""Commands that use plugins and end without a signal."""
 
 
 @dataclass
 class Answer:
-    """One component that a setting named."""
+    """A component that a setting named."""
 
     origin: str
     """Setting and place, e.g. "--rm-type (run.yaml:3)"."""
     ref: ComponentRef
     place: str
-    """`file:line`."""
+    """Place of the component, `file:line`."""
     times: int = 0
 
 
@@ -49,20 +49,20 @@ class Calls:
 
 @dataclass
 class Trace:
-    """What has been seen so far."""
+    """Components and hook calls seen so far."""
 
     answers: dict[tuple[str, str, str], Answer] = field(default_factory=dict)
     calls: dict[tuple[str, str], Calls] = field(default_factory=dict)
     """(hook, plugin) -> its calls."""
 
     def resolved(self, found: Resolved) -> None:
-        """Count who answered for a setting."""
+        """Count the component that was resolved for a setting."""
         key = (found.origin, found.ref.kind, found.ref.name)
         known = self.answers.get(key) or Answer(found.origin, found.ref, place_of(found.obj, found.ref))
         self.answers[key] = replace(known, times=known.times + 1)
 
     def built(self, manager: pluggy.PluginManager) -> None:
-        """Time every implementation registered so far; collecting names is over by then."""
+        """Wrap every registered hook implementation with a timer; all plugins are registered by then."""
         for name, plugin in manager.list_name_plugin():
             for caller in manager.get_hookcallers(plugin) or () if plugin is not None else ():
                 if caller.name == "slime_register_components":
@@ -75,7 +75,7 @@ class Trace:
 
 @contextmanager
 def watched() -> Iterator[Trace]:
-    """Collect inside, in this process."""
+    """Collect a trace of this process inside the block."""
     trace = Trace()
     OBSERVERS.append(trace)
     try:
@@ -85,7 +85,7 @@ def watched() -> Iterator[Trace]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Everything after `--` is the command line to run."""
+    """Declare the arguments; everything after `--` is the command line to run."""
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="a command of slime with its flags"
     )
@@ -111,7 +111,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def report(trace: Trace) -> str:
-    """Two tables: settings with the components that answered, hooks with the plugins that were called."""
+    """Return two tables: settings with their components, hooks with the plugins that were called."""
     lines = ["components"]
     rows: list[tuple[str, ...]] = [("SETTING", "ANSWERED BY", "FROM", "AT", "TIMES")]
     for answer in trace.answers.values():
@@ -128,7 +128,7 @@ def report(trace: Trace) -> str:
 
 
 def place_of(obj: Any, ref: ComponentRef) -> str:
-    """`file:line` of an object, as far as it can be known."""
+    """Return `file:line` of an object, as far as it is known."""
     try:
         found = inspect.unwrap(obj) if callable(obj) else obj
         target = found if inspect.isfunction(found) or inspect.isclass(found) else type(found)

@@ -1,4 +1,4 @@
-"""What a run leaves in its directory, for programs and notebooks: `Run(path)`.
+"""Reader of run directories, for programs and notebooks: `Run(path)`.
 
 >>> from slime_runs import Run                                                                      # doctest: +SKIP
 >>> from slime_runs.index import Filter                                                             # doctest: +SKIP

@@ -1,7 +1,7 @@
-"""Reading the boards of a run (`Run.waits`): who is alive, what they wait for, and their stacks on request.
+"""Read the boards of a run (`Run.waits`): which processes are alive, their waits, and their stacks on request.
 
-Ages in a board are as of its heartbeat, so the time since then is added; and clocks of other hosts may differ, so a
-heartbeat from the future counts as one of now.
+Ages in a board date from its heartbeat, so the time since then is added. Clocks of other hosts may differ, so a
+heartbeat from the future counts as current.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slime_core.waits.stalls import WAITS
 from slime_runs.files import read_object, read_text
 
 OLD = 30.0
-"""Seconds after which a heartbeat is old: the process stands still, or its host does."""
+"""Seconds after which a heartbeat is old: the process or its host is stalled."""
 LOST = 120.0
 """Seconds after which a process of another host counts as gone."""
 _POLL = 0.1
@@ -25,12 +25,12 @@ _POLL = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Process:
-    """One board."""
+    """A process of a run, as its board describes it."""
 
     path: Path
     board: dict[str, Any]
     state: str
-    """`alive`, `silent` (alive as far as can be told, but its heartbeat is old) or `gone`."""
+    """`alive`, `silent` (apparently alive, but its heartbeat is old) or `gone`."""
     heartbeat_age: float
 
     @property
@@ -40,12 +40,12 @@ class Process:
 
     @property
     def silence(self) -> float:
-        """Seconds to add to its ages: none for a process that is gone, whose waits ended with it."""
+        """Seconds to add to the ages of its waits; 0 for a process that is gone, since its waits ended with it."""
         return 0.0 if self.state == "gone" else self.heartbeat_age
 
     @property
     def waits(self) -> list[dict[str, Any]]:
-        """Oldest first; marked overdue by the time that has passed since they were written."""
+        """Waits, oldest first; marked overdue by the time that has passed since they were written."""
         rows = []
         for row in self.board.get("waits", []):
             late = row["deadline"] is not None and row["age"] + self.silence > row["deadline"]
@@ -54,7 +54,7 @@ class Process:
 
     @property
     def words(self) -> str:
-        """The state for people."""
+        """The state as readable text."""
         age = f"{self.heartbeat_age:.0f} s"
         if self.state == "gone":
             return f"GONE, last heard of {age} ago"
@@ -71,22 +71,22 @@ class Report:
 
     @property
     def answering(self) -> list[Process]:
-        """Processes that are not gone."""
+        """The processes that are not gone."""
         return [p for p in self.processes if p.state != "gone"]
 
     @property
     def alive(self) -> bool:
-        """Whether anything of the run is running."""
+        """True if any process of the run is running."""
         return bool(self.answering)
 
     @property
     def overdue(self) -> bool:
-        """Whether a wait of a live process is past its deadline."""
+        """True if a wait of a live process is past its deadline."""
         return any(row["overdue"] for p in self.answering for row in p.waits)
 
 
 def read_boards(run_dir: Path) -> Report:
-    """Every board; those with the oldest wait come first."""
+    """Read every board and sort the processes by oldest wait."""
     order: dict[Process, tuple[bool, float]] = {}
     unreadable = []
     for path in sorted((run_dir / WAITS).glob("*.json")):
@@ -94,7 +94,7 @@ def read_boards(run_dir: Path) -> Report:
             process = _process(path, read_object(path) or {})
             order[process] = process.state == "gone", -max((row["age"] for row in process.waits), default=0.0)
         except (AttributeError, KeyError, TypeError, ValueError):
-            unreadable += [path] if path.exists() else []  # otherwise it ended while we looked
+            unreadable += [path] if path.exists() else []  # otherwise the process ended during the read
     return Report(sorted(order, key=order.__getitem__), unreadable)
 
 
@@ -103,7 +103,7 @@ _FACTS_OF_WAIT = {"what", "then", "age", "deadline", "overdue", "queued", "waite
 
 
 def _process(path: Path, board: dict[str, Any]) -> Process:
-    """Raises KeyError, TypeError, ValueError for a board of another version."""
+    """Return the process of a board. Raises KeyError, TypeError, ValueError for a board of another version."""
     if not board.keys() >= _FACTS or not all(row.keys() >= _FACTS_OF_WAIT for row in board.get("waits", ())):
         raise KeyError("a fact that is told")
     age = max(0.0, time.time() - board["heartbeat"])
@@ -113,14 +113,14 @@ def _process(path: Path, board: dict[str, Any]) -> Process:
 
 
 def ask_for_stacks(processes: list[Process], deadline: float) -> dict[str, str | None]:
-    """Stacks by process name; None for one that did not answer within `deadline` seconds."""
+    """Request stacks and return them by process name; None if no answer came within `deadline` seconds."""
     question = uuid.uuid4().hex
     for process in processes:
         replace_text(process.path.with_suffix(".ask"), question)
     answers: dict[str, str | None] = {p.name: None for p in processes}
     until = time.monotonic() + deadline
     while True:
-        late = time.monotonic() > until  # asked before a look: it is always the last one that counts
+        late = time.monotonic() > until  # read the clock before the last check, so that no answer is missed
         for process in processes:
             if answers[process.name] is None:
                 answers[process.name] = _answer(process.path.with_suffix(".stacks"), question)
@@ -135,7 +135,7 @@ def ask_for_stacks(processes: list[Process], deadline: float) -> dict[str, str |
 def _answer(path: Path, question: str) -> str | None:
     text = read_text(path)
     asked, _, stacks = text.partition("\n")
-    if asked != question:  # of an earlier request, or of somebody else's
+    if asked != question:  # answer to an earlier or another process's request
         return None
     path.unlink(missing_ok=True)
     return stacks

@@ -1,4 +1,4 @@
-"""What differs between runs. Runs whose settings differ in the seed alone are one group, whose spread is the noise."""
+"""Compare runs. Runs whose settings differ only in the seed form a group; the spread in the group is the noise."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SEEDS = ("seed", "rollout_seed")
 
 
 def compare(runs: Sequence[Run], *, last: int = 10) -> dict[str, Any]:
-    """Groups of runs, and for each what differs.
+    """Group the runs, and return the differences between the groups.
 
     Args:
-        runs: At least one.
-        last: Rollouts, counted from the end that all runs have come to, whose mean is compared.
+        runs: The runs; at least one.
+        last: Number of rollouts whose mean is compared, up to the last rollout that all runs have reached.
 
     Returns:
         "groups": names of their runs; "settings" and "plugins": name -> value in each group; "metrics": name ->
-        "values", (mean, standard error over seeds or None) in each group, and "differ": whether all groups have two
-        runs and two of them are further apart than 1.96 standard errors of their difference; "from" and "until": the
-        first and the last of the rollouts compared, counted from 1.
+        "values", (mean, standard error over seeds or None) in each group, and "differ": True if all groups have two
+        runs and two groups are further apart than 1.96 standard errors of their difference; "from" and "until": the
+        first and the last compared rollout, counted from 1.
     """
     groups = _groups(runs)
     first = [group[0] for group in groups]
@@ -63,7 +63,7 @@ def _is_score(name: str) -> bool:
 
 
 def _values(group: Sequence[Run], name: str, end: int, last: int) -> list[float]:
-    """The mean of each run that has the metric."""
+    """Return the mean of each run that has the metric."""
     found = [[value for step, value in run.series(name) if end - last < step <= end] for run in group]
     return [statistics.fmean(values) for values in found if values]
 
@@ -80,7 +80,7 @@ def _differ(found: Sequence[tuple[float, float | None]]) -> bool | None:
 
 
 def _plugins(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Kind and name -> version and beginning of the source's digest, where they differ."""
+    """Return kind and name -> version and prefix of the source's digest, for plugins that differ."""
     found = [
         {f"{p['kind']} {p['name']}": f"{p.get('version')} {str(p.get('sha256'))[:8]}" for p in run.plugins()}
         for run in runs

@@ -1,7 +1,7 @@
-"""`events.jsonl` in the run directory: what happened to the engines, one line each, appended as it happens.
+"""`events.jsonl` in the run directory: events of the engines, one per line, appended as they happen.
 
-Threads write it; a killed run leaves at most one torn last line. It is a record of incidents, not of the training, so a
-resumed run appends to it and cuts nothing off.
+Several threads write the file; a killed run leaves at most one torn last line. The file records incidents, not
+training, so a resumed run appends to it and removes nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ FILE = "events.jsonl"
 
 
 class EventLog:
-    """Appends events. `directory` None keeps none; it is created when the first event comes."""
+    """An appender of events to a file, created with its directory at the first event; `directory` None writes none."""
 
     def __init__(self, directory: Path | None) -> None:
         self._path = None if directory is None else directory / FILE
         self._lock = threading.Lock()
 
     def write(self, event: str, **details: Any) -> None:
-        """One line: `time` (seconds since 1970), `event`, and the details. Raises OSError."""
+        """Append a line with `time` (seconds since 1970), `event` and the details. Raises OSError."""
         if self._path is None:
             return
         line = orjson.dumps({"time": round(time.time(), 3), "event": event, **details}) + b"\n"

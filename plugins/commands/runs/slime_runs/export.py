@@ -1,4 +1,4 @@
-"""A run for other tools: rows for `datasets`, logs of Inspect AI, traces of OpenTelemetry, a run of trackio."""
+"""Export a run for other tools: rows for `datasets`, logs of Inspect AI, traces of OpenTelemetry, a run of trackio."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Samples of a run of slime. `messages`, `reward_parts` and `metadata` are JSON.
 """
 
 _SPANS = 256
-"""Of OpenTelemetry, in one request."""
+"""Number of OpenTelemetry spans in a request."""
 
 
 def new_folder(path: str) -> Path:
-    """Made; raises ConfigError where something lies there."""
+    """Create a folder. Raises ConfigError if the path exists and is not an empty folder."""
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"-o {path}: is there already; name a new directory")
@@ -42,7 +42,7 @@ def new_folder(path: str) -> Path:
 
 
 def to_hf(run: Run, folder: Path) -> str:
-    """`datasets.load_dataset(folder)` reads it: a row for each stored sample, all with the same columns."""
+    """Write a folder for `datasets.load_dataset(folder)`: a row for each stored sample, all with the same columns."""
     counts = {}
     for split, wanted in (("train", Filter(data_set="")), ("evaluation", Filter())):
         rows = (s for s in run.samples(wanted, order="file") if split == "train" or s.entry.data_set is not None)
@@ -77,7 +77,7 @@ def _row(found: StoredSample) -> dict[str, Any]:
 
 
 def to_inspect(run: Run, folder: Path) -> str:
-    """`inspect view --log-dir folder` shows it: a log for each evaluation and data set."""
+    """Write logs for `inspect view --log-dir folder`: a log for each evaluation and data set."""
     logs: dict[tuple[int, str], list[StoredSample]] = {}
     for found in run.samples(Filter(), order="file"):
         if found.entry.data_set is not None:
@@ -92,7 +92,7 @@ def to_inspect(run: Run, folder: Path) -> str:
 
 
 def _log(run: Run, rollout: int, data_set: str, samples: list[StoredSample]) -> dict[str, Any]:
-    """Version 2 of its format."""
+    """Return a log in version 2 of Inspect's format."""
     written = (run.path / "samples" / samples[0].entry.file).stat().st_mtime
     at = datetime.datetime.fromtimestamp(written, datetime.UTC).isoformat()
     model = str(run.settings().get("hf_checkpoint", ("unknown", ""))[0])
@@ -155,7 +155,7 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def to_perfetto(run: Run, folder: Path) -> str:
-    """https://ui.perfetto.dev opens the file: stages, trainer processes and samples over time."""
+    """Write a file for https://ui.perfetto.dev: stages, trainer processes and samples over time."""
     if not (run.path / TIMELINE).is_file():
         raise RunError(f"{run.path}: no {TIMELINE}; a run with --no-trace keeps none")
     Trace(run.path / TIMELINE, folder / "trace.json").close()
@@ -163,7 +163,7 @@ def to_perfetto(run: Run, folder: Path) -> str:
 
 
 def to_trackio(run: Run) -> str:
-    """The metrics as a run of the local data base. Raises RunError where it has one of that name."""
+    """Write the metrics as a run of the local data base. Raises RunError if it has a run of that name."""
     trackio = _library("trackio")
     name, settings = run.name, {n: v for n, (v, _) in run.settings().items() if isinstance(v, (int, float))}
     known = set[str]()
@@ -183,7 +183,7 @@ def to_trackio(run: Run) -> str:
 
 
 def to_otel(run: Run) -> str:
-    """A trace for each sample of the timeline. Raises RunError where the collector does not take them all."""
+    """Send a trace for each sample of the timeline. Raises RunError if the collector does not accept all traces."""
     from slime_hook_trackers.numbers import Traced, traced
     from slime_hook_trackers.otel import check, provider, sample_spans
 
@@ -205,7 +205,7 @@ def to_otel(run: Run) -> str:
 
 
 def _sender(exporter: Any) -> Any:
-    """Hands ended spans to the exporter and waits until they are taken."""
+    """Return a processor that hands ended spans to the exporter and waits until they are accepted."""
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.sdk.trace.export import SpanExportResult
 

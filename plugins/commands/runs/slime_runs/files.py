@@ -1,8 +1,8 @@
 """Files of samples: JSON lines in zstd frames, one frame for each prompt's group, so that a group is read alone.
 
-A file is written whole under another name and moved into place, so a kill leaves none that is torn; one that was cut by
-something else is read up to its last whole frame. `zstdcat` shows a file, and `data.dumps.read_samples` reads it. Both
-pass over its last frame, the footer that `index.py` reads: zstd calls that one skippable.
+A complete file is written under another name and moved into place, so a kill leaves no torn file. A file that was cut
+otherwise is read up to its last complete frame. `zstdcat` shows a file, and `data.dumps.read_samples` reads it. Both
+skip the last frame, a zstd skippable frame with the footer that `index.py` reads.
 """
 
 from __future__ import annotations
@@ -33,70 +33,70 @@ FOLDER = "samples"
 _NAME = re.compile(r"(rollout|eval)_(\d+)\.jsonl\.zst")
 _LEVEL = 1
 _SKIPPED = (0x184D2A5E).to_bytes(4, "little")
-"""First bytes of a frame that is not of lines: then come the length of the rest, the footer, its own, and `_FOOTER`."""
+"""First bytes of the footer's frame; then come the length of the rest, the footer, the footer's length, `_FOOTER`."""
 _FOOTER = b"slim"
 _TAIL = 1 << 16
-"""Bytes of a file's end that are read at once: a footer is seldom longer."""
+"""Bytes of a file's end that are read at once: a footer is rarely longer."""
 MOST_BYTES = 256 << 20
-"""Bytes that a frame may unpack to. A stranger's file may have a few bytes that become gigabytes."""
+"""Maximum unpacked bytes of a frame: guards against zstd bombs in files of unknown origin."""
 MOST_PARSED = 512 << 20
-"""Bytes that one frame, line or object may take as Python objects (`parsed_size`)."""
+"""Maximum bytes of one frame, line or object as Python objects (`parsed_size`)."""
 MOST_LINE = 64 << 20
-"""Bytes of a line: orjson asks for 12 times as much address space."""
+"""Maximum bytes of a line: orjson needs 12 times as much address space."""
 _BYTES_OF_ROW = 256
-"""Most bytes of a footer for each row."""
+"""Maximum bytes of a footer per row."""
 _STEP = 256
-"""Bytes that are unpacked at once, which become 8 MB at most."""
+"""Packed bytes that are unpacked at once; they become 8 MB at most."""
 _TOO_MUCH = f"unpacks to more than {MOST_BYTES >> 20} MB"
 
 Row = dict[str, Any]
-"""A sample as `Sample.to_dict` has it, and under "kept" what the run did with it."""
+"""A sample in the form of `Sample.to_dict`, and under "kept" its use in the run."""
 
 
 class Frame(NamedTuple):
-    """Where a group lies in its file, in bytes."""
+    """Position of a group in its file, in bytes."""
 
     offset: int
     size: int
 
 
 def file_name(rollout_id: int, *, evaluation: bool = False) -> str:
-    """`rollout_0000012.jsonl.zst`, or `eval_...` for the evaluations after so many rollouts."""
+    """Return `rollout_0000012.jsonl.zst`, or `eval_...` for the evaluations after that many rollouts."""
     return f"{'eval' if evaluation else 'rollout'}_{rollout_id:07}.jsonl.zst"
 
 
 def trained_name(rollout_id: int) -> str:
-    """`trained_0000012.jsonl.zst`: what the optimizer was given of the rollout's samples."""
+    """Return `trained_0000012.jsonl.zst`, the file of the optimizer's input for the rollout's samples."""
     return f"trained_{rollout_id:07}.jsonl.zst"
 
 
 def shadow_name(rollout_id: int) -> str:
-    """`shadow_0000012.jsonl.zst`: what shadow components made of the rollout's samples."""
+    """Return `shadow_0000012.jsonl.zst`, the file of the shadow components' results for the rollout's samples."""
     return f"shadow_{rollout_id:07}.jsonl.zst"
 
 
 def parse_name(name: str) -> tuple[int, bool] | None:
-    """(rollout, whether it is an evaluation) of a name that `file_name` made."""
+    """Return (rollout, whether it is an evaluation) of a name made by `file_name`; None for another name."""
     found = _NAME.fullmatch(name)
     return None if found is None else (int(found[2]), found[1] == "eval")
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """Those in the folder, in the order of rollouts."""
+    """Return the sample files in the folder, in the order of rollouts."""
     return [folder / name for name in file_names(folder)]
 
 
 def file_names(folder: Path) -> list[str]:
-    """Their names."""
+    """Return the names of the sample files, in the order of rollouts."""
     names = os.listdir(folder) if folder.is_dir() else ()
     parsed = {name: found for name in names if (found := parse_name(name)) is not None}
     return sorted(parsed, key=parsed.__getitem__)
 
 
 def json_lines(rows: Iterable[Row]) -> bytes:
-    """Return a frame's content. Values without a JSON form, as user code leaves in metadata, are kept as text.
+    """Return a frame's content. Values without a JSON form, which user code may leave in metadata, become text.
 
-    Secrets that this process knows are masked: a reward may leave one in its sample.
+    Secrets known to this process are masked: a reward may leave a secret in its sample.
     """
     return hidden_bytes(b"\n".join((*map(_line, rows), b"")))
 
@@ -109,7 +109,7 @@ def _line(row: Row) -> bytes:
 
 
 def _as_text(value: Any) -> Any:
-    """The same, with an abridged `repr` where JSON has no form; that of a user's class may even raise."""
+    """Return the value, with parts without a JSON form as abridged `repr`; a user's own `repr` may even raise."""
     if isinstance(value, Mapping):
         return {str(_as_text(key)): _as_text(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -122,9 +122,10 @@ def _as_text(value: Any) -> Any:
 
 
 def write_file(path: Path, frames: Iterable[bytes], footer: Callable[[Sequence[Frame]], bytes] | None = None) -> None:
-    """Write the frames, each of JSON lines, and what `footer` makes of their places.
+    """Write the frames, each of JSON lines, and the footer that `footer` makes from their positions.
 
-    Raises OSError; then the file is as it was.
+    Raises:
+        OSError: Writing failed; the old file is unchanged.
     """
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     packed = [compressor.compress(frame) for frame in frames]
@@ -171,10 +172,13 @@ def read_frame(path: Path, frame: Frame) -> list[Row]:
 
 
 def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator[tuple[Frame, list[Row]]]:
-    """Yield every whole frame of a file in order, with its lines, or those of them that start so. Raises OSError.
+    """Yield every complete frame of a file in order, with its lines, or the lines that begin with `starts`.
 
-    Log and leave out: lines that are no samples, a frame that exceeds `MOST_BYTES` or `MOST_PARSED`, and the rest of a
-    file once its frames together unpack to far more than it has bytes, or to more rows than half of its bytes.
+    Log and skip: lines that are no samples, a frame that exceeds `MOST_BYTES` or `MOST_PARSED`, and the rest of a file
+    once its frames together unpack to far more bytes than the file has, or to more rows than half of its bytes.
+
+    Raises:
+        OSError: The file cannot be read.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -193,7 +197,7 @@ def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator
 
 
 def _parsed_frame(content: bytes | None, where: str, starts: tuple[bytes, ...] | None = None) -> list[Row]:
-    """Raises ValueError if the content (None: larger than `MOST_BYTES`) is too large."""
+    """Parse a frame. Raises ValueError if the content (None: larger than `MOST_BYTES`) is too large."""
     if content is None:
         raise ValueError(f"{where} are left out: what is there {_TOO_MUCH}")
     if (size := parsed_size(content)) > MOST_PARSED:
@@ -227,7 +231,7 @@ class TooMuchError(ValueError):
 
 
 def _unpacked(file: BinaryIO, most: float) -> tuple[bytes | None, int]:
-    """Return the lines of the frame that comes next, None if they exceed `MOST_BYTES`, and the frame's size.
+    """Return the lines of the next frame, None if they exceed `MOST_BYTES`, and the frame's size.
 
     Raises:
         TooMuchError: The lines exceed `most` bytes.
@@ -266,10 +270,10 @@ def _decompressed(file: BinaryIO, most: float) -> tuple[bytes | None, int]:
 
 
 def numbered(rows: list[Row]) -> list[Row]:
-    """The rows of whole groups, numbered where an execution became several: they have one index.
+    """Return the rows of whole groups; number the rows of an execution with several samples, which share one index.
 
-    Those that have numbers keep them: a thinned file has not all. One that was thinned before there were numbers tells
-    how many are there and not which, so their trainer's side is that of the first ones.
+    Rows that have numbers keep them, since a thinned file does not have all rows. A thinned file without numbers shows
+    only how many rows are left, not which, so they get the trainer's data of the first ones.
     """
     if len({row.get("index") for row in rows}) == len(rows) or any("part" in row.get("kept", ()) for row in rows):
         return rows
@@ -323,7 +327,7 @@ def whole_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object; None if there is none, or it is not whole, or too large."""
+    """Return the JSON object in a file; None if the file is missing, incomplete, too large or holds something else."""
     try:
         text = read_regular(path, MOST_LINE)
         found = orjson.loads(text) if parsed_size(text) <= MOST_PARSED else None
@@ -333,7 +337,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_text(path: Path, most: int = 16 << 20) -> str:
-    """Return the text of a small file of a run; empty if there is none, or it cannot be read, which is logged."""
+    """Return the text of a small file of a run; empty if it is missing or (with a warning) cannot be read."""
     try:
         return read_regular(path, most).decode(errors="replace")
     except FileNotFoundError:
@@ -355,7 +359,7 @@ def damage(path: Path) -> str | None:
 
 
 def saved_files(sources: Iterable[str]) -> Iterator[Path]:
-    """In order; of a run, what `slime rollout` saved, or else what it kept of training. Raises DataError for none."""
+    """Yield sample files in order; for a run those of `slime rollout`, else of training. Raises DataError if none."""
     for source in sources:
         path = Path(source)
         if path.is_dir():

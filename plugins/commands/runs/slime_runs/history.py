@@ -1,8 +1,8 @@
-"""The ledger of one commit, read: its events in order, and what they add up to per group, row and rollout.
+"""Read the ledger of one commit: its events in order, and the resulting state per group, row and rollout.
 
-`read_history` reads files and checks their digests; `replay` is a pure function of what was read. The checks are
-`checkpoint.ledger_verify`'s; `slime ledger show` prints from here. A group can be out several times, where the buffer
-declares that it gives groups out again after training.
+`read_history` reads files and checks their digests; `replay` is a pure function of the history. The checks are in
+`checkpoint.ledger_verify`; `slime ledger show` prints the results. A group can be drawn several times if the buffer
+declares that it replays groups after training.
 """
 
 from __future__ import annotations
@@ -38,54 +38,54 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class History:
-    """What one commit and its segments say."""
+    """The ledger of one commit and its event segments."""
 
     commit: Path
     rollout_id: int
     """The last rollout that the commit's weights were trained on."""
     found: dict[str, Any]
-    """Its `ledger.json`."""
+    """Content of the commit's `ledger.json`."""
     segments: list[Segment]
     stored: frozenset[int]
     """`group_index` of every group whose samples the commit holds."""
 
     def events(self) -> Iterator[tuple[Segment, Event]]:
-        """Every event with its segment, oldest segment first; within one, by group."""
+        """Yield every event with its segment, oldest segment first; inside a segment, by group."""
         for segment in self.segments:
             for event in segment.events:
                 yield segment, event
 
     @property
     def start(self) -> dict[str, Any]:
-        """Where the ledger begins: "cursor", "open" groups, and the first "rollout" if it is known."""
+        """Return the start of the ledger: "cursor", "open" groups, and the first "rollout" if it is known."""
         declared = self.segments[0].header.get("start") if self.segments else None
         return declared or {"cursor": None, "open": [], "rollout": None}
 
 
 @dataclass
 class GroupRecord:
-    """One group, as far as the events have come."""
+    """A group's record after the events replayed so far."""
 
     index: int
     state: str | None = None
-    """Of what is out of it now and not taken; None: nothing is."""
+    """State of the group while it is open and not taken; None if it is not open."""
     is_drawn: bool = False
-    """The data source handed it out first, so its number is one of the source's; not so for foreign groups."""
+    """True if the data source drew the group first, so its number is the source's own; False for foreign groups."""
     pending: Counter[int] = field(default_factory=Counter)
     """Rollout -> times that the group was taken for it and not yet trained on."""
     trained: list[int] = field(default_factory=list)
-    """Rollouts, one entry per time."""
+    """Rollouts that trained on the group, one entry per time."""
     dropped: str | None = None
-    """Why, where that was its end."""
+    """Reason for the drop, if the group ended as dropped."""
     retries: int = 0
 
     @property
     def times(self) -> int:
-        """How often it was trained on, or is to be."""
+        """Return the number of times that the group was trained on or is taken for training."""
         return len(self.trained) + sum(self.pending.values())
 
     def describe(self) -> str:
-        """Its state in a few words."""
+        """Return the state as short text."""
         words = [self.state] if self.state else []
         words += [f"taken for rollout {r}" for r in sorted(+self.pending)]
         words += [f"trained at rollout {r}" for r in self.trained]
@@ -95,46 +95,46 @@ class GroupRecord:
 
 @dataclass
 class RolloutRecord:
-    """One rollout that was taken."""
+    """A rollout whose groups were taken for training."""
 
     groups: int
     expected: int
     reason: str | None
     may_differ: bool
-    """The rollout function is one that decides on the number itself."""
+    """True if the rollout function chooses the number of groups."""
     taken: int = 0
-    """Groups that events say were taken for it."""
+    """Number of groups taken for it, according to the events."""
 
 
 @dataclass
 class Replay:
-    """What the events add up to."""
+    """The state after replaying all events."""
 
     groups: dict[int, GroupRecord] = field(default_factory=dict)
     rollouts: dict[int, RolloutRecord] = field(default_factory=dict)
     rows: dict[int, Counter[int]] = field(default_factory=dict)
-    """Epoch -> row -> how often it was drawn as a fresh prompt or skipped."""
+    """Epoch -> row -> number of times that it was drawn as a fresh prompt or skipped."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Reason -> rows."""
+    """Reason -> number of skipped rows."""
     samples: dict[int, int] = field(default_factory=dict)
-    """Sample index -> the group that was drawn with it."""
+    """Sample index -> group that was drawn with this sample."""
     stale: list[tuple[Event, int | None]] = field(default_factory=list)
-    """Events of groups taken and not given back, with the `--max-staleness` that held."""
+    """Events of groups taken and not given back, with the `--max-staleness` of that time."""
     retold: dict[int, Event] = field(default_factory=dict)
-    """Rollout -> the event that told again what trained on it, where that was not known when it was taken."""
+    """Rollout -> later event with the groups that trained, if they were not known when the rollout was taken."""
     returned: Counter[int] = field(default_factory=Counter)
     """Rollout -> groups that were taken for it and given back."""
     foreign: int = 0
-    """Groups taken that no data source had handed out."""
+    """Number of taken groups that no data source had drawn."""
     problems: list[str] = field(default_factory=list)
-    """Events that cannot follow on the ones before."""
+    """Events that contradict earlier events."""
 
 
 def read_history(commit: Path) -> History:
-    """Everything that a commit says of its groups.
+    """Read the ledger of a commit.
 
     Raises:
-        CheckpointError: It has no ledger, or a file is missing or not what it was.
+        CheckpointError: The commit has no ledger, or a file is missing or changed.
     """
     found = read_commit(commit)
     if found is None:
@@ -154,7 +154,7 @@ def _stored(commit: Path) -> set[int]:
 
 
 def replay(history: History) -> Replay:
-    """Follow every group through the events; what cannot be is a problem, and the group goes on from there."""
+    """Follow every group through the events; record impossible events as problems and continue after them."""
     result = Replay()
     for entry in history.start["open"]:
         record = result.groups.setdefault(entry["group"], GroupRecord(entry["group"]))
@@ -179,7 +179,7 @@ def replay(history: History) -> Replay:
             result.stale.append((event, policy["max_staleness"]))
         else:
             _STEPS.get(kind, _moved)(result, event, policy)
-    for _, event in history.events():  # of one segment they are ordered by group, so rollouts are known only now
+    for _, event in history.events():  # a segment orders events by group, so rollouts are known only now
         if event["event"] == TAKEN and event["rollout"] in result.rollouts:
             result.rollouts[event["rollout"]].taken += 1
     for rollout in result.returned.keys() & result.rollouts.keys():
@@ -219,7 +219,7 @@ def _moved(result: Replay, event: Event, policy: dict[str, Any]) -> None:
     """`generating`, `scored`, `buffered`, `recycled`."""
     index, state = event["group"], event["event"]
     record = result.groups.setdefault(index, GroupRecord(index))
-    if state == BUFFERED and +record.pending:  # taken and not trained on, given back by a run of another mode
+    if state == BUFFERED and +record.pending:  # taken but not trained on, and given back by a run of another mode
         result.returned.update(record.pending)
         result.stale = [(e, m) for e, m in result.stale if e["group"] != index or not record.pending[e["rollout"]]]
         record.pending.clear()
@@ -235,7 +235,7 @@ def _dropped(result: Replay, event: Event, policy: dict[str, Any]) -> None:
     if record.state is None:
         result.problems.append(f"group {index} was dropped ({event['reason']}), though it is {record.describe()}")
     record.state = None
-    if not record.times:  # what is dropped of a group that was trained on is its repetition
+    if not record.times:  # if the group was already trained on, only its repetition is dropped
         record.dropped = event["reason"]
 
 

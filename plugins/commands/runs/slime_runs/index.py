@@ -1,7 +1,7 @@
-"""The index of stored samples: every file says in a footer what is in it, and readers put the footers together.
+"""The index of stored samples: every file describes its samples in a footer, and readers combine the footers.
 
-So the run writes no index, none can be behind its files, and a filter over a run reads no sample. A file without a
-footer that this version knows is read whole. In memory a sample takes some 100 bytes.
+The run writes no separate index, so the index cannot be out of date, and a filter over a run reads no sample. A file
+without a footer of this version is read as a whole. In memory a sample takes about 100 bytes.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from slime_runs.files import (
 logger = logging.getLogger(__name__)
 
 Order = Literal["rollout", "best", "worst", "file"]
-"""Newest first, and three others. What has no score is last."""
+"""Orders of samples; "rollout" is newest first. Samples without a score are last in "best" and "worst"."""
 Key = tuple[int, int]
-"""Index of a sample (-1: it has none), and its part."""
+"""Index of a sample (-1: no index), and its part."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _TEXTS = ("data_set", "status", "fate", "failure")
-"""Columns that are places in a list of texts: -1 is none, and `_UNKNOWN` what no sample has."""
+"""Columns that hold positions in a list of texts: -1 means no text, and `_UNKNOWN` is a text that no sample has."""
 _UNKNOWN = -2
 _CODES: dict[str | None, int] = {None: -1} | {
     text: code for code, text in enumerate((*SampleStatus, "trained", "dropped", "evaluated"))
 }
-"""Every such list begins with these, so most files have their places in common."""
+"""Every list of texts begins with these, so most files share the positions."""
 _NUMBERS = ("group_index", "sample_index", "oldest_version", "newest_version", "data_row")
-"""Columns where `_NONE` is none."""
+"""Columns in which `_NONE` stands for None."""
 _NONE = int(np.iinfo(np.int64).min)
 _COUNTED = {"trained": "fate", "evaluated": "fate", "dropped": "fate", "failed": "status", "truncated": "status"}
 _COUNTS = ("place", "prompt_tokens", "response_tokens", "trained_tokens", "part")
@@ -61,23 +61,23 @@ _SAMPLE = np.dtype(
     ]
 )
 _FORM = 1
-"""Of footers: a line of JSON, then `_SAMPLE` for each. With other columns, or another meaning, it is another number."""
+"""Format number of footers: a line of JSON, then a `_SAMPLE` per sample. Other columns need a new number."""
 _NO_VERSION = frozenset({None, NOT_SAMPLED})
 UNLIKE = (AttributeError, OverflowError, TypeError, ValueError)
-"""What `Facts` raises of rows that are not as samples are."""
+"""Errors that `Facts` raises for rows that are no samples."""
 
 
 class Entry(NamedTuple):
-    """What the index knows of a sample."""
+    """The index entry of a sample."""
 
     rollout: int
-    """Counted from 0; of an evaluation, how many rollouts were trained on before."""
+    """Rollout id, counted from 0; for an evaluation, the number of rollouts trained on before it."""
     data_set: str | None
-    """Of an evaluation; None in training."""
+    """Data set of an evaluation; None in training."""
     group_index: int | None
     sample_index: int | None
     place: int
-    """In its group's frame."""
+    """Position in its group's frame."""
     offset: int
     size: int
     score: float | None
@@ -91,48 +91,48 @@ class Entry(NamedTuple):
     newest_version: int | None
     failure: str | None
     data_row: int | None
-    """Row of the training data that its prompt is."""
+    """Row of the training data with its prompt."""
     part: int
-    """Of several samples that one execution became (fan-out), which have the same `sample_index`; 0 is the first."""
+    """Number among the samples of one execution (fan-out), which have the same `sample_index`; counted from 0."""
 
     @property
     def key(self) -> Key:
-        """By which `Run.trained` and `Run.shadow` know it."""
+        """Key of the sample in `Run.trained` and `Run.shadow`."""
         return -1 if self.sample_index is None else self.sample_index, self.part
 
     @property
     def file(self) -> str:
-        """Name of the file it is in."""
+        """Name of the sample's file."""
         return file_name(self.rollout, evaluation=self.data_set is not None)
 
     @property
     def frame(self) -> Frame:
-        """Where its group lies in the file."""
+        """Offset and size of the sample's group in the file."""
         return Frame(self.offset, self.size)
 
 
 class Total(NamedTuple):
-    """What a rollout, or one data set of an evaluation, adds up to."""
+    """Totals of a rollout, or of one data set of an evaluation."""
 
     rollout: int
     data_set: str | None
     samples: int
     score: float | None
-    """Mean; of a rollout over what was trained on."""
+    """Mean score; for a rollout, over the samples that were trained on."""
     dropped: int
     failed: int
     truncated: int
     tokens: int
-    """Of all responses."""
+    """Number of tokens of all responses."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which samples; None is any."""
+    """Conditions on samples; None matches every sample."""
 
     rollout: int | None = None
     data_set: str | None = None
-    """Name of an evaluation's data set, "" for training alone."""
+    """Name of an evaluation's data set; "" for training only."""
     group_index: int | None = None
     sample_index: int | None = None
     part: int | None = None
@@ -143,11 +143,11 @@ class Filter:
     min_score: float | None = None
     max_score: float | None = None
     min_tokens: int | None = None
-    """Of the response."""
+    """Minimum number of response tokens."""
     max_tokens: int | None = None
 
     def files(self) -> tuple[str, ...] | None:
-        """Names of those that such samples can be in; None: all."""
+        """Return the names of the files that may hold matching samples; None means all files."""
         if self.file is not None:
             return (self.file,)
         if self.rollout is None:
@@ -155,7 +155,7 @@ class Filter:
         return file_name(self.rollout), file_name(self.rollout, evaluation=True)
 
     def passes(self, rows: Mapping[str, Array], codes: Mapping[str | None, int]) -> Iterator[Array]:
-        """Which of the samples pass each term, but for `rollout` and `file`."""
+        """Yield a mask of matching samples for each condition except `rollout` and `file`."""
         for name in ("group_index", "sample_index", "part", "data_row"):
             if (number := getattr(self, name)) is not None:
                 yield rows[name] == number
@@ -171,10 +171,10 @@ class Filter:
 
 
 class Facts:
-    """What is known of the samples of a file's frames, wherever those will lie."""
+    """The facts about the samples in a file's frames, before the positions of the frames are known."""
 
     def __init__(self, frames: Iterable[Sequence[Row]]) -> None:
-        """Takes one frame after another. Raises one of `UNLIKE`."""
+        """Read the frames one after another. Raises one of `UNLIKE`."""
         parts = [_columns(frame) for frame in frames]
         lengths = [len(part["place"]) for part in parts]
         codes, samples = _CODES.copy(), np.zeros(sum(lengths), _SAMPLE)
@@ -188,16 +188,16 @@ class Facts:
         self.texts = [text for text in codes if text is not None]
         order = np.lexsort((samples["sample_index"], samples["group_index"], samples["data_set"]))
         self.samples = samples[order]
-        """In the order of data set, group and sample."""
+        """Samples in the order of data set, group and sample."""
         self._frames = np.repeat(np.arange(len(parts)), lengths)[order]
 
     def lie_in(self, frames: Sequence[Frame]) -> None:
-        """Where the frames are."""
+        """Set the positions of the frames in the file."""
         places = np.array(frames, np.int64).reshape(-1, 2)[self._frames]
         self.samples["offset"], self.samples["size"] = places.T
 
     def write(self, path: Path, content: Iterable[bytes], *, thinned: bool = False) -> None:
-        """Write the file, of each frame's JSON lines. Raises OSError; then the file is as it was."""
+        """Write the file from each frame's JSON lines. Raises OSError, which leaves the file unchanged."""
 
         def footer(frames: Sequence[Frame]) -> bytes:
             self.lie_in(frames)
@@ -233,7 +233,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
 
 
 def _known(path: Path) -> tuple[dict[str, Any], Array] | None:
-    """The footer; None without one of this form. Raises OSError."""
+    """Return the footer, or None if the file has no footer of this format. Raises OSError."""
     head, _, samples = read_footer(path).partition(b"\n")
     try:
         said: dict[str, Any] = orjson.loads(head) if parsed_size(head) <= MOST_PARSED else {"form": None}
@@ -242,18 +242,18 @@ def _known(path: Path) -> tuple[dict[str, Any], Array] | None:
         found = np.frombuffer(samples, _SAMPLE)
         codes = np.array([found[name] for name in _TEXTS])
         return (said, found) if ((codes >= -1) & (codes < len(said["texts"]))).all() else None
-    except (KeyError, TypeError, ValueError):  # none, or of another hand
+    except (KeyError, TypeError, ValueError):  # no footer, or a footer of another program
         return None
 
 
 def is_thinned(path: Path) -> bool:
-    """Whether a file has no longer all its samples. Raises OSError."""
+    """Return whether samples of the file have been deleted. Raises OSError."""
     known = _known(path)
     return known is not None and bool(known[0].get("thinned"))
 
 
 def _read(path: Path) -> tuple[list[str], Array]:
-    """Texts and samples of a file, as far as it can be read."""
+    """Return the texts and the samples of a file; a file that cannot be read gives none."""
     try:
         if (known := _known(path)) is not None:
             return known[0]["texts"], known[1]
@@ -269,32 +269,32 @@ def _read(path: Path) -> tuple[list[str], Array]:
 
 
 def _noted(read: Iterable[tuple[Frame, list[Row]]], frames: list[Frame]) -> Iterator[list[Row]]:
-    """Yield the rows of each frame, whose place is added to `frames`."""
+    """Yield the rows of each frame, and append the frame's position to `frames`."""
     for frame, rows in read:
         frames.append(frame)
         yield numbered(rows)
 
 
 class Index:
-    """What a folder's files have; `update` reads the footers of those that are new, others or gone."""
+    """The index of a folder's files; `update` reads new and changed footers, and drops deleted files."""
 
     def __init__(self, folder: Path, names: tuple[str, ...] | None = None) -> None:
-        """Of these files alone, where they are named."""
+        """Index all files of the folder, or only the files `names`."""
         self._folder, self._names = folder, names
         self._rows = np.zeros(0, _SAMPLE)
-        """Newest rollout first; of a file in the order of data set, group and sample."""
+        """Samples, newest rollout first; within a file in the order of data set, group and sample."""
         self._places: dict[str, tuple[int, int]] = {}
-        """Name of a file -> from where to where its samples are, in that order."""
+        """Name of a file -> (start, end) of its samples in `_rows`, in the same order."""
         self._rollouts: list[int] = []
-        """Of these files."""
+        """Rollouts of these files."""
         self._stamps: dict[str, tuple[int, int]] = {}
         self._codes = _CODES.copy()
         self._totals: list[Total] | None = None
-        """Until an update, as far as they were asked for."""
+        """Cached totals, cleared by an update."""
         self.update()
 
     def update(self) -> None:
-        """Bring the index up to the files."""
+        """Update the index from the files."""
         before, now = self._stamps, _stamps(self._folder, self._names)
         parts = {n: self._rows[a:b] for n, (a, b) in self._places.items() if before[n] == now.get(n)}
         for name in now.keys() - parts.keys():
@@ -305,7 +305,7 @@ class Index:
         self._rows = np.frombuffer(b"".join(parts[name].data for name in names), _SAMPLE)
         self._places, self._stamps = dict(zip(names, itertools.pairwise(ends))), now
         self._columns = {n: self._rows[n] for n in _SAMPLE.names or ()}
-        self._columns |= {n: self._columns[n].copy() for n in ("score", *_TEXTS[:3])}  # read fast, as often asked for
+        self._columns |= {n: self._columns[n].copy() for n in ("score", *_TEXTS[:3])}  # contiguous, for speed
         self._rollouts, self._totals = [_parsed(name)[0] for name in names], None
 
     def _in_own_codes(self, texts: Sequence[str], samples: Array) -> Array:
@@ -317,23 +317,23 @@ class Index:
         return samples
 
     def size(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return len(self._rows)
 
     def total_bytes(self) -> int:
-        """Of all files."""
+        """Return the size of all files in bytes."""
         return sum(size for _, size in self._stamps.values())
 
     # -- asking ------------------------------------------------------------------------------------------
 
     def find(self, wanted: Filter, *, order: Order = "rollout", limit: int = -1) -> list[Entry]:
-        """The samples that pass, `limit` of them where it is not negative."""
+        """Return the samples that match, at most `limit` unless `limit` is negative."""
         at = self._passing(wanted)
         if order == "file":
             rows = self._rows[at]
             at = at[np.lexsort((rows["place"], rows["offset"], -self._files_of(at)))]
         elif order != "rollout":
-            scores = self._columns["score"][at] * (-1.0 if order == "best" else 1.0)  # what has none is sorted last
+            scores = self._columns["score"][at] * (-1.0 if order == "best" else 1.0)  # NaN, no score, is sorted last
             if 0 < limit < len(at):
                 last = np.partition(scores, limit - 1)[limit - 1]
                 first = np.isnan(last) | (scores <= last)
@@ -342,7 +342,7 @@ class Index:
         return self._entries(at if limit < 0 else at[:limit])
 
     def _passing(self, wanted: Filter) -> Array:
-        """Places of samples, newest first."""
+        """Return the positions of matching samples, newest first."""
         places = [self._places[name] for name in wanted.files() or self._places if name in self._places]
         start, end = (places[0][0], places[-1][1]) if places else (0, 0)
         rows = {name: column[start:end] for name, column in self._columns.items()}
@@ -352,14 +352,14 @@ class Index:
         return np.flatnonzero(passing) + start
 
     def _files_of(self, at: Array) -> Array:
-        """Which file each sample is of, counted in the order here."""
+        """Return the number of each sample's file, in the order of `_places`."""
         return np.searchsorted([end for _, end in self._places.values()], at, side="right")
 
     def _entries(self, at: Array) -> list[Entry]:
         return list(map(Entry, *(self._column(name, at) for name in Entry._fields)))
 
     def _column(self, name: str, at: Array) -> list[Any]:
-        """A field of entries."""
+        """Return a field of the entries at the positions `at`."""
         if name == "rollout":
             return [self._rollouts[file] for file in self._files_of(at).tolist()]
         values = self._rows[name][at].tolist()
@@ -371,11 +371,11 @@ class Index:
         return [None if number == _NONE else number for number in values] if name in _NUMBERS else values
 
     def rollouts(self) -> list[Total]:
-        """The training rollouts, in order."""
+        """Return totals of the training rollouts, in order."""
         return self._all_totals(evaluation=False)
 
     def evaluations(self) -> list[Total]:
-        """The data sets of all evaluations, in order."""
+        """Return totals of the data sets of all evaluations, in order."""
         return self._all_totals(evaluation=True)
 
     def _all_totals(self, *, evaluation: bool) -> list[Total]:
@@ -398,7 +398,7 @@ class Index:
         yield from map(Total, numbers, sets, sizes, means, *counts)
 
     def scores(self, data_set: str, *, limit: int) -> list[tuple[int, int | None, int | None, float | None]]:
-        """(rollout, item, its first sample, mean score) of an evaluation's data set, newest evaluation first."""
+        """Return (rollout, item, its first sample, mean score) for a data set, newest evaluation first."""
         at = self._passing(Filter(data_set=data_set))
         if not len(at):
             return []
@@ -416,7 +416,7 @@ class Index:
 
 
 def _starts(*columns: Array) -> Array:
-    """Where one of them has another value than before."""
+    """Return the positions at which a column's value changes, including 0."""
     new = np.ones(len(columns[0]), bool)
     new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return np.flatnonzero(new)
@@ -429,7 +429,7 @@ def _parsed(name: str) -> tuple[int, bool]:
 
 
 def _stamps(folder: Path, names: tuple[str, ...] | None) -> dict[str, tuple[int, int]]:
-    """Name -> (time, bytes) of the files of samples."""
+    """Return name -> (modification time in ns, bytes) of the sample files."""
     try:
         with os.scandir(folder) as entries:
             wanted = [e for e in entries if parse_name(e.name) and e.name in (names or (e.name,))]

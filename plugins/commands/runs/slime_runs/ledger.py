@@ -1,7 +1,8 @@
-"""What became of a group, or of a row of the data, from the ledger's segments.
+"""Look up the events of a group, or of a row of the data, in the ledger's segments.
 
-A long run's ledger has a million events, of which a page asks for those of a few groups. The segments of the newest
-commit are searched as bytes, and only lines that match are parsed. Digests are not checked: `slime ledger verify` does.
+A long run's ledger has a million events, and a page needs the events of a few groups. The segments of the newest commit
+are searched as bytes, and only matching lines are parsed. Digests are not checked here; `slime ledger verify` checks
+them.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _GROUP = re.compile(rb'"group":(\d+)')
 
 
 class LedgerIndex:
-    """The ledger of one run; keeps which groups a segment is of. Not for several threads at once."""
+    """The ledger of one run; caches the range of groups of each segment. Not thread-safe."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._known: dict[Path, _Segment] = {}
 
     def events(self, groups: Sequence[int]) -> dict[int, list[Event]]:
-        """Group -> its events in order, each with "committed", the rollout of the commit that has it first."""
+        """Return group -> its events in order, each with "committed", the rollout of the first commit that has it."""
         found: dict[int, list[Event]] = {group: [] for group in groups}
         for segment in self._segments():
             for group, events in segment.events(groups).items():
@@ -39,15 +40,15 @@ class LedgerIndex:
         return found
 
     def groups_of(self, row: int) -> list[int]:
-        """The groups that were drawn with this row of the data as their prompt, in order."""
+        """Return the groups whose prompt is this row of the data, in the order in which they were drawn."""
         return list(dict.fromkeys(group for segment in self._segments() for group in segment.groups_of(row)))
 
     def dropped_for(self) -> dict[int, str]:
-        """Group -> why it was dropped."""
+        """Return dropped group -> reason."""
         return {group: reason for segment in self._segments() for group, reason in segment.reasons.items()}
 
     def _segments(self) -> list[_Segment]:
-        """Oldest first; none where there is no commit, or a segment is missing or unreadable."""
+        """Return the segments, oldest first; empty without a commit, or if a segment is missing or unreadable."""
         commits = sorted(self._run.checkpoints.glob(f"rollout_*/{LEDGER_FILE}"))
         try:
             told = read_commit(commits[-1].parent) if commits else None
@@ -68,7 +69,7 @@ class LedgerIndex:
 
 
 class _Segment:
-    """Its events are in the order of their groups, as `slime_core.data.ledger` writes them; those of none come last."""
+    """A segment file; its events are ordered by group (`slime_core.data.ledger`), events without a group last."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,7 +96,7 @@ class _Segment:
 
     @cached_property
     def _bounds(self) -> tuple[int, int]:
-        """The first and the last group that it names."""
+        """The first and the last group in the segment; (0, -1) without groups."""
         content = read_regular(self._path)
         first = _GROUP.search(content)
         last = _GROUP.search(content, content.rfind(b'"group":'))
@@ -103,7 +104,7 @@ class _Segment:
 
 
 def _lines(content: bytes, field: bytes) -> Iterator[bytes]:
-    """Those that have the field with this value."""
+    """Yield the lines that contain `field`, a JSON key with its value."""
     at = content.find(field)
     while at >= 0:
         start, end = content.rfind(b"\n", 0, at) + 1, content.find(b"\n", at)

@@ -1,6 +1,6 @@
-"""What one looks at first: curves, rollouts, evaluations, where time goes, what was dropped, incidents.
+"""Summarize a run: curves, rollouts, evaluations, time profile, dropped groups, incidents.
 
-`overview` makes plain values, which `slime show --json` prints; `lines` makes text of them.
+`overview` returns plain values, which `slime show --json` prints; `lines` formats them as text.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CURVES = {
     "log-prob gap": "train/train_rollout_logprob_abs_diff",
     "tokens/s": "perf/tokens_per_sec",
 }
-"""Name on the page -> metric."""
+"""Name in the overview -> metric."""
 _DROPS = "rollout/dynamic_filter/drop_"
 _LAST = 5
 
 
 def overview(run: Run) -> dict[str, Any]:
-    """Everything `slime show` knows, as JSON values."""
+    """Return all data of `slime show` as JSON values."""
     metrics, settings = run.metrics(), run.settings()
     index = run.index()
     rollouts = [
@@ -69,13 +69,13 @@ def _curve(metrics: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
 
 
 def evaluations(metrics: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Data set -> (step, score)."""
+    """Return data set -> [(step, score)]."""
     names = sorted(n for n in names_of(metrics) if n.startswith("eval/") and "/" not in n[5:] and "-" not in n[5:])
     return {name[5:]: _curve(metrics, name) for name in names}
 
 
 def names_of(metrics: list[dict[str, Any]]) -> set[str]:
-    """Of all metrics."""
+    """Return the names of all metrics."""
     return set().union(*metrics) - {"step"}
 
 
@@ -109,12 +109,12 @@ def score_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def interval(score: float, samples: int) -> float:
-    """Half of the 95% interval of a share of `samples` (normal approximation)."""
+    """Return half of the 95% interval of a share of `samples` (normal approximation)."""
     return 1.96 * math.sqrt(max(score * (1 - score), 0.0) / samples) if samples else math.inf
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """`overview` as text."""
+    """Format `overview` as text."""
     done, of = found["rollouts"]["done"], found["rollouts"]["of"]
     what = "evaluation" if found["is_evaluation"] else f"{done} of {of or '?'} rollouts"
     text = [f"{found['run']}: {found['state']}, {what}, model {found['model']}"]

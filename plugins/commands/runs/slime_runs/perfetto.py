@@ -1,6 +1,6 @@
-"""A run's timeline as a trace that https://ui.perfetto.dev and chrome://tracing open (Trace Event Format, JSON array).
+"""Write a run's timeline as a trace for https://ui.perfetto.dev and chrome://tracing (Trace Event Format, JSON array).
 
-A file that lacks its end, as one of a killed run does, opens too: each event is a line, and the last bracket optional.
+A file without its end, as after a killed run, opens too: each event is a line, and the last bracket is optional.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _LANES = {"rollout": 1, "train": 2, "push": 3, "eval": 4, "save": 5}
 
 
 class Trace:
-    """Makes the file anew, then appends what the timeline has gained."""
+    """A writer of a Perfetto trace: it creates a new file, then appends new events of the timeline."""
 
     def __init__(self, timeline: Path, path: Path) -> None:
         """Raises OSError."""
         self._tail, self._path = Tail(timeline), path
         self._free: list[float] = []
-        """When each lane of samples is free."""
+        """Time from which each lane of samples is free."""
         self._lanes = dict(_LANES)
         path.parent.mkdir(parents=True, exist_ok=True)
         names = [_named("process_name", pid, 0, name) for pid, name in _NAMES.items()]
@@ -32,7 +32,7 @@ class Trace:
         path.write_text("[\n" + "".join(json.dumps(event) + ",\n" for event in names), encoding="utf-8")
 
     def update(self) -> int:
-        """Append; how many events there were. Raises OSError."""
+        """Append new events; return their number. Raises OSError."""
         events = sorted(
             self._tail.new(), key=lambda event: event["t"][0] if isinstance(event["t"], list) else event["t"]
         )
@@ -42,7 +42,7 @@ class Trace:
         return len(events)
 
     def close(self) -> None:
-        """Append the rest, and the end. Raises OSError."""
+        """Append the remaining events and the closing bracket. Raises OSError."""
         self.update()
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"name": "end", "ph": "M", "pid": _RUN}) + "]\n")
@@ -64,7 +64,7 @@ class Trace:
             yield _span(f"{what} {event['r']}" if "r" in event else what, _RUN, lane, times, facts)
 
     def _lane(self, times: list[float]) -> int:
-        """One on which nothing overlaps, as slices of a thread may not."""
+        """Return a lane that is free at the start time, since slices of one thread must not overlap."""
         for lane, free in enumerate(self._free):
             if free <= times[0]:
                 self._free[lane] = times[-1]

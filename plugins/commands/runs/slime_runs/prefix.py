@@ -1,4 +1,4 @@
-"""Where a stored sample is begun again: its prompt, and of its response what is kept or put in its place."""
+"""Start again from the middle of a stored sample: its prompt, and the kept or replaced part of its response."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ _COLUMNS = ("loss_mask", "rollout_log_probs", "token_weight_versions")
 
 @dataclass(frozen=True)
 class Beginning:
-    """Of one sample, in response tokens."""
+    """The kept part of one sample, in response tokens."""
 
     length: int
-    """That are kept: up to where the model goes on."""
+    """Number of kept tokens; the model continues after them."""
     answer: tuple[int, int] | None
-    """[first, last) of the tool's answer among them that is replaced."""
+    """[first, last) of the replaced tool answer among the kept tokens."""
     version: int | None
-    """Of the weights that sampled what follows."""
+    """Version of the weights that sampled the following tokens."""
 
 
 def beginning(sample: Sample, from_token: int, *, replaces_answer: bool, any_weights: bool, where: str) -> Beginning:
-    """The first place from `from_token` on at which the model goes on, with `replaces_answer` after an answer.
+    """Return the first place at or after `from_token` where the model takes over.
+
+    With `replaces_answer`, it is a place right after a tool's answer.
 
     Raises:
-        RunError: There is none, or (without `any_weights`) several weights sampled what follows.
+        RunError: No such place, or (without `any_weights`) several weight versions sampled the following tokens.
     """
     if not 0 <= from_token < sample.response_length:
         raise RunError(f"--from-token {from_token}: {where} has the response tokens 0 to {sample.response_length - 1}")
@@ -63,7 +65,7 @@ def _place(sample: Sample, from_token: int, replaces_answer: bool, where: str) -
 
 
 def begun(args: Args, sample: Sample, at: Beginning, tokenizer: Any, answer: str | None) -> Sample:
-    """The sample as an interrupted rollout would have left it there, to be gone on with."""
+    """Return the sample as an interrupted rollout would have left it at that place, ready to be continued."""
     sample = copy.deepcopy(sample)
     for key in ("failure", "tool_calls_pending"):
         sample.metadata.pop(key, None)

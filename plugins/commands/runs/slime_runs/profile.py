@@ -1,8 +1,8 @@
-"""Where a run's time went, of its timeline and metrics: for `slime show`, and at the end of `slime train --profile`.
+"""Profile of a run from its timeline and metrics: for `slime show`, and at the end of `slime train --profile`.
 
-Spans of the loop follow each other in a synchronous run and add up to it; with `--async` generation goes on beside
-them, and the row of the rollout is what the trainer waited for. What is further in are parts of the row above it, or
-overlap with it. Of a run that was killed and resumed, the time between its parts is left out.
+In a synchronous run the spans of the loop follow each other and add up to the total. With `--async`, generation runs
+at the same time, and the row of rollouts is the time that the trainer waited. Indented rows are parts of the row above,
+or overlap with it. If a run was killed and resumed, the time between its parts is left out.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from slime_runs.trace import Spans, TraceIndex, joined
 STAGES = {"rollout": "rollouts", "train": "training", "push": "weights", "eval": "evaluation", "save": "checkpoints"}
 """Event of the timeline -> row."""
 _MOST = 0.5
-"""Share of the time that is too much for what a setting decides."""
+"""Share of the time above which `_advice` names the setting that decides it."""
 _FEWEST = 5
-"""Rollouts, below which an evaluation or a commit at the end is most of a run."""
+"""Smallest number of rollouts for advice; in shorter runs a final evaluation or commit takes most of the time."""
 _FULL_PASS = 4096
-"""Tokens of the trainer's passes where nothing says otherwise."""
+"""Default number of tokens of a trainer's pass."""
 
 
 def profile(run: Run) -> dict[str, Any]:
-    """Seconds by stage, as JSON values; "seconds" is 0 where there is no timeline."""
+    """Return the seconds of each stage, as JSON values; "seconds" is 0 without a timeline."""
     told = run.timeline
     told.update()
     parts, spans, passes, events = _read(told)
     total = sum(end - start for start, end in parts)
     seconds = {name: sum(end - start for start, end in spans[name]) for name in STAGES if spans[name]}
-    # A long run's timeline ends to have samples, and no share of them is that of the run.
+    # A long run's timeline stops recording samples, so their shares are not the shares of the whole run.
     whole = told.sampled < 0 or all(event["r"] <= told.sampled for event in events)
     of = (told.generating, told.generating + told.scoring + spans["scored"]) if whole else ([], [])
     generated, scored = (sum(end - start for start, end in joined(one)) for one in of)
@@ -53,7 +53,7 @@ def profile(run: Run) -> dict[str, Any]:
 
 
 def _read(told: TraceIndex) -> tuple[Spans, dict[str, Spans], dict[str, float], list[dict[str, Any]]]:
-    """Beginning and end of each part of the run; spans by event; seconds of rank 0's passes; events of rollouts."""
+    """Return start and end of each part of the run, spans by event, seconds of rank 0's passes, rollout events."""
     parts: Spans = []
     spans: dict[str, Spans] = defaultdict(list)
     passes: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def _read(told: TraceIndex) -> tuple[Spans, dict[str, Spans], dict[str, float], 
 def _advice(
     run: Run, found: Mapping[str, Any], metrics: list[dict[str, Any]], rollouts: list[dict[str, Any]]
 ) -> list[str]:
-    """What took more than half of the time and a setting decides, in words; nothing of a run too short to say."""
+    """Return sentences about settings that cost more than half of the time; empty for a short run."""
     total, settings, stages = found["seconds"], run.settings(), found["stages"]
     if found["rollouts"] < _FEWEST or not total:
         return []
@@ -129,7 +129,7 @@ def _of_passes(
 
 
 def rows(found: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """(what, seconds) of `profile` in order; what is a part of the one above it begins with two blanks."""
+    """Return (name, seconds) rows of `profile` in order; the name of a part of the row above begins with two spaces."""
     total = found["seconds"]
     told: list[tuple[str, float]] = []
     for stage, name in STAGES.items():
@@ -147,7 +147,7 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """`profile` as a table, and what there is to say of it."""
+    """Format `profile` as a table, followed by its advice."""
     total, rollouts = found["seconds"], max(found["rollouts"], 1)
     if not total:
         return []

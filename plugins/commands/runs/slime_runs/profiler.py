@@ -1,7 +1,7 @@
 """`slime train --profile`: the passes of every trainer process are recorded too, and all of it is written for Perfetto.
 
-Trainer processes append to the run's timeline, as the loop does; the process that leads the run makes
-`profile/trace.json` of it after every rollout, so a killed run has what there was, and prints the table at the end.
+Trainer processes append to the run's timeline, as the loop does. The process that leads the run converts the timeline
+to `profile/trace.json` after every rollout, so a killed run has a trace, too, and prints the table at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Profiler:
 
     @hookimpl
     def slime_run_start(self, args: Args, run_dir: Path) -> None:
-        """Of the process that leads the run."""
+        """Open the trace in the process that leads the run."""
         if args.profile:
             self._run_dir = run_dir
             with self._kept_going():
@@ -39,7 +39,7 @@ class Profiler:
 
     @hookimpl
     def slime_rollout_trained(self, args: Args, trained: Any) -> None:
-        """What this process did of the rollout."""
+        """Append this process's spans of the rollout to the timeline."""
         if not args.profile:
             return
         timeline, facts = open_timeline(args), {"r": trained.batch.rollout_id, "rank": trained.trainer.rank}
@@ -49,14 +49,14 @@ class Profiler:
 
     @hookimpl
     def slime_step_end(self) -> None:
-        """What a killed run would have."""
+        """Update the trace, so that a killed run has it up to this step."""
         with self._kept_going():
             if self._trace is not None:
                 self._trace.update()
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
-        """The whole, and what it says."""
+        """Complete the trace, and print the table."""
         with self._kept_going():
             if self._trace is not None:
                 self._trace.close()
@@ -67,7 +67,7 @@ class Profiler:
 
     @contextmanager
     def _kept_going(self) -> Iterator[None]:
-        """A full disk costs the trace, and not the run."""
+        """Give up the trace, and continue the run, if the disk is full."""
         try:
             yield
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A stored sample as one reads it: what it was paid, and the conversation in pieces by who wrote them."""
+"""A stored sample in readable form: its reward, and the conversation in pieces by their source."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ COLOURS = {
     Source.DEMONSTRATION: "34",
     Source.TEXT: "34",
 }
-"""Of the terminal, by who wrote a piece."""
+"""Terminal colour codes by the source of a piece."""
 
 
 def pieces(run: Run, found: StoredSample) -> Iterator[tuple[Source, bool, str]]:
-    """(who wrote it, whether it is trained on, its text) in order; by the tokens where their tokenizer is at hand."""
+    """Yield (source, whether it is trained on, text) in order; from the tokens if their tokenizer is available."""
     tokenizer, sample = tokenizer_of(run), found.sample
     if tokenizer is None or not sample.tokens:
         for message in found.messages:
@@ -49,7 +49,7 @@ def pieces(run: Run, found: StoredSample) -> Iterator[tuple[Source, bool, str]]:
 
 
 def tokenizer_of(run: Run) -> Tokenizer | None:
-    """The one of its newest commit, or of the model it began with; None where none can be read."""
+    """Return the tokenizer of the newest commit, or of the initial model; None if neither can be read."""
     commits = sorted(run.checkpoints.glob("rollout_*/tokenizer.json"), reverse=True)
     begun = run.settings().get("hf_checkpoint", (None, ""))[0]
     for path in [*commits, *([Path(begun) / "tokenizer.json"] if begun else [])]:
@@ -70,7 +70,7 @@ def _tokenizer(path: str) -> Tokenizer | None:
 
 
 def header(found: StoredSample) -> str:
-    """One line: where it is from, what it was paid, what became of it."""
+    """Return a line with the sample's origin, reward, status and fate."""
     entry = found.entry
     place = (
         f"evaluation of {entry.data_set} after {entry.rollout} rollouts"
@@ -90,7 +90,7 @@ def header(found: StoredSample) -> str:
 
 
 def lines(run: Run, found: StoredSample, *, colour: bool, limit: int | None = None) -> list[str]:
-    """The sample on a terminal; `limit` characters of each piece."""
+    """Return the sample as lines for a terminal, with at most `limit` characters of each piece."""
     label = found.row.get("label")
     text = [_painted(header(found), "1", colour)]
     if label is not None:

@@ -1,9 +1,9 @@
-"""Time travel: a stored sample is generated again, from its seed and the weights that it was sampled with.
+"""Time travel: generate a stored sample again, from its seed and the weights that it was sampled with.
 
-`resample` starts the run's own embedded engine, generate function and rewards with weights that the run kept, and has
-them go on from a beginning of the stored sample, as a partial rollout would; without a change that gives what is
-stored. Ids do not depend on what else is in the engine. The last bits of log-probs do, unless the run had
-`--true-on-policy-mode`; so without it whole samples are generated together with all others of their rollout.
+`resample` starts the run's own embedded engine, generate function and rewards with weights that the run kept. They
+continue from a beginning of the stored sample, as a partial rollout would. Without a change, the result is the stored
+sample. Ids do not depend on other requests in the engine. The last bits of log-probs do, unless the run had
+`--true-on-policy-mode`; without it, whole samples are generated together with all others of their rollout.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from slime_runs.weights_kept import Weights, weights_at
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be other than it was; nothing, as it is made."""
+    """Differences from the original generation; the default changes nothing."""
 
     from_token: int = 0
-    """Response tokens that are kept; what tools answered there is kept with them."""
+    """Number of response tokens to keep, tool answers among them included."""
     step: int | None = None
-    """Weights after so many rollouts instead of those that sampled it."""
+    """Number of rollouts after which to take the weights; None: the weights that sampled it."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters, by SGLang's names."""
     tool_answer: str | None = None
-    """In the place of the first tool's answer from `from_token` on."""
+    """Text that replaces the first tool answer from `from_token` on."""
     times: int = 1
-    """So many; all but the first with other seeds."""
+    """Number of generations; all but the first use other seeds."""
 
 
 @dataclass(frozen=True)
@@ -51,28 +51,28 @@ class Again:
 
     sample: Sample
     first_difference: int | None
-    """The first response token that is not the stored one's; None where all are the same."""
+    """Index of the first response token that differs from the stored sample; None if all are the same."""
     distance: float
     """Largest distance of a log-prob from the stored one, in nats, over the tokens before that; 0.0: the same bits."""
 
 
 @dataclass(frozen=True)
 class Resampled:
-    """What came of a stored sample."""
+    """A stored sample and its new generations."""
 
     stored: StoredSample
     kept: int
-    """Response tokens that were not generated again."""
+    """Number of response tokens that were kept instead of generated again."""
     weights: Weights
     found: list[Again]
-    """One for each of `Change.times`."""
+    """The new generations, `Change.times` in number."""
 
 
 def resample(run: Run, stored: Sequence[StoredSample], change: Change | None = None) -> list[Resampled]:
-    """Generate stored samples again, all of the same weights in one engine.
+    """Generate stored samples again, with all samples of the same weights in one engine.
 
     Raises:
-        RunError: The weights were not kept, the sample cannot be begun there, or another engine sampled it.
+        RunError: The weights were not kept, the sample cannot continue at that token, or another engine sampled it.
         ConfigError: The run's settings cannot be used here.
     """
     change = change or Change()
@@ -90,7 +90,7 @@ def resample(run: Run, stored: Sequence[StoredSample], change: Change | None = N
 
 
 def _settings(run: Run) -> Settings:
-    """The run's own, for one process that writes nothing. Raises ConfigError, RunError."""
+    """Return the run's settings, changed for a single process that writes nothing. Raises ConfigError, RunError."""
     config = run.path / CONFIG
     if not config.is_file():
         raise RunError(f"{run.path}: has no {CONFIG}, so its settings are not known")
@@ -102,7 +102,7 @@ def _settings(run: Run) -> Settings:
             f"{run.path}: its engine is {args.rollout_engine!r}, which does not sample the same tokens again;"
             " --rollout-engine embedded does"
         )
-    args.run_dir, args.save = str(run.path), str(run.checkpoints.parent)  # a run that was moved has its own
+    args.run_dir, args.save = str(run.path), str(run.checkpoints.parent)  # a moved run has other paths
     args.async_training = args.offload_train = args.offload_rollout = args.colocate = False
     args.mask_offpolicy_in_partial_rollout = False
     return settings
@@ -110,7 +110,7 @@ def _settings(run: Run) -> Settings:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Without the warnings that the run has printed."""
+    """Suppress the warnings that the run has already printed."""
     logger = logging.getLogger("slime_core.config.load")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -142,7 +142,7 @@ class _Again:
         self._together = whole and not settings.args.true_on_policy_mode
 
     def generated(self, weights: Weights) -> list[list[Sample]]:
-        """For each sample what came of it, `times` times."""
+        """Generate each sample `times` times and return the results."""
         prepared = prepare(self._settings, learn=False)
         self._settings.args.run_dir = None  # nothing is written into the run
         stage = prepared.rollout_stage(draws=False)
@@ -180,7 +180,7 @@ class _Again:
         return begun(args, stored.sample, at, context.runner.tokenizer, self._change.tool_answer)
 
     async def _of_rollouts(self, args: Args, context: RolloutContext) -> list[Sample]:
-        """The samples, each file's generated together with all that the file has."""
+        """Generate the samples; the samples of a file are generated together with the rest of the file."""
         found: dict[tuple[Any, ...], Sample] = {}
         for file in dict.fromkeys(stored.entry.file for stored, _ in self._wanted):
             groups: dict[tuple[Any, Any], list[StoredSample]] = {}
@@ -197,7 +197,7 @@ class _Again:
         return [found[_key(stored.entry)] for stored, _ in self._wanted]
 
     async def _run_group(self, args: Args, context: RolloutContext, group: Group, entry: Entry, time: int) -> Group:
-        """Generate and score; the first time with the seed that it had."""
+        """Generate and score the samples, the first time with their original seeds."""
         own, params = args, train_sampling_params(args)
         if entry.data_set is not None:
             dataset = next((d for d in args.eval_datasets if d.name == entry.data_set), None)

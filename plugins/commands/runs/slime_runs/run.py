@@ -1,7 +1,7 @@
-"""`Run(path)`: what a run has written so far, read and never written to; the run may be going on, killed or copied.
+"""Read the files of a run directory (`Run(path)`), without writing; the run may be active, killed or copied.
 
-Every part is read when it is asked for, so a second question sees what was added meanwhile. What is missing (a run
-without samples, one that has not come to its first rollout) is empty, not an error; a torn last line is left out.
+Every method reads its files when it is called, so a later call returns newer data. Missing data (a run without samples
+or before its first rollout) is returned as empty, not as an error; an incomplete last line is skipped.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ if TYPE_CHECKING:  # it imports numpy, which `slime why` can do without
 logger = logging.getLogger(__name__)
 
 PROFILE = "profile/trace.json"
-"""In the run directory: what `slime train --profile` writes for Perfetto."""
+"""File in the run directory that `slime train --profile` writes for Perfetto."""
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
 _LONGEST_VALUE = 100_000
-"""Characters of a setting that are parsed as YAML."""
+"""Maximum length in characters of a setting that is parsed as YAML."""
 _METRICS, EVALUATION = "metrics.jsonl", "eval.json"
 _OF_RUN = (CONFIG, _METRICS, FOLDER, SUMMARY, CHECKPOINTS, "waits", "incidents.jsonl", EVALUATION)
 
 
 class RunError(ConfigError):
-    """There is no run, or not what was asked for; a command ends with status 2."""
+    """Raised if the run or the requested part does not exist; a command ends with status 2."""
 
 
 @dataclass(frozen=True)
 class StoredSample:
-    """A sample of a run, and where it comes from."""
+    """A stored sample of a run, with its index entry."""
 
     entry: Entry
     row: Row
-    """As it is stored; `sample` is made of it."""
+    """Row as stored; `sample` is built from it."""
 
     @property
     def sample(self) -> Sample:
-        """The sample itself."""
+        """The row as a `Sample`."""
         return Sample.from_dict({name: value for name, value in self.row.items() if name != "kept"})
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The prompt as messages; a plain prompt is one of the user."""
+        """The prompt as messages; a plain prompt becomes a user message."""
         prompt = self.row.get("prompt")
         if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
             return prompt
@@ -81,15 +81,15 @@ class StoredSample:
 
     @property
     def text(self) -> str:
-        """The response."""
+        """Text of the response."""
         return str(self.row.get("response") or "")
 
 
 class Run:
-    """One run directory."""
+    """A run directory."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises RunError where no run has written."""
+        """Open the directory. Raises RunError if it is not a run directory."""
         self.path = Path(path)
         if not self.path.is_dir():
             what = "is a file, not a run directory" if self.path.exists() else "no such directory"
@@ -99,24 +99,24 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The directory's."""
+        """Name of the directory."""
         return self.path.resolve().name
 
     # -- what it is ----------------------------------------------------------------------------------------
 
     @property
     def checkpoints(self) -> Path:
-        """Where its commits lie, which `--save` puts elsewhere than its records where `--run-dir` is another."""
+        """Directory of the run's checkpoints; below `--save` if it differs from `--run-dir`."""
         own, save = self.path / CHECKPOINTS, self.settings().get("save", (None, ""))[0]
         elsewhere = own if save is None else Path(str(save)) / CHECKPOINTS
         return elsewhere if elsewhere.is_dir() and not own.is_dir() else own
 
     def summary(self) -> dict[str, Any] | None:
-        """`summary.json` of a run that has ended by itself."""
+        """Return `summary.json`, or None if the run has not ended regularly."""
         return read_object(self.path / SUMMARY)
 
     def state(self) -> str:
-        """ "running", "ended" (by itself), "drained" (asked to end early) or "stopped" (killed, or by an error)."""
+        """Return "running", "ended" (regularly), "drained" (ended early on request) or "stopped" (killed, failed)."""
         if self.waits().alive:
             return "running"
         summary = self.summary()
@@ -125,12 +125,12 @@ class Run:
         return "stopped" if summary is None else "drained" if summary.get("drained") else "ended"
 
     def is_evaluation(self) -> bool:
-        """Return whether `slime eval` wrote there, and no training run."""
+        """Return True if `slime eval` wrote the directory and no training run did."""
         has_record = (self.path / EVALUATION).is_file() or (self.path / "eval" / "state.json").is_file()
         return has_record and not (self.path / _METRICS).exists()
 
     def evaluation(self) -> dict[str, Any] | None:
-        """Return what `slime eval` reported at its end."""
+        """Return the final report of `slime eval`, or None."""
         return read_object(self.path / EVALUATION)
 
     def scores(self) -> dict[str, float]:
@@ -139,11 +139,11 @@ class Run:
         return {name: of["scores"]["reward"]["value"] for name, of in sets.items() if "reward" in of["scores"]}
 
     def waits(self) -> Report:
-        """What its processes wait for, and which of them are alive."""
+        """Return the waits of the run's processes, and the live processes."""
         return read_boards(self.path)
 
     def settings(self) -> dict[str, tuple[Any, str]]:
-        """Name -> (value, where it came from), as `config.yaml` has them."""
+        """Return name -> (value, origin) from `config.yaml`."""
         found = {}
         for line in read_text(self.path / CONFIG).splitlines():
             if match := _SETTING.fullmatch(line):
@@ -151,7 +151,7 @@ class Run:
         return found
 
     def plugins(self) -> list[dict[str, Any]]:
-        """What took part, with distribution, version and digest of its source: of the end, or the newest commit."""
+        """Return the used plugins (distribution, version, source digest), from the summary or the newest checkpoint."""
         summary = self.summary() or self.evaluation() or self._newest_state() or {}
         found = summary.get("plugins")
         return [plugin for plugin in found if isinstance(plugin, dict)] if isinstance(found, list) else []
@@ -163,34 +163,34 @@ class Run:
     # -- numbers -------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One mapping per step (finished rollouts); the evaluation before the first is step 0."""
+        """Return one mapping per step (finished rollouts); step 0 is the evaluation before the first rollout."""
         return by_step(read_lines(self.path / _METRICS))
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of one metric."""
+        """Return [(step, value)] of a metric."""
         return [(line["step"], line[name]) for line in self.metrics() if line.get(name) is not None]
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened to engines."""
+        """Return the recorded engine events."""
         return [event for event in read_lines(self.path / EVENTS) if isinstance(event.get("event"), str)]
 
     def trace(self) -> Iterator[dict[str, Any]]:
-        """The timeline, as `slime_core.observability.timeline` writes it."""
+        """Yield the timeline events in the format of `slime_core.observability.timeline`."""
         return read_lines(self.path / TIMELINE)
 
     @property
     def timeline(self) -> TraceIndex:
-        """The same by rollout, and added up; `update` it."""
+        """The timeline by rollout, with sums; call `update` on it."""
         return TraceIndex(self.path / TIMELINE)
 
     def parts(self) -> list[tuple[float, int]]:
-        """(Unix time, first rollout) of each time that it was started; none where it keeps no timeline."""
+        """Return (Unix time, first rollout) of each start of the run; empty without a timeline."""
         return [(event["t"], event["start"]) for event in starts(self.path / TIMELINE)]
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return what the run noticed of its numbers: "rollout_id", "check", "cause", "numbers".
+        """Return the incidents that the run detected in its numbers: "rollout_id", "check", "cause", "numbers".
 
-        A resumed run may notice the same again, which is returned once. Lines without a rollout are left out.
+        A resumed run may detect an incident again; it is returned once. Lines without a rollout are skipped.
         """
         found: dict[Any, dict[str, Any]] = {}
         for one in read_lines(self.path / "incidents.jsonl"):
@@ -200,14 +200,14 @@ class Run:
         return list(found.values())
 
     def stalls(self) -> list[Path]:
-        """Reports of waits that were overdue."""
+        """Return the reports of overdue waits."""
         return sorted((self.path / "stalls").glob("*.txt"))
 
     def history(self, rollout: int | None = None) -> History:
-        """The ledger of the commit after a rollout, the newest without; its digests are checked.
+        """Return the ledger of the checkpoint after a rollout (default: the newest), with checked digests.
 
         Raises:
-            CheckpointError: There is no such commit, or it has no ledger or a damaged one.
+            CheckpointError: The checkpoint does not exist, or its ledger is missing or damaged.
         """
         commit = find(self.checkpoints, rollout)
         if commit is None:
@@ -217,7 +217,7 @@ class Run:
     # -- samples -------------------------------------------------------------------------------------------
 
     def index(self, wanted: Filter | None = None) -> Index:
-        """The index of its samples, as it is now; with `wanted` of the files alone that such samples can be in."""
+        """Return the current index of the samples; `wanted` limits it to files that may contain such samples."""
         from slime_runs.index import Index
 
         return Index(self.path / FOLDER, None if wanted is None else wanted.files())
@@ -230,7 +230,7 @@ class Run:
         limit: int | None = None,
         text: str | None = None,
     ) -> Iterator[StoredSample]:
-        """Stored samples, newest rollout first; with `text` those whose prompt or response has it, in any case."""
+        """Yield stored samples, newest rollout first; `text` selects prompts or responses, ignoring case."""
         from slime_runs.index import Filter
 
         wanted = wanted or Filter()
@@ -245,7 +245,7 @@ class Run:
                 return
 
     def stored(self, entries: Iterable[Entry]) -> Iterator[StoredSample]:
-        """The samples that entries of the index are of. Raises RunError where the run has replaced them."""
+        """Yield the samples of index entries. Raises RunError if the run has replaced them."""
         frame, rows = None, list[Row]()
         for entry in entries:
             if frame != (entry.file, entry.frame):
@@ -256,20 +256,20 @@ class Run:
             yield StoredSample(entry, rows[entry.place])
 
     def trained(self, rollout: int, only: Collection[int] | None = None) -> dict[Key, Row]:
-        """`Entry.key` -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
+        """Return `Entry.key` -> inputs of the optimizer: `advantages`, the trainer's `log_probs`, ...; may be empty.
 
-        A list has one number per response token; a number is the same for all of them. `only` those of these
-        indices.
+        A list has one number per response token; a single number applies to all tokens. `only` limits the result to
+        these sample indices.
         """
         starts = None if only is None else tuple(b'{"index":%d,' % index for index in only)
         return self._beside(trained_name(rollout), starts)
 
     def shadow(self, rollout: int) -> dict[Key, Row]:
-        """`Entry.key` -> what shadow components made of it: "rewards", "filters", "seconds", by their specs."""
+        """Return `Entry.key` -> results of shadow components: "rewards", "filters", "seconds", by their specs."""
         return {key: row for key, row in self._beside(shadow_name(rollout)).items() if _is_shadow(row)}
 
     def _beside(self, name: str, starts: tuple[bytes, ...] | None = None) -> dict[Key, Row]:
-        """Rows that stand in the order of the samples; those of one index are its parts."""
+        """Group rows in the order of the samples; rows with the same index are its parts."""
         path, seen = self.path / FOLDER / name, Counter[int]()
         found: dict[Key, Row] = {}
         if not path.exists():
@@ -328,12 +328,12 @@ def by_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a run has written into the directory."""
+    """Return True if a run has written into the directory."""
     return any((path / name).exists() for name in _OF_RUN)
 
 
 def find_runs(folder: str | Path) -> list[Run]:
-    """The runs in a directory, at any depth, or the one that it is; newest last. Raises RunError."""
+    """Return the run of a directory, or the runs below it at any depth, newest last. Raises RunError."""
     top = Path(folder)
     if is_run(top):
         return [Run(top)]
@@ -350,11 +350,11 @@ def find_runs(folder: str | Path) -> list[Run]:
 
 
 _ANYWHERE = ("run_dir", "save", "config", "tb_project_name", "overwrite", "load", "ref_load")
-"""Where a run lies says nothing of what it does."""
+"""Settings that `differences` ignores: locations do not change the training."""
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Setting -> its value in each run, for those that are not the same in all."""
+    """Return setting -> its value in each run, for settings that differ between runs."""
     found = [run.settings() for run in runs]
     names = sorted({name for settings in found for name in settings} - {*_ANYWHERE})
     values = {name: [settings.get(name, (None, ""))[0] for settings in found] for name in names}

@@ -1,4 +1,4 @@
-"""What shadow rewards and filters made of a run's samples, beside the run's own: agreement, rank correlation, cost."""
+"""Compare shadow rewards and filters with the run's own: agreement, rank correlation, cost."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from slime_runs.index import Key
 from slime_runs.run import Run
 
 _NEWEST = 50
-"""Rollouts that a summary is of."""
+"""Number of rollouts that a summary covers."""
 SAME = 1e-6
-"""Rewards that are no further apart agree."""
+"""Largest difference at which two rewards agree."""
 
 
 def rollouts(run: Run) -> list[int]:
-    """Those that shadows have judged."""
+    """Return the ids of the rollouts that have shadow results."""
     names = sorted((run.path / FOLDER).glob("shadow_*.jsonl.zst"))
     return [int(path.name.partition("_")[2].partition(".")[0]) for path in names]
 
 
 def differs(row: Row) -> bool:
-    """Whether a shadow paid or decided otherwise than the run."""
+    """Return whether a shadow's reward or decision differs from the run's."""
     paid, kept = row.get("score"), row["kept"]
     return any(not _same(paid, value) for value in row["rewards"].values()) or any(
         keeps is not None and keeps != kept for keeps in row["filters"].values()
@@ -33,12 +33,12 @@ def differs(row: Row) -> bool:
 
 
 def disagreements(run: Run) -> set[tuple[int, Key]]:
-    """(rollout, `Entry.key`) of what a shadow differs on."""
+    """Return (rollout, `Entry.key`) of the samples on which a shadow differs."""
     return {(n, key) for n in rollouts(run) for key, row in run.shadow(n).items() if differs(row)}
 
 
 def newest_disagreements(run: Run, count: int) -> list[tuple[int, Key, Row]]:
-    """(rollout, `Entry.key`, row) of the newest `count` samples that a shadow differs on.
+    """Return (rollout, `Entry.key`, row) of the newest `count` samples on which a shadow differs.
 
     Looks at as many rollouts as `summary`.
     """
@@ -49,14 +49,14 @@ def newest_disagreements(run: Run, count: int) -> list[tuple[int, Key, Row]]:
 
 
 def in_words(row: Row, number: Any) -> str:
-    """One line of a sample's shadows."""
+    """Return a line of text with the results of a sample's shadows."""
     paid = [f"{spec} pays {number(value)}" for spec, value in row["rewards"].items()]
     decided = [f"{spec} {'keeps' if keeps else 'drops'} the group" for spec, keeps in row["filters"].items()]
     return "shadow: " + ", ".join([*paid, *decided])
 
 
 def summary(run: Run) -> dict[str, dict[str, Any]]:
-    """Spec -> "samples" or "groups", "agree" (share of them) and, of rewards, "rank_correlation" and "seconds" each."""
+    """Map each spec to "samples" or "groups", "agree" (share) and, for rewards, "rank_correlation", "seconds" each."""
     rewards: dict[str, list[tuple[float, float, float]]] = {}
     filters: dict[str, list[bool]] = {}
     for rollout in rollouts(run)[-_NEWEST:]:
@@ -84,7 +84,7 @@ def summary(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's, ties at their mean rank; None where all of one side are equal."""
+    """Return Spearman's rank correlation, ties at their mean rank; None if all values of one side are equal."""
     ranks = _ranks(first), _ranks(second)
     return float(np.corrcoef(*ranks)[0, 1]) if all(map(np.ptp, ranks)) else None
 

@@ -1,4 +1,4 @@
-"""Keeps every sample of a run in its directory, by the hooks that any plugin has; on unless `--log-samples none`.
+"""Store every sample of a run in its directory, through the public hooks; on unless `--log-samples none`.
 
 One file for each rollout and evaluation: `files.py` writes it, `index.py` says what is in it. What a run generates
 again after a resume replaces what it had generated before, since a file has its rollout's number.
@@ -39,16 +39,16 @@ from slime_runs.index import UNLIKE, Facts, is_thinned
 logger = logging.getLogger(__name__)
 
 _KEPT_OF_OLD = 16
-"""Samples that a thinned rollout keeps."""
+"""Number of samples that a thinned rollout keeps."""
 _PER_FRAME = 32
-"""Samples in a frame, of which one counts as several for each 4,096 tokens: readers take no frame without end."""
+"""Samples in a frame. A long sample counts once per 4,096 tokens, which bounds the size of a frame for readers."""
 _MOST_AHEAD = 16
-"""Rollouts that may be generated before one is trained on, as far as the budget counts them."""
+"""Number of rollouts that may be generated before one is trained on, for counting the budget."""
 _STATE = "slime-runs"
 
 
 class SampleStore:
-    """The hooks. It writes on a thread of its own, at most one file behind."""
+    """Hooks that store samples. A separate thread writes, at most one file behind."""
 
     def __init__(self) -> None:
         self._all_groups: list[Group] | None = None
@@ -65,24 +65,24 @@ class SampleStore:
 
     @hookimpl
     def slime_run_start(self, args: Args, run_dir: Path) -> None:
-        """Where the run's files are, for a resume; one that begins again, having made no commit, has kept nothing."""
+        """Remember the run directory; delete stored samples if the run starts from the beginning (without a commit)."""
         self._run_dir = run_dir
         if not args.start_rollout_id:
             self._forget_after(-1)
 
     @hookimpl
     def slime_step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        """What a checkpoint that is written next has been trained on."""
+        """Record the last rollout that the next checkpoint is trained on."""
         self._trained = rollout_id
 
     @hookimpl
     def slime_save_state(self) -> dict[str, Any]:
-        """Up to where stored samples belong to the run that a checkpoint is of."""
+        """Return the last rollout whose stored samples belong to the checkpoint's run."""
         return {_STATE: {"trained": self._trained}}
 
     @hookimpl
     def slime_load_state(self, state: Mapping[str, Any]) -> None:
-        """Files of rollouts that the resumed run will generate again are of no run any more."""
+        """Delete the files of rollouts that the resumed run will generate again."""
         own = state.get(_STATE)
         if own is None or self._run_dir is None:
             return
@@ -91,7 +91,7 @@ class SampleStore:
         self._later(functools.partial(_tell_damaged, self._run_dir / FOLDER))
 
     def _forget_after(self, trained: int) -> None:
-        """Delete what was kept of later rollouts than `trained`."""
+        """Delete stored samples of rollouts after `trained`."""
         assert self._run_dir is not None, "a run has begun"
         for path in sample_files(self._run_dir / FOLDER):
             found = parse_name(path.name)
@@ -102,7 +102,7 @@ class SampleStore:
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
-        """The last file is written."""
+        """Finish writing the last file and stop the thread."""
         if self._thread is not None:
             self._written()
             self._thread.shutdown(wait=True)
@@ -112,12 +112,12 @@ class SampleStore:
 
     @hookimpl
     def slime_process_all_samples(self, all_groups: list[Group], reasons: Mapping[int, str]) -> None:
-        """Dropped and failed groups are known here alone."""
+        """Remember all groups: dropped and failed groups are known only in this hook."""
         self._all_groups, self._reasons = all_groups, reasons
 
     @hookimpl
     def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
-        """A rollout is done."""
+        """Store the samples of a finished rollout."""
         self._seen_rollout = True
         groups, self._all_groups = self._all_groups or _by_group(samples), None
         trained = {id(sample) for sample in samples}
@@ -133,16 +133,16 @@ class SampleStore:
 
     @hookimpl
     def slime_log_eval(self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]]) -> None:
-        """An evaluation is done."""
+        """Store the samples of a finished evaluation."""
         groups = [(name, group) for name, found in data.items() for group in _by_group(found.get("samples") or [])]
         rows = ([_row(args, sample, "evaluated", data_set=name) for sample in group] for name, group in groups)
-        # The evaluation before the first rollout has the number of the one after it.
+        # The evaluation before the first rollout has the number of the next evaluation.
         first = rollout_id == 0 and not self._seen_rollout
         self._store(args, file_name(0 if first else rollout_id + 1, evaluation=True), rows, rollout_id)
 
     @hookimpl
     def slime_rollout_trained(self, args: Args, trained: Any) -> None:
-        """The trainer's side of a rollout: gathered by all processes, kept by that of rank 0."""
+        """Store the trainer's values of a rollout: all processes gather them, rank 0 writes them."""
         if args.log_samples == "none":
             return
         rows = trained.rows(*_TRAINER_COLUMNS)
@@ -154,7 +154,7 @@ class SampleStore:
         self._later(lambda: write_file(path, frames))
 
     def _store(self, args: Args, name: str, groups: Iterable[list[Row]], seed: int) -> None:
-        """Frame after frame: memory that is given back to the system costs more to get again than a row to make."""
+        """Encode frame by frame, because getting memory back from the system costs more than making a row."""
         if args.log_samples == "none" or self._stopped or not args.run_dir:
             return
         groups = map(numbered, groups)
@@ -168,7 +168,7 @@ class SampleStore:
             if args.log_samples != "all":
                 groups = thinned(list(groups), int(args.log_samples), seed=seed)
             facts = Facts(map(told, _frames(groups)))
-        except (SlimeError, *UNLIKE) as error:  # what a user's function put into a sample
+        except (SlimeError, *UNLIKE) as error:  # a user's function put a bad value into a sample
             self._stop(error)
             return
         if not frames:
@@ -185,7 +185,7 @@ class SampleStore:
             self._writing = self._thread.submit(write)
 
     def _written(self) -> bool:
-        """Whether the file before is written, which is waited for."""
+        """Wait for the previous file and return whether it was written."""
         writing, self._writing = self._writing, None
         try:
             if writing is not None:
@@ -195,7 +195,7 @@ class SampleStore:
         return not self._stopped
 
     def _stop(self, error: BaseException) -> None:
-        """The run goes on without: no training is worth less for want of its record."""
+        """Stop storing samples and warn; training continues without them."""
         self._stopped = True
         logger.warning("samples are no longer stored in this run: %s: %s", type(error).__name__, error)
 
@@ -215,14 +215,14 @@ class _Writer:
         self._folder = folder
         self._budget = budget
         self._sizes = {path.name: path.stat().st_size for path in folder.glob("*.zst")}
-        """Bytes of every file, so that no write looks at all of them."""
+        """Bytes of every file, so that a write need not read the sizes of all files."""
         self._thinned: dict[str, bool] = {}
-        """As far as it was asked."""
+        """Whether each file is thinned; filled as files are checked."""
         self._untrained: deque[int] = deque(maxlen=_MOST_AHEAD)
-        """Rollouts whose trainer's side, perhaps of another process, is not there yet."""
+        """Rollouts whose trainer file, perhaps from another process, is not written yet."""
 
     def write(self, name: str, facts: Facts, frames: list[bytes]) -> None:
-        """One file. Raises OSError."""
+        """Write a file, and thin or remove older files until the budget holds. Raises OSError."""
         path = self._folder / name
         facts.write(path, frames)
         self._thinned[name] = False
@@ -237,7 +237,7 @@ class _Writer:
             pass
 
     def _measure(self, path: Path) -> bool:
-        """Whether the file is there, whose size is noted."""
+        """Record the size of the file and return whether it exists."""
         try:
             self._sizes[path.name] = path.stat().st_size
         except FileNotFoundError:
@@ -245,7 +245,7 @@ class _Writer:
         return path.name in self._sizes
 
     def _make_room(self) -> bool:
-        """Thin the oldest file that is whole, or remove the oldest; False where only the newest is left."""
+        """Thin the oldest file that is whole, or else remove the oldest; return False if only the newest is left."""
         *old, _ = sample_files(self._folder)
         whole = next((path for path in old if not self._is_thinned(path)), None)
         if whole is not None:
@@ -266,7 +266,7 @@ class _Writer:
         return self._thinned[path.name]
 
     def _thin_beside(self, path: Path, kept: set[int]) -> None:
-        """Of a rollout's trainer and shadow side, what its samples still need."""
+        """Reduce a rollout's trainer and shadow files to the rows of its remaining samples."""
         rollout, evaluation = parse_name(path.name) or (0, True)
         for name in (trained_name(rollout), shadow_name(rollout)):
             beside = self._folder / name
@@ -281,7 +281,7 @@ class _Writer:
 
 
 def thinned(groups: Sequence[Sequence[Row]], count: int, *, seed: int) -> list[list[Row]]:
-    """At most `count` samples: best, worst, failed and random ones in turn; groups and order stay."""
+    """Return at most `count` samples: best, worst, failed and random ones in turn; groups and order stay."""
     rows = [row for group in groups for row in group]
     shuffled = random.Random(seed).sample(rows, len(rows))
     scored = sorted((r for r in shuffled if _score(r) is not None), key=lambda r: -float(r["kept"]["score"]))
@@ -309,7 +309,7 @@ _TRAINER_COLUMNS = ("advantages", "log_probs", "entropy", "ref_log_probs", "teac
 
 
 def _trained_row(row: Mapping[str, Any]) -> Row:
-    """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
+    """Return the trainer's columns; a single number if all tokens have the same value, as most advantages do."""
     found = {"index": row["sample_indices"]}
     for name in _TRAINER_COLUMNS:
         if (column := row.get(name)) is not None:
@@ -318,13 +318,13 @@ def _trained_row(row: Mapping[str, Any]) -> Row:
 
 
 def _is_one_number(column: Any) -> bool:
-    # Bytes are compared at a tenth of what numpy takes for so few numbers; a list is the rollout's, not the trainer's.
+    # For so few numbers, comparing bytes takes a tenth of numpy's time. A list is the rollout's, not the trainer's.
     numbers, size = (column, 1) if isinstance(column, list) else (column.tobytes(), column.itemsize)
     return bool(numbers) and bool(numbers == numbers[:size] * len(column))
 
 
 def _frames(groups: Iterable[list[Row]]) -> Iterator[list[Row]]:
-    """Groups put together until they are worth compressing; of one that is too large, the samples."""
+    """Yield frames of groups that are large enough to compress; split a group that is too large into samples."""
     frame, room = list[Row](), _PER_FRAME
     for group in groups:
         sizes = [1 + len(row.get("tokens") or ()) // 4096 for row in group]
@@ -340,8 +340,8 @@ def _frames(groups: Iterable[list[Row]]) -> Iterator[list[Row]]:
 
 
 def _row(args: Args, sample: Sample, fate: str, *, data_set: str | None = None, reason: str | None = None) -> Row:
-    """Shares its lists with the sample, so it is to be written before anything else runs."""
-    # Not by way of `attributes`: a dict of all fields, most of which are None, is a twentieth of what keeping costs.
+    """Return the row of a sample. It shares the sample's lists, so write it before anything else runs."""
+    # `attributes` would make a dict of all fields, mostly None, which is a twentieth of the cost of storing.
     row: Row = {name: value for name in Sample.__match_args__ if (value := getattr(sample, name)) is not None}
     row.update(vars(sample))
     row = plain_values(row, shared=True)

@@ -1,7 +1,6 @@
-"""What `trace.jsonl` says of one rollout, without reading the rest, and of a run: stages, and when samples were busy.
+"""Read the events of one rollout from `trace.jsonl` without the rest, and a run's stages and busy times.
 
-A reader that is asked often keeps one `TraceIndex`; it reads what was appended, and starts over where the file was
-replaced.
+To read repeatedly, keep one `TraceIndex`: it reads only appended lines, and starts over if the file was replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from slime_runs.files import parsed_lines
 Spans = list[tuple[float, float]]
 _PIECE = 64 << 10
 _START = re.compile(rb'\{"e":"run".*\n')
-"""No text in an event looks so, as JSON writes quotes otherwise; to look for starts of lines takes 15 times as long."""
+"""Pattern of a "run" event. It matches no string in an event, since JSON escapes quotes; a search for line starts takes
+15 times as long."""
 _ROLLOUT = re.compile(rb'"r":(\d+)')
 
 
@@ -34,23 +34,23 @@ class _Piece:
 
 
 class TraceIndex:
-    """Which rollouts each piece of a trace is about. Any thread may ask."""
+    """An index of the rollouts in each piece of a trace. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stages: list[dict[str, Any]] = []
-        """Events that are of no sample, as far as `update` has come."""
+        """Events other than samples, up to the last `update`."""
         self.generating: Spans = []
-        """When any sample was, evaluations aside; in order, without overlaps."""
+        """Spans in which any sample was generated, without evaluations; in order, without overlaps."""
         self.scoring: Spans = []
         self.sampled = -1
-        """The last rollout with a sample in it: a long timeline has no more of them."""
+        """The last rollout with a recorded sample; a long timeline stops recording samples."""
         self._pieces: list[_Piece] = []
         self._inode = 0
         self._lock = threading.Lock()
 
     def events(self, rollout: int) -> list[dict[str, Any]]:
-        """Those of a rollout, and of those that name none (pushes, saves) what began meanwhile or right after."""
+        """Return a rollout's events, and pushes and saves without a rollout that began during or just after it."""
         self.update()
         if not (pieces := self._pieces):
             return []
@@ -69,13 +69,13 @@ class TraceIndex:
         return sorted([*own, *nameless], key=_start)
 
     def update(self) -> None:
-        """Read what was appended; of a long trace that nobody has asked of yet it takes a few seconds."""
+        """Read the appended lines; the first read of a long trace takes a few seconds."""
         with self._lock:
             while self._read_on():
                 pass
 
     def update_beside(self) -> None:
-        """The same on a thread beside others that answer: it pauses three times as long as it reads."""
+        """Update on a background thread: pause three times as long as reading takes, so that other threads run."""
         more = True
         while more:
             began = time.monotonic()
@@ -84,11 +84,11 @@ class TraceIndex:
             time.sleep(3 * (time.monotonic() - began))
 
     def _read_on(self) -> bool:
-        """The next piece; False where there is none."""
+        """Read the next piece; return False at the end of the file."""
         try:
             with open_regular(self.path) as file:
                 return self._read_piece(file)
-        except OSError:  # there is none, or it is no file of a run
+        except OSError:  # the file is missing, or is not a regular file
             return False
 
     def _read_piece(self, file: BinaryIO) -> bool:
@@ -118,7 +118,7 @@ class TraceIndex:
 
 
 def joined(spans: Spans) -> Spans:
-    """In order, those that overlap as one."""
+    """Return the spans in order, with overlapping spans merged."""
     found: Spans = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:
@@ -129,11 +129,11 @@ def joined(spans: Spans) -> Spans:
 
 
 def starts(path: Path) -> list[dict[str, Any]]:
-    """The events with which parts of the run begin; quick, as little else is read."""
+    """Return the "run" events, which begin the parts of the run; fast, because other lines are not parsed."""
     try:
         with open_regular(path) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
             found = list(parsed_lines(match[0] for match in _START.finditer(content)))
-    except (OSError, ValueError):  # there is none, it is empty, or no file of a run
+    except (OSError, ValueError):  # the file is missing, empty, or not a regular file
         return []
     return [one for one in found if isinstance(one.get("t"), int | float) and isinstance(one.get("start"), int)]
 

@@ -1,7 +1,7 @@
 """`slime serve`: serve a checkpoint over HTTP (SGLang's, OpenAI's and Anthropic's APIs).
 
-The checkpoint is an HF-layout model directory. Loads torch and the web framework only when it runs. Prints one line
-when requests are answered; SIGTERM and ctrl-C end it cleanly.
+The checkpoint is an HF-layout model directory. The command loads torch and the web framework only when it runs. It
+prints one line when the server is ready; SIGTERM and ctrl-C end it cleanly.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def _access(namespace: argparse.Namespace) -> Access:
-    """Who may ask. Raises ConfigError for an address that others reach, without a key."""
+    """Return the access rules. Raises ConfigError for an address reachable from other machines without a key."""
     from slime_command_serve.http.guard import KEY_VARIABLE, Access, is_local
     from slime_core.errors import ConfigError
 
@@ -67,7 +67,7 @@ def _access(namespace: argparse.Namespace) -> Access:
             f" give --api-key KEY (or {KEY_VARIABLE}), or leave --host out"
         )
     hosts = {name.strip().lower() for name in (namespace.allowed_hosts or "").split(",") if name.strip()}
-    # A page that gives its own name to this machine's address does not have the key.
+    # With a key, any host name is safe: a web page that rebinds its name to this machine does not have the key.
     return Access(key, frozenset(hosts | ({"*"} if not is_local(namespace.host) else set())))
 
 

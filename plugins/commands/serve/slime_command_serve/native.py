@@ -1,8 +1,8 @@
-"""An `EmbeddedEngine` behind SGLang's native HTTP API.
+"""Serve an `EmbeddedEngine` through SGLang's native HTTP API.
 
-`slime serve` runs the application in its own process; `serve_in_loop` is the entry point by which a rollout's engine
-has an address, in the same event loop. Nothing on the wire is unpickled, so weights arrive through the disk only.
-OpenAI's and Anthropic's APIs are routes of `front`.
+`slime serve` runs the application in its own process; `serve_in_loop` gives a rollout's engine an address in the same
+event loop. Received data is never unpickled, so weights are updated from disk only. The routes of OpenAI's and
+Anthropic's APIs are in `front`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Version = str | int
 
 
 class _AbortBody(Body):
-    """Of `/abort_request`."""
+    """The body of `/abort_request`."""
 
     rid: str = ""
     abort_all: bool = False
@@ -48,25 +48,25 @@ class _AbortBody(Body):
 
 
 class _PauseBody(Body):
-    """Of `/pause_generation`."""
+    """The body of `/pause_generation`."""
 
     mode: Literal["abort", "in_place", "retract"] = "abort"
 
 
 class _MemoryBody(Body):
-    """Of `/release_memory_occupation` and `/resume_memory_occupation`."""
+    """The body of `/release_memory_occupation` and `/resume_memory_occupation`."""
 
     tags: list[str] = []
 
 
 class _FlushBody(Body):
-    """Of what has no parameters."""
+    """The body of a route without parameters."""
 
     no_effect = frozenset({"timeout", "torch_empty_cache"})
 
 
 class _DiskBody(Body):
-    """Of `/update_weights_from_disk`."""
+    """The body of `/update_weights_from_disk`."""
 
     model_path: str
     weight_version: _Version | None = None
@@ -82,20 +82,20 @@ class _DiskBody(Body):
 
 
 class _VersionBody(Body):
-    """Of `/update_weight_version`."""
+    """The body of `/update_weight_version`."""
 
     new_version: _Version
     abort_all_requests: bool = False
 
 
 class _CheckerBody(Body):
-    """Of `/weights_checker`."""
+    """The body of `/weights_checker`."""
 
     action: Literal["checksum"] = "checksum"
 
 
 def create_app(engine: EmbeddedEngine, model_name: str, *, args: Args, access: Access | None = None) -> FastAPI:
-    """The application; `engine` must be started by the caller."""
+    """Return the application; the caller must start `engine`."""
     app = application(access, failed=lambda: engine.failed)
     app.state.model_name = model_name
     app.router.route_class = JsonRoute
@@ -223,7 +223,7 @@ def _add_weights(app: FastAPI, engine: EmbeddedEngine) -> None:
 
 
 def _version(engine: EmbeddedEngine, raw: _Version | None) -> tuple[int, str]:
-    """The number tokens carry and the label that is reported; a label that is no number counts up."""
+    """Return the version number of tokens and the reported label; a label without a number increments the version."""
     current = engine.weight_version
     label = str(current + 1) if raw is None else str(raw)
     number = int(label) if label.isdecimal() and len(label) < 19 else current + 1  # it travels as a 64-bit integer
@@ -231,7 +231,7 @@ def _version(engine: EmbeddedEngine, raw: _Version | None) -> tuple[int, str]:
 
 
 async def serve_in_loop(engine: EmbeddedEngine, host: str, port: int) -> tuple[str, int, Callable[[], Awaitable[None]]]:
-    """Serve a started engine in the running loop; reached from elsewhere and without SLIME_API_KEY it only generates.
+    """Serve a started engine in the running loop; without SLIME_API_KEY, remote clients can only generate.
 
     Returns:
         The host and port bound (port 0 chooses a free one), and a coroutine function that stops serving; the engine
@@ -245,6 +245,6 @@ async def serve_in_loop(engine: EmbeddedEngine, host: str, port: int) -> tuple[s
 async def serve_socket(
     engine: EmbeddedEngine, sock: socket.socket, model_name: str | None = None, access: Access | None = None
 ) -> tuple[str, int, Callable[[], Awaitable[None]]]:
-    """`serve_in_loop` on a socket from `bind`; `model_name` defaults to the model directory."""
+    """Serve as `serve_in_loop`, on a socket from `bind`; `model_name` defaults to the model directory."""
     name = model_name or str((await engine.info())["model_path"])
     return await listen(create_app(engine, name, args=engine.args, access=access), sock)

@@ -1,6 +1,6 @@
-"""SGLang's `POST /generate` over an `EmbeddedEngine`: single and batch, streaming, log-probs.
+"""SGLang's `POST /generate` with an `EmbeddedEngine`: single and batch, streaming, log-probs.
 
-`native.create_app` adds the route. Stream chunks are cumulative, as SGLang's: each holds the text and ids so far.
+`native.create_app` adds the route. Stream chunks are cumulative, as in SGLang: each holds the text and ids so far.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _ids(value: Any) -> Any:
 
 
 def _small(value: Any) -> Any:
-    """Sampling parameters; none is a long list."""
+    """Validate sampling parameters: they may not hold long lists."""
     for params in value if isinstance(value, list) else [value]:
         for name, given in params.items() if isinstance(params, dict) else ():
             if isinstance(given, list | dict) and len(given) > MOST_ANSWERS:
@@ -70,7 +70,7 @@ def _small(value: Any) -> Any:
 
 
 class GenerateBody(Body):
-    """The body of `/generate`; of what one request may say per prompt, a list has as many entries as prompts."""
+    """The body of `/generate`; a list of a per-prompt field has as many entries as there are prompts."""
 
     text: Annotated[Any, BeforeValidator(_texts), WithJsonSchema({"type": ["string", "array"]})] = None
     input_ids: Annotated[Any, BeforeValidator(_ids), WithJsonSchema({"type": "array"})] = None
@@ -103,7 +103,7 @@ class GenerateBody(Body):
 
 @dataclass
 class _Item:
-    """One prompt of a request."""
+    """A prompt of a request, with its settings."""
 
     ids: list[int]
     params: dict[str, Any]
@@ -114,7 +114,7 @@ class _Item:
     with_text: bool
     routed: bool = False
     routed_start: int = 0
-    """First token whose experts are wanted."""
+    """First token whose experts are requested."""
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the engine's calls."""
@@ -148,7 +148,7 @@ async def _answered(engine: EmbeddedEngine, item: _Item) -> dict[str, Any]:
 
 
 async def _stream(engine: EmbeddedEngine, items: list[_Item], single: bool) -> AsyncIterator[bytes]:
-    """Events of all items as they come; batch items carry their `index`."""
+    """Yield events of all items as they arrive; batch items carry their `index`."""
     streams = [engine.stream(item.ids, item.params, **item.options()) for item in items]
     begun = False
     try:
@@ -165,7 +165,7 @@ async def _stream(engine: EmbeddedEngine, items: list[_Item], single: bool) -> A
 
 
 def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dict[str, Any]:
-    """SGLang's answer object."""
+    """Return SGLang's response object."""
 
     def entry(log_prob: float | None, token: int) -> list[Any]:
         return [log_prob, token, _text(engine.tokenizer, token) if item.with_text and engine.tokenizer else None]
@@ -228,7 +228,7 @@ def _items(body: GenerateBody, prompts: list[list[int]]) -> list[_Item]:
 async def _prompts(
     engine: EmbeddedEngine, body: GenerateBody, threads: DeadlineThreads
 ) -> tuple[list[list[int]], bool]:
-    """The prompts' ids, and whether there is one that is no list's."""
+    """Return the prompts' ids, and whether the request has a single prompt outside a list."""
     if (body.text is None) == (body.input_ids is None):
         raise BadRequest("give either text or input_ids")
     context = (await engine.info())["max_context_length"]

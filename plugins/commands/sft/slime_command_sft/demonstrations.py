@@ -1,8 +1,8 @@
-"""A conversation -> its pieces as ids: what the assistant wrote, turn by turn, and what comes between.
+"""Split a conversation into token pieces: the assistant's turns, and the text between them.
 
-`rollout/sft_data.py` trains on the assistant's pieces; `slime tokens check` tries a template with it. A conversation is
-put together as multi-turn generation would have: prompt, turn, `turn_delta`, turn, ... So every turn is written as it
-is while it is the last, which is how it would be sampled, and stays so in the context of later turns, also under a
+`rollout/sft_data.py` trains on the assistant's pieces; `slime tokens check` checks a template with this module. A
+conversation is built as multi-turn generation builds it: prompt, turn, `turn_delta`, turn, ... Every turn is rendered
+as the last turn, the form in which it would be sampled. It keeps this form in the context of later turns, also under a
 template that rewrites history (Qwen3 strips the reasoning of turns before the last question).
 
 ::
@@ -27,7 +27,7 @@ from slime_core.errors import DataError
 from slime_core.provenance import Source
 
 STEP_LOSS_MASK = "step_loss_mask"
-"""Key of a message: other than 1, the turn is not trained on. Also why its tokens are withheld."""
+"""Message key; the turn is trained on only if its value is 1. Also the reason recorded for withheld tokens."""
 
 Message = Mapping[str, Any]
 _THINK = re.compile(r"</?think>")
@@ -35,21 +35,21 @@ _SHOWN = 80
 
 
 class Piece(NamedTuple):
-    """Tokens in a row with one writer."""
+    """Consecutive tokens from one source."""
 
     ids: list[int]
     source: Source
-    """DEMONSTRATION: one whole turn of the assistant, through the token that ends it."""
+    """Source of the tokens; DEMONSTRATION: a whole turn of the assistant, through its end token."""
     withheld: str = ""
-    """Why a turn is not trained on."""
+    """Reason why a turn is not trained on; empty if it is trained on."""
     text: str = ""
-    """Of a turn."""
+    """Text of a turn; empty for other pieces."""
     position: int = -1
-    """Of a turn: the message's, from 0."""
+    """Position of a turn's message, from 0; -1 for other pieces."""
 
     @property
     def trained(self) -> bool:
-        """Whether the loss covers it."""
+        """Return whether the loss covers the piece."""
         return self.source == Source.DEMONSTRATION and not self.withheld
 
 
@@ -59,19 +59,19 @@ def conversation_pieces(
     tools: Sequence[Message] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Piece]:
-    """The whole conversation, in order.
+    """Return the pieces of the whole conversation, in order.
 
-    Arguments of tool calls that are JSON text become objects first, as servers do it, where the template takes that.
+    Arguments of tool calls that are JSON text are parsed first, as servers do, if the template accepts objects.
 
     Args:
         tokenizer: HF tokenizer with a chat template.
-        messages: With an assistant's among them, not as the first; `quoted_messages` has seen them.
-        tools: Schemas for the template.
-        template_kwargs: For the template.
+        messages: Messages that `quoted_messages` has processed; at least one, but not the first, is the assistant's.
+        tools: Tool schemas for the template.
+        template_kwargs: Keyword arguments for the template.
 
     Raises:
-        DataError: A turn that is trained on would not be exactly the assistant's message and the token that ends it;
-            says which, and where they differ.
+        DataError: A trained turn would not be exactly the assistant's message and its end token; the error names the
+            turn and the difference.
     """
     clean = [{k: v for k, v in m.items() if k != STEP_LOSS_MASK} for m in messages]
     withheld = ["" if _step_loss_mask(m, i) == 1 else STEP_LOSS_MASK for i, m in enumerate(messages)]
@@ -85,7 +85,7 @@ def conversation_pieces(
 
 
 def end_of_turn(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> str:
-    """What a policy samples last in a plain turn: the token that ends it, or begins the next message. DataError."""
+    """Return the token that a policy samples last in a plain turn: its end, or the next message's start. DataError."""
     messages = [{"role": "user", "content": "Begin."}, {"role": "assistant", "content": PLACEHOLDER}]
     turn = conversation_pieces(tokenizer, messages, None, template_kwargs)
     return next(piece.text for piece in turn if piece.position >= 0).partition(PLACEHOLDER)[2]
@@ -122,7 +122,7 @@ def _parsed_call(call: Any) -> Any:
 
 
 class _Conversation:
-    """One conversation under one template."""
+    """A conversation under a chat template."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class _Conversation:
         return [Piece(ids[at : at + s.length], s.source) for at, s in zip(starts, spans)]
 
     def _between(self, position: int, following: int | None, turn_ids: Sequence[int]) -> list[Piece]:
-        """What comes after a turn, up to where the next one begins or the conversation ends."""
+        """Return the pieces from the end of a turn to the next turn or the end of the conversation."""
         new = self._messages[position + 1 : following]
         return [Piece(ids, source) for ids, source in self._delta(position, new, turn_ids, following is not None)]
 
@@ -177,9 +177,9 @@ class _Conversation:
         )
 
     def _turn(self, position: int, following: int | None, *, checked: bool) -> Piece:
-        """The assistant's message as it is sampled: from the end of the generation prompt through its end token.
+        """Return the assistant's message as it is sampled: from the end of the generation prompt through its end token.
 
-        `checked`: it must say what the message says; one that is not trained on is what the template makes of it.
+        With `checked`, raise DataError if the turn's text differs from the message; an untrained turn is not checked.
         """
         history, message = self._messages[:position], self._messages[position]
         before = render_prompt(self._tokenizer, history, self._tools, self._kwargs)
@@ -211,19 +211,19 @@ class _Conversation:
         return Piece(ids, Source.DEMONSTRATION, "", text, position)
 
     def _body_and_end(self, history: Sequence[Message], text: str) -> tuple[str, str]:
-        """The turn's words, and of what the template writes after them the part that is sampled."""
+        """Return the turn's text, and the sampled part of the template's text after it."""
         closed = self._render([*history, {"role": "assistant", "content": PLACEHOLDER}])
         end = closed.partition(PLACEHOLDER)[2]
         if text.endswith(end):
             return (text.removesuffix(end) if end else text), self._sampled_end(end)
         stripped = text.rstrip()
-        for token in self._end_tokens():  # a turn with calls may end otherwise
+        for token in self._end_tokens():  # a turn with calls may end differently
             if stripped.endswith(token):
                 return stripped.removesuffix(token), token
         return text, ""
 
     def _beside_the_notation(self, history: Sequence[Message], message: Message, before: str, text: str) -> str | None:
-        """What of a turn with calls is neither the message's nor what the template writes for any such calls."""
+        """Describe text in a turn with calls that is neither the message's nor the template's notation, or None."""
         if not message.get("tool_calls"):
             return None
         other, words = with_holes(message)
@@ -233,7 +233,7 @@ class _Conversation:
         return notation_difference(written[len(before) :], words, text)
 
     def _sampled_end(self, end: str) -> str:
-        """Through the first special token: the engine stops there. All of it where there is none."""
+        """Return `end` through its first special token, where the engine stops; all of it without a special token."""
         found = [(end.find(token), -len(token)) for token in self._end_tokens() if token in end]
         return end[: min(found)[0] - min(found)[1]] if found else end
 
@@ -242,9 +242,10 @@ class _Conversation:
         return sorted((token for token in tokens if token), key=len, reverse=True)
 
     def _next_speaker(self, position: int, following: int | None) -> str:
-        """The special token that begins the next message, where no token ends a turn: the model samples it (GLM-4).
+        """Return the special token that begins the next message, or "" if it is no special token.
 
-        After the last message it is the one of a user's, or of a tool's answer to calls.
+        The model samples this token if no token ends a turn (GLM-4). After the last message it is the token of a user's
+        message, or of a tool's answer if the turn has calls.
         """
         message = self._messages[position]
         new = self._messages[position + 1 : following]
@@ -261,15 +262,15 @@ class _Conversation:
         )  # fmt: skip
 
 
-# -- whether a turn says what its message says -----------------------------------------------------------
+# -- comparing a turn with its message -------------------------------------------------------------------
 
 
 def difference(tokenizer: Any, message: Message, written: str) -> str | None:
-    """How a rendered turn differs from its message, in words; None when it says all of it and nothing else.
+    """Describe how a rendered turn differs from its message, or return None if they match.
 
-    Without calls, both must be the same texts between special tokens and think tags, white space around them apart.
-    With calls, whose notation is the template's, all of the message must be there: reasoning, text, names of the tools
-    called and every value of their arguments; that there is nothing else, `notation_difference` says.
+    Without calls, the texts between special tokens and think tags must be equal, apart from surrounding white space.
+    With calls, whose notation is the template's, the turn must contain the whole message: reasoning, text, names of the
+    called tools and every value of their arguments. `notation_difference` checks for additional text.
     """
     fragments = list(_fragments(message))
     if message.get("tool_calls"):
@@ -292,9 +293,9 @@ _HOLE = re.compile(r"demonstratedpart(\d+)placeholder|90210(\d{6})(?:\.5)?")
 
 
 def with_holes(message: Message) -> tuple[dict[str, Any], list[str | int | float]]:
-    """The message with placeholders for its words, and the words: texts, reasoning, strings and numbers of arguments.
+    """Return the message with placeholders, and the replaced words: texts, reasoning, strings and numbers of arguments.
 
-    Names, keys and arguments that are JSON text stay as they are: templates look at them.
+    Names, keys and arguments that are JSON text are not replaced, since templates depend on them.
     """
     words: list[str | int | float] = []
 
@@ -336,12 +337,12 @@ def with_holes(message: Message) -> tuple[dict[str, Any], list[str | int | float
 
 
 def notation_difference(framed: str, words: Sequence[str | int | float], written: str) -> str | None:
-    """How a turn with calls differs from the notation around its words; None when that and the words is all of it.
+    """Describe how a turn with calls differs from the notation filled with its words, or return None if they match.
 
     Args:
-        framed: What the template writes with placeholders for the words.
-        words: Of `with_holes`.
-        written: What it writes with the words.
+        framed: The template's text with placeholders for the words.
+        words: Words from `with_holes`.
+        written: The template's text with the words.
     """
     pattern, begin, at = "", 0, 0
     for found in [*_HOLE.finditer(framed), None]:
@@ -402,7 +403,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _forms(fragment: str) -> list[str]:
-    """As it is, and as JSON (with and without escapes for other scripts) and Jinja's `tojson` write it."""
+    """Return the fragment as it is, as JSON (with and without non-ASCII escapes), and as Jinja's `tojson` writes it."""
     plain, ascii_only = json.dumps(fragment, ensure_ascii=False)[1:-1], json.dumps(fragment)[1:-1]
     escaped = [
         text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("'", "\\u0027")

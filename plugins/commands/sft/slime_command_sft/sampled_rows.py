@@ -1,8 +1,8 @@
-"""Samples that a policy generated -> rows for `slime sft`, and back: the tokens themselves, not their text.
+"""Samples that a policy generated -> rows for `slime sft`, and back: token ids, not text.
 
 `slime samples filter` writes with `to_row`; the supervised rollout reads with `SampledRow`. A row's label is the
-reference answer of the task and is never trained on; what is trained stands in `metadata["slime_sampled"]`, with a hash
-of the vocabulary that its ids are of.
+reference answer of the task and is never trained on. The trained tokens are in `metadata["slime_sampled"]`, with a hash
+of their vocabulary.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from slime_core.provenance import Source, Span, Spans
 from slime_core.types import Sample
 
 KEY = "slime_sampled"
-"""Of a row's metadata."""
+"""Key in a row's metadata."""
 
 
 @functools.lru_cache(maxsize=4)
 def vocabulary(tokenizer: Any) -> str:
-    """SHA-256 of which token each id is: equal where ids mean the same text."""
+    """Return the SHA-256 of the vocabulary's (id, token) pairs: equal if ids mean the same text."""
     digest = hashlib.sha256()
     for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         digest.update(f"{number}\t{token}\n".encode())
@@ -34,11 +34,11 @@ def vocabulary(tokenizer: Any) -> str:
 
 
 def to_row(sample: Sample, tokenizer: Any) -> dict[str, Any]:
-    """One row of `--prompt-data`: `input`, `label`, `metadata` with the tokens, and `tools` if the sample had some.
+    """Return a row of `--prompt-data`: `input`, `label`, `metadata` with the tokens, and `tools` if the sample has any.
 
     Args:
-        sample: One that `admission.problem` finds nothing wrong with.
-        tokenizer: Of the model that sampled.
+        sample: A sample for which `admission.problem` reports no problem.
+        tokenizer: Tokenizer of the model that sampled.
     """
     spans, _ = settled(sample)
     response = provenance.part(spans, len(sample.tokens) - sample.response_length, len(sample.tokens))
@@ -63,24 +63,24 @@ def to_row(sample: Sample, tokenizer: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SampledRow:
-    """What `to_row` put into a row's metadata."""
+    """The entry that `to_row` writes to a row's metadata."""
 
     tokens: list[int]
     """[prompt + response]."""
     spans: Spans
     response_length: int
     vocabulary: str
-    """See `vocabulary`."""
+    """Hash from `vocabulary`."""
     response: str
-    """Text without special tokens, all turns and tools' answers in a row."""
+    """Text without special tokens, all turns and tool results concatenated."""
     one_turn: bool
-    """The response is sampled tokens and nothing else."""
+    """Whether the response consists of sampled tokens only."""
     rendered: bool
-    """The prompt's text was written by a chat template."""
+    """Whether a chat template wrote the prompt's text."""
 
     @classmethod
     def of(cls, sample: Sample) -> SampledRow | None:
-        """The row's, or None where it has none. Raises DataError where it is not what `to_row` writes."""
+        """Read the row's entry; None if it has none. Raises DataError if the entry is not in the form of `to_row`."""
         found = sample.metadata.get(KEY)
         if found is None:
             return None
@@ -101,11 +101,11 @@ class SampledRow:
         return row
 
     def fits(self, tokenizer: Any) -> bool:
-        """Whether the ids mean with this tokenizer what they meant when they were sampled."""
+        """Return whether the ids mean the same text with this tokenizer as when they were sampled."""
         return self.vocabulary == vocabulary(tokenizer)
 
     def pieces(self) -> list[Piece]:
-        """The tokens as they were sampled; what was trained then is the demonstration."""
+        """Return the tokens as they were sampled; sampled tokens become the demonstration."""
         prompt_length = len(self.tokens) - self.response_length
         start, found = 0, []
         for span in self._as_data(prompt_length):
@@ -120,7 +120,7 @@ class SampledRow:
         return [_demonstrated(span) for span in (*kept, *response)]
 
     def text(self) -> str:
-        """The answer, to be encoded by another tokenizer. Raises DataError where that would not be the same answer."""
+        """Return the answer's text for another tokenizer. Raises DataError if the text would be a different answer."""
         if not self.one_turn:
             raise DataError(
                 "sampled with another vocabulary, in several turns or with tools; only the tokenizer it was sampled"
@@ -139,7 +139,7 @@ def _demonstrated(span: Span) -> Span:
 
 
 def reward_of(sample: Sample, key: str | None) -> float | None:
-    """The sample's reward as a number, or None where it has none. Raises DataError."""
+    """Return the sample's reward as a number, or None if it has no reward. Raises DataError."""
     value = sample.reward
     if isinstance(value, Mapping):
         if key is None or key not in value:

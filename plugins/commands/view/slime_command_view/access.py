@@ -1,7 +1,7 @@
-"""Who may look: whoever has the token, from a page of this server; and what a page may load.
+"""Access control: a request needs the token and must come from a page of this server. Also limits what a page loads.
 
-The token comes once, in the address that the command prints, and then as a cookie. `slime_command_serve.http.guard`
-looks at Host and Origin before.
+The token arrives once, in the address that the command prints, and afterwards as a cookie.
+`slime_command_serve.http.guard` checks Host and Origin first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RENDERED_POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'self'"
 )
-"""Of what a renderer made: it is shown, runs nothing and loads nothing."""
+"""Content-Security-Policy for a renderer's output: it is displayed, but runs and loads nothing."""
 _HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -33,13 +33,13 @@ _HEADERS = {
 
 
 class TokenAccess:
-    """An ASGI application before another."""
+    """ASGI middleware that checks the token."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self.app, self._token, self._cookie = app, token, f"slime_view_{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 
@@ -58,7 +58,7 @@ class TokenAccess:
         asked = parse_qsl(scope["query_string"].decode("latin-1"))
         if scope["path"] == "/" and self._is_token(dict(asked).get("token", "")):
             rest = urlencode([(name, value) for name, value in asked if name != "token"])
-            # Relative, and a cookie without a path: behind a proxy with a prefix both are the browser's.
+            # A relative address, and a cookie without a path: behind a proxy with a prefix the browser resolves both.
             response = RedirectResponse(f"./?{rest}" if rest else "./", status_code=303)
             response.set_cookie(self._cookie, self._token, path=None, httponly=True, samesite="lax")
             return response

@@ -1,8 +1,8 @@
-"""What the page does besides looking: generate a stored sample again, and score stored answers with another reward.
+"""The page's actions: generate a stored sample again, and score stored answers with another reward.
 
-Each is the command that one would type, `slime resample` and `slime rewards replay`, in a process of its own: what the
-model or the reward does cannot hurt the server, and nothing is written into the run. One at a time, up to a deadline,
-and no longer than the page that asked is open.
+Each action runs a command, `slime resample` or `slime rewards replay`, in a separate process, so that the model or the
+reward cannot harm the server. Nothing is written into the run. One action runs at a time; it ends at a deadline, or
+when its page is closed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from slime_core.text import plain
 
 _DEADLINE_S = 600.0
 _LONGEST = 4000
-"""Characters of an error."""
+"""Limit on the characters of an error."""
 _CONFIG = "config.yaml"
 
 
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""That the index takes."""
+"""Integer within the range of the index."""
 
 
 class Place(Body):
-    """Which sample of which run."""
+    """The place of a sample in a run."""
 
     run: str = "."
     rollout: Number
@@ -51,27 +51,27 @@ class Place(Body):
 
 
 class ResampleBody(Place):
-    """`slime resample` with its flags."""
+    """The request for `slime resample`, with its flags."""
 
     from_token: Annotated[int, Field(ge=0)] = 0
     weights: int | None = None
-    """Rollouts that they were trained on; None: those that sampled it."""
+    """Number of rollouts that the weights were trained on; None: the weights that sampled the answer."""
     temperature: Annotated[float | None, Field(ge=0, le=100)] = None
     times: Annotated[int, Field(ge=1, le=16)] = 1
     tool_answer: Annotated[str | None, Field(max_length=100_000)] = None
 
 
 class ScoreBody(Place):
-    """`slime rewards replay --with reward` of the sample's group."""
+    """The request for `slime rewards replay --with reward` on the sample's group."""
 
     reward: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Name, pkg.mod:attr or file.py."""
+    """Reward as a name, pkg.mod:attr or file.py."""
     seen: str | None = None
-    """State of the reward's file that the page knows the scores of."""
+    """State of the reward's file whose scores the page already has."""
 
 
 class Actions:
-    """Of one server."""
+    """The actions of a server."""
 
     def __init__(self, threads: DeadlineThreads, deadline: float = _DEADLINE_S) -> None:
         self._threads, self._deadline = threads, deadline
@@ -80,7 +80,7 @@ class Actions:
     async def resample(
         self, request: Request, run: WatchedRun, found: StoredSample, asked: ResampleBody
     ) -> list[dict[str, Any]]:
-        """Each time what came out, beside what is stored. Raises Refused."""
+        """Generate the sample again; return each result with its comparison to the stored one. Raises Refused."""
         entry = found.entry
         if entry.sample_index is None or entry.part:
             raise Refused(400, "slime resample knows samples by their number, and this one has none of its own")
@@ -108,7 +108,7 @@ class Actions:
     async def score(
         self, request: Request, run: WatchedRun, stored: Sequence[StoredSample], asked: ScoreBody
     ) -> dict[str, Any]:
-        """Old and new reward of each answer of the group; "state" is the reward file's. Raises Refused."""
+        """Return old and new reward of each answer of the group, and the reward file's "state". Raises Refused."""
         state = _state(asked.reward)
         if asked.seen is not None and asked.seen == state:
             return {"state": state, "unchanged": True}
@@ -124,7 +124,7 @@ class Actions:
         return {"state": state, "unchanged": False, "outcomes": [_outcome(one) for one in told["outcomes"]]}
 
     async def _command(self, request: Request, what: str, argv: Sequence[Any], folder: Path) -> str:
-        """What a command prints. Raises Refused with what it says where it fails."""
+        """Run a command and return its output. Raises Refused with the command's error if it fails."""
         if self._now is not None:
             raise Refused(409, f"{plain(self._now, 200)} is going on; wait for it, or close its page, which ends it")
         self._now = what
@@ -134,7 +134,7 @@ class Actions:
             with out.open("wb") as stdout, err.open("wb") as stderr:
                 words = [*python(), "-m", "slime_core", *map(str, argv)]
                 child.start(words, stdout=stdout.fileno(), stderr=stderr.fileno())
-            # The thread ends with the child, which is killed where nobody waits any more.
+            # The thread ends with the child, which is killed when the request is gone.
             ended = await unless_disconnected(request, asyncio.to_thread(child.wait, self._deadline))
         finally:
             await asyncio.to_thread(child.kill)
@@ -153,7 +153,7 @@ def _flags(given: dict[str, Any]) -> list[str]:
 
 
 def _said(err: Path) -> str:
-    """The error, without what was said of the start."""
+    """Return the error without the messages before it."""
     text = err.read_text(encoding="utf-8", errors="replace")
     at = text.rfind("slime: error: ")
     return plain(text[at + len("slime: error: ") :] if at >= 0 else text[-_LONGEST:], _LONGEST).strip()
@@ -178,7 +178,7 @@ def _outcome(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state(spec: str) -> str | None:
-    """Of a reward's file; None for one that is no file."""
+    """Return the state of a reward's file (time and size); None if the reward is no file."""
     path = Path(spec.partition(":")[0])
     try:
         found = path.stat() if path.suffix == ".py" else None

@@ -1,7 +1,7 @@
-"""Renderers of plugins, entry points of the group `slime.renderers`: (sample) -> HTML, for an environment's own state.
+"""Renderers of plugins (entry points of the group `slime.renderers`), which show an environment's own state as HTML.
 
-A renderer is a function of a `Sample` that returns the body of an HTML document, or None where it has nothing to show.
-What it returns is shown in a sandboxed frame, without scripts and without the network.
+A renderer is a function of a `Sample` that returns the body of an HTML document, or None if it has nothing to show. The
+HTML is shown in a sandboxed frame, without scripts and without the network.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class RendererError(SlimeError):
 
 
 def renderer_names() -> list[str]:
-    """Of what is installed."""
+    """Return the names of the installed renderers."""
     return list(_installed())
 
 
 def render(name: str, sample: Sample) -> str | None:
-    """The document's body. Raises RendererError."""
+    """Return the document's body for a sample. Raises RendererError."""
     if name not in (installed := _installed()):
         raise RendererError(f"no renderer {name!r}; installed: {', '.join(installed) or 'none'}")
     entry, distribution = installed[name]

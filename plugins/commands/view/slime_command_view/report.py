@@ -1,4 +1,4 @@
-"""A run -> one HTML file: the page, its styles, and the answers to what it will ask for."""
+"""Build one HTML file for a run: the page, its styles, and stored responses to the page's requests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _FRAME = """<!doctype html>
 _START = """const main = document.createElement("script");
 Object.assign(main, { type: "module", textContent: 'import "main";' });
 document.head.append(main);"""
-"""What a script that is trusted puts in may load modules, and nothing else may ('strict-dynamic')."""
+"""Script that inserts the main module; with 'strict-dynamic' only scripts inserted by a trusted script load modules."""
 
 
 class _Answers:
-    """What a page asks for -> its answer, under the name that `page/api.js` gives a question."""
+    """Stored responses by request; the key is the one that `page/api.js` computes for a request."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
@@ -48,12 +48,12 @@ class _Answers:
         self._found[orjson.dumps([what, pairs]).decode()] = answer
 
     def text(self) -> str:
-        """As JSON that can stand in a script element."""
+        """Return the responses as JSON that is safe in a script element."""
         return orjson.dumps(self._found).decode().replace("<", "\\u003c")
 
 
 def report(run: WatchedRun, rollouts: int, samples: int) -> str:
-    """The file's text."""
+    """Return the text of the HTML file."""
     scripts = [(kind, code.replace("</script", "<\\/script")) for kind, code in _scripts()]
     digests = (base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for _, code in scripts)
     return _FRAME.format(
@@ -72,7 +72,7 @@ def is_report(path: Path) -> bool:
 
 
 def _scripts() -> list[tuple[str, str]]:
-    """Types and texts of the page's script elements. Where it is not built, each source is a module with an address."""
+    """Return the (type, text) of the page's script elements; an unbuilt page has each source as a data URL module."""
     folder = server.static_folder()
     if folder.name == "built":
         return [("module", (folder / "main.js").read_text(encoding="utf-8"))]
@@ -123,7 +123,7 @@ def _is_in(place: tuple[int, str | None], places: Sequence[tuple[int, str]]) -> 
 
 
 def _chosen(run: WatchedRun, rollout: int, data_set: str, count: int) -> list[Entry]:
-    """Failed ones first, then best and worst in turn."""
+    """Return up to `count` entries: failed samples first, then best and worst in turn."""
     entries = run.index().find(Filter(rollout=rollout, data_set=data_set), order="best")
     ends = [entry for pair in zip(entries, reversed(entries)) for entry in pair]
     failed = [entry for entry in entries if entry.status == "failed"]
@@ -135,7 +135,7 @@ def _add_sample(answers: _Answers, run: WatchedRun, entry: Entry) -> None:
     sample, part = entry.sample_index, entry.part
     wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample, part=part)
     place = {"run": ".", "rollout": rollout, "data_set": data_set, "group": group}
-    # The page leaves a part of 0 out of its questions.
+    # The page leaves out a part of 0 in its requests.
     answers.add("sample", sample_page.sample(run, wanted, None), **place, sample=sample, part=part or None)
     if group is not None:
         answers.add("group", samples_page.group(run, rollout, data_set, group), **place)

@@ -19,7 +19,7 @@ from slime_command_view.watched import UnreadableError, WatchedRun, readable, st
 from slime_core.text import plain
 
 _NEWEST = 200
-"""Engine events and stall reports that a page shows."""
+"""Number of newest engine events and stall reports on a page."""
 _MOST_BARS = 4000
 _MOST_SCORES = 30_000
 _MOST_VISITS = 50
@@ -28,7 +28,7 @@ _ENDS, _NEAR = 3, 24
 
 
 def runs(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
-    """The list, and the settings in which the runs differ."""
+    """Return the list of runs, and the settings in which they differ."""
     facts = []
     for name, run in watched.items():
         try:
@@ -43,13 +43,13 @@ _NOTHING: dict[str, Any] = {
     "state": "unreadable", "began": None, "done": 0, "of": None, "model": None, "reward": None, "curve": [],
     "evaluations": {}, "incidents": 0, "last_rollout": None,
 }  # fmt: skip
-"""Of a run that cannot be read."""
+"""Facts of a run that cannot be read."""
 
 
 def _facts(run: WatchedRun) -> dict[str, Any]:
     metrics, settings = run.metrics(), run.settings()
     rewards = [(line["step"], line["rollout/raw_reward"]) for line in metrics if "rollout/raw_reward" in line]
-    # Not of the index, which holds a run's samples in memory: a list may be of many runs.
+    # The index is not used, since it holds a run's samples in memory and the list may contain many runs.
     kept = (parse_name(name) or (0, True) for name in reversed(file_names(run.path / FOLDER)))
     return {
         "path": str(run.path),
@@ -68,7 +68,7 @@ def _facts(run: WatchedRun) -> dict[str, Any]:
 
 
 def compared(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
-    """In what they differ, and their curves."""
+    """Return the differences of the runs, and their curves."""
     found = list(watched.values())
     paths = {str(run.path): name for name, run in watched.items()}
     made = compare(found)
@@ -86,14 +86,14 @@ def _curves(found: Sequence[WatchedRun]) -> dict[str, str]:
 
 
 def _own_curves(run: WatchedRun) -> dict[str, str]:
-    """Those of which the run has numbers."""
+    """Return the curves for which the run has metrics."""
     names = names_of(run.metrics())
     return {title: name for title, name in _curves([run]).items() if name in names}
 
 
 def run_page(run: WatchedRun) -> dict[str, Any]:
-    """One run: what it is, what it waits for, what was noticed, its rollouts and evaluations."""
-    seen = run.stamp()  # first: what the run writes meanwhile is new at the next look
+    """Return the page of one run: its facts, waits, incidents, rollouts and evaluations."""
+    seen = run.stamp()  # taken first, so data that the run writes meanwhile is new at the next poll
     run.read_ahead()
     index = run.index()
     both = ends(index)
@@ -140,7 +140,7 @@ def _totals(totals: Sequence[Total]) -> dict[str, list[Any]]:
 
 
 def waits(run: WatchedRun) -> dict[str, Any]:
-    """What `slime why` says."""
+    """Return the report of `slime why`."""
     report = run.waits()
     return {
         "alive": report.alive,
@@ -159,7 +159,7 @@ def waits(run: WatchedRun) -> dict[str, Any]:
 
 
 def profiled(run: WatchedRun) -> dict[str, Any]:
-    """Where the time went, as `slime show` says it; "trace" is the size of what there is for Perfetto, or None."""
+    """Return the time profile as in `slime show`; "trace" is the size of the Perfetto file, or None."""
     found = profile.profile(run)
     trace = stamp(run.path / PROFILE)
     return {
@@ -172,7 +172,7 @@ def profiled(run: WatchedRun) -> dict[str, Any]:
 
 
 def metrics(run: WatchedRun, names: Sequence[str], since: int) -> dict[str, Any]:
-    """Columns of the steps after `since`, those that the run's page draws where none is named; None: no such number."""
+    """Return metric columns for steps after `since`, by default those of the run's page; missing numbers are None."""
     names = names or list(_own_curves(run).values())
     lines = [line for line in run.metrics() if line["step"] > since]
     return {
@@ -186,7 +186,7 @@ def _finite(value: Any) -> float | None:
 
 
 def timeline(run: WatchedRun, number: int) -> dict[str, Any]:
-    """What was done for one rollout, in seconds since its first event, and what the samples were waiting on."""
+    """Return the stages and samples of one rollout, in seconds since its first event, and the waits of its samples."""
     events = run.timeline.events(number)
     if not events:
         return {"rollout": number, "start": None, "stages": [], "samples": [], "cut": False}
@@ -214,7 +214,7 @@ def timeline(run: WatchedRun, number: int) -> dict[str, Any]:
 
 
 def shadow(run: WatchedRun, most: int = _MOST_DISAGREED) -> dict[str, Any]:
-    """Shadow components beside the run's own: agreement, rank correlation, cost, and the newest disagreements."""
+    """Compare shadow components with the run's own: agreement, rank correlation, cost, and the newest disagreements."""
     told = shadows.newest_disagreements(run, most)
     entries: dict[tuple[int, Key], Entry] = {}
     for rollout in {rollout for rollout, _, _ in told}:
@@ -233,9 +233,9 @@ def shadow(run: WatchedRun, most: int = _MOST_DISAGREED) -> dict[str, Any]:
 
 
 def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:
-    """Item by item: its mean score in every evaluation (None where it has none), and how often that flipped."""
+    """Return each item's mean score in every evaluation (None without a score), and how often the score flipped."""
     seen, rows = run.stamp(), run.index().scores(data_set, limit=_MOST_SCORES)
-    if len(rows) == _MOST_SCORES:  # the oldest of them is not whole
+    if len(rows) == _MOST_SCORES:  # the oldest evaluation is incomplete
         rows = [row for row in rows if row[0] != rows[-1][0]]
     columns = sorted({row[0] for row in rows})
     place = {number: at for at, number in enumerate(columns)}
@@ -258,7 +258,7 @@ def _flips(scores: Sequence[float | None]) -> int:
 
 
 def prompt(run: WatchedRun, row: int) -> dict[str, Any]:
-    """One row of the training data through all its visits, in order."""
+    """Return all visits to one row of the training data, in order."""
     entries = run.index().find(Filter(data_row=row, data_set=""), limit=100 * _MOST_VISITS)
     told = run.ledger.groups_of(row)
     order = dict.fromkeys([*told, *sorted({e.group_index for e in entries if e.group_index is not None})])
@@ -287,5 +287,5 @@ def _visit(group: int, entries: Sequence[Entry], events: Sequence[Mapping[str, A
 
 
 def pulse(run: WatchedRun) -> dict[str, Any]:
-    """Whether there is anything new."""
+    """Return state and stamp of the run, by which a page notices new data."""
     return {"state": run.state(), "stamp": run.stamp()}

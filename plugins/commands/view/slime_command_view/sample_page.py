@@ -1,6 +1,6 @@
-"""One sample token by token: text, who wrote it, mask, log-probs of engine and trainer, advantage, weight version.
+"""A sample token by token: text, author, mask, log-probs of engine and trainer, advantage, weight version.
 
-Columns, of at most `SLICE` tokens at a time: a response of a million characters is read in pieces.
+The data are columns of at most `SLICE` tokens at a time, so that a page reads a very long response in pieces.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 SLICE = 10_000
 _LONGEST = 100_000
-"""Characters of a text without tokens, and of raw metadata."""
+"""Maximum characters of a text without tokens, and of raw metadata."""
 _LONGEST_CHARACTER = 8
-"""Tokens of one character, at most."""
+"""Maximum number of tokens of one character."""
 _MOST_IMAGES = 32
 _LARGEST_IMAGE = 8 << 20
-"""Bytes of a file."""
+"""Maximum bytes of an image file."""
 _PICTURES = tuple(f"data:image/{kind};" for kind in ("png", "jpeg", "webp", "gif"))
 _OF_ENGINE = {"rollout_log_probs": "engine", "token_weight_versions": "version", "teacher_log_probs": "teacher"}
 _OF_TRAINER = {
@@ -44,7 +44,7 @@ _OF_TRAINER = {
 
 
 def find_sample(run: WatchedRun, wanted: Filter) -> StoredSample:
-    """The first that passes. Raises RunError."""
+    """Return the first sample that passes the filter. Raises RunError if none does."""
     entries = run.index().find(wanted, limit=1)
     if not entries:
         raise RunError("the run has no such sample, or no longer: old rollouts are thinned to stay in the budget")
@@ -52,12 +52,12 @@ def find_sample(run: WatchedRun, wanted: Filter) -> StoredSample:
 
 
 def sample(run: WatchedRun, wanted: Filter, start: int | None) -> dict[str, Any]:
-    """The page's JSON.
+    """Return the page's JSON.
 
     Args:
-        run: The run.
+        run: Run of the sample.
         wanted: Rollout, data set, group, sample and part.
-        start: First token of the slice; None: so that the response's first token is in it.
+        start: First token of the slice; None: choose it so that the slice has the response's first token.
     """
     found = find_sample(run, wanted)
     entry = found.entry
@@ -79,13 +79,13 @@ def sample(run: WatchedRun, wanted: Filter, start: int | None) -> dict[str, Any]
 
 
 def _kept_weights(run: WatchedRun) -> list[int]:
-    """After how many rollouts the weights are still there."""
+    """Return the numbers of rollouts after which weights are still saved."""
     commits = run.checkpoints.glob("rollout_*/model*.safetensors")
     return sorted({0, *(rollout_of(path.parent) + 1 for path in commits)})
 
 
 def tokens_of(run: WatchedRun, found: StoredSample, given: dict[str, Any], start: int | None) -> dict[str, Any]:
-    """A slice of the sample's tokens with what engine and trainer (`given`) know of each."""
+    """Return a slice of the sample's tokens with the data of engine and trainer (`given`) for each."""
     one = found.sample
     total, prompt = len(one.tokens), len(one.tokens) - one.response_length
     start = max(0, min(total - 1, prompt - SLICE // 2 if start is None else start))
@@ -111,7 +111,7 @@ def tokens_of(run: WatchedRun, found: StoredSample, given: dict[str, Any], start
 
 
 def _of_response(values: Any, length: int) -> list[Any] | None:
-    """A number per response token; None where there is none."""
+    """Return one value per response token; None if the values are missing or have another length."""
     if values is None:
         return None
     if not isinstance(values, list):
@@ -120,7 +120,7 @@ def _of_response(values: Any, length: int) -> list[Any] | None:
 
 
 def _cut(spans: Sequence[Sequence[Any]], start: int, end: int) -> list[list[Any]]:
-    """The spans of a slice."""
+    """Return the spans of a slice."""
     found: list[list[Any]] = []
     at = 0
     for source, length, withheld in spans:
@@ -132,7 +132,7 @@ def _cut(spans: Sequence[Sequence[Any]], start: int, end: int) -> list[list[Any]
 
 
 def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds; of a character that several tokens make, all is the last one's."""
+    """Return the text that each token adds; a character of several tokens belongs to the last token."""
     from tokenizers.decoders import DecodeStream
 
     stream, texts, waiting = DecodeStream(skip_special_tokens=False), list[str](), list[int]()
@@ -149,7 +149,7 @@ def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def _images(inputs: Any) -> list[dict[str, str | None]]:
-    """Name and data URI of each image; None for what is neither in the sample nor a file here."""
+    """Return name and data URI of each image; None for an image neither in the sample nor in a local file."""
     images = [image for image in images_of(inputs) if isinstance(image, str)][:_MOST_IMAGES]
     return [{"name": plain(image, 200), "source": _picture(image)} for image in images]
 
@@ -159,11 +159,11 @@ def _picture(image: str) -> str | None:
         if not image.startswith("data:") and not _is_small_file(Path(image).stat()):
             return None
         found = image_url(image)
-    except (OSError, ValueError):  # it is elsewhere, or an address, of which nothing is asked
+    except (OSError, ValueError):  # on another machine, or a web address, which is not fetched
         return None
     return found if found.startswith(_PICTURES) else None
 
 
 def _is_small_file(state: os.stat_result) -> bool:
-    """Neither a device nor a pipe, which have no end."""
+    """Return True for a small regular file; devices and pipes may be endless."""
     return S_ISREG(state.st_mode) and state.st_size <= _LARGEST_IMAGE

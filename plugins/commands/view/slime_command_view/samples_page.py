@@ -1,7 +1,7 @@
 """Tables of samples (a rollout, a data set of an evaluation, best and worst of the run), and one group side by side.
 
-What is returned is JSON. Text that a model or a data set wrote is escaped by `slime_core.text.plain`, so that nothing
-in it moves, hides or reorders what is around it; the page sets it as text.
+The functions return JSON values. Text from a model or a data set is escaped by `slime_core.text.plain`, so that no
+character in it moves, hides or reorders the text around it; the page inserts it as text.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _TEXTS_S = 0.15
 _SEARCH_S = 2.0
 _MOST_ROWS = 20_000
 _SHOWN = 20_000
-"""Characters of an answer beside its siblings."""
+"""Limit on the characters of an answer in a group."""
 _COLUMNS = (
     "rollout", "data_set", "group_index", "sample_index", "score", "status", "fate", "prompt_tokens", "response_tokens",
     "trained_tokens", "oldest_version", "newest_version", "failure", "data_row", "part", "offset", "size",
     "place",
 )  # fmt: skip
 _START = 160
-"""Characters of a prompt and of an answer in a table."""
+"""Limit on the characters of a prompt and of an answer in a table."""
 
 
 def table(run: WatchedRun, wanted: Filter, *, order: Order = "rollout", limit: int = _MOST_ROWS) -> dict[str, Any]:
-    """Columns of the samples that pass; "cut" says that there may be more."""
+    """Return the columns of matching samples; "cut" is True if there may be more samples."""
     entries = run.index().find(wanted, order=order, limit=limit)
     return {"columns": columns(entries), "count": len(entries), "cut": len(entries) == limit}
 
 
 def columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:
-    """What the index knows of samples."""
+    """Return index entries as columns."""
     found: dict[str, list[Any]] = {name: [getattr(entry, name) for entry in entries] for name in _COLUMNS}
     found["failure"] = [plain(text, 300) if text else None for text in found["failure"]]
     return found
 
 
 def rollout(run: WatchedRun, number: int, data_set: str) -> dict[str, Any]:
-    """One rollout, or of the evaluation after so many one data set."""
+    """Return a rollout, or with `data_set` that data set of the evaluation after `number` rollouts."""
     found = table(run, Filter(rollout=number, data_set=data_set))
     all_totals = run.index().evaluations() if data_set else run.index().rollouts()
     totals = [total for total in all_totals if total.data_set == (data_set or None)]
@@ -70,10 +70,10 @@ def rollout(run: WatchedRun, number: int, data_set: str) -> dict[str, Any]:
 
 
 def texts(run: WatchedRun, places: Sequence[str], text: str = "") -> list[list[str] | None]:
-    """[prompt, answer] of each place in short, around `text` where they have it; None of those that took too long.
+    """Return short [prompt, answer] of each place, around `text` if they contain it; None after the time limit.
 
-    A place is "rollout.evaluation.offset.size.place" of a row of a table, the second 1 for an evaluation. What lies
-    there no longer is of no text.
+    A place is "rollout.evaluation.offset.size.place" of a table row; evaluation is 0 or 1. A sample that has been
+    deleted gives empty texts.
     """
     until = time.monotonic() + _TEXTS_S
     frame: tuple[str, Frame] | None = None
@@ -98,7 +98,7 @@ def _rows_of(run: WatchedRun, name: str, frame: Frame) -> list[Row]:
 
 
 def start_of(row: Row, text: str = "") -> list[str]:
-    """A sample's newest message and answer in short, around `text` where they have it."""
+    """Return a sample's newest message and answer in short, around `text` if they contain it."""
     prompt = row.get("prompt")
     if not isinstance(prompt, str):
         prompt = message(prompt[-1])["text"] if prompt else ""
@@ -117,7 +117,7 @@ def _step(run: WatchedRun, rollout_id: int) -> Mapping[str, Any]:
 
 
 def search(run: WatchedRun, number: int, data_set: str, text: str) -> dict[str, Any]:
-    """(group, sample, part) of those whose prompt or response has the text, in any case; "cut" after `_SEARCH_S`."""
+    """Find samples by text in prompt or response, ignoring case; return (group, sample, part), "cut" on timeout."""
     entries = run.index().find(Filter(rollout=number, data_set=data_set), limit=_MOST_ROWS)
     in_files = sorted(entries, key=lambda entry: (entry.file, entry.offset, entry.place))
     text, until, places = text.lower(), time.monotonic() + _SEARCH_S, list[list[int | None]]()
@@ -130,7 +130,7 @@ def search(run: WatchedRun, number: int, data_set: str, text: str) -> dict[str, 
 
 
 def group(run: WatchedRun, number: int, data_set: str, index: int) -> dict[str, Any]:
-    """All answers to one prompt."""
+    """Return all answers to a prompt."""
     wanted = Filter(rollout=number, data_set=data_set, group_index=index)
     stored = list(run.stored(run.index().find(wanted, limit=_MOST_ROWS)))
     trained = _given(run, stored)
@@ -148,7 +148,7 @@ def group(run: WatchedRun, number: int, data_set: str, index: int) -> dict[str, 
 
 
 def answer(run: WatchedRun, found: StoredSample, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A sample without its tokens."""
+    """Return a sample without its tokens."""
     return {
         **{name: column[0] for name, column in columns([found.entry]).items()},
         "text": plain(found.text, _SHOWN),
@@ -162,7 +162,7 @@ def answer(run: WatchedRun, found: StoredSample, given: Mapping[str, Any] | None
 
 
 def _shadow(run: WatchedRun, entry: Entry) -> dict[str, Any] | None:
-    """What shadow components made of a sample."""
+    """Return the results of shadow components for a sample."""
     row = run.shadow(entry.rollout).get(entry.key) if entry.data_set is None else None
     return row and {name: row[name] for name in ("rewards", "filters", "kept")}
 
@@ -174,9 +174,9 @@ def _given(run: WatchedRun, stored: Iterable[StoredSample]) -> dict[Key, Row]:
 
 
 def paid_by(run: WatchedRun, found: StoredSample) -> list[dict[str, Any]]:
-    """The reward that scored it, with version and digest of its source; all of the run's where it is not said which.
+    """Return the reward that scored the sample, with version and digest of its source; all rewards if it is unknown.
 
-    Without a reward the generate function, which then has scored it.
+    In a run without a reward, return the generate function, which scored the sample.
     """
     settings = run.settings()
     names = (
@@ -195,13 +195,13 @@ def paid_by(run: WatchedRun, found: StoredSample) -> list[dict[str, Any]]:
 
 
 def label(found: StoredSample) -> str | None:
-    """What the data set expects."""
+    """Return the data set's label as text, or None."""
     value = found.row.get("label")
     return None if value is None else plain(str(value), _SHOWN)
 
 
 def message(one: Mapping[str, Any]) -> dict[str, str]:
-    """Of a prompt."""
+    """Return role and text of a prompt's message."""
     content = one.get("content")
     text = content if isinstance(content, str) else _in_parts(content)
     return {"role": plain(str(one.get("role")), 40), "text": plain(text, _SHOWN)}
@@ -216,7 +216,7 @@ def _in_parts(content: Any) -> str:
 
 
 def parts_of(reward: Any) -> Any:
-    """A reward, or its parts by name."""
+    """Return a reward, or its parts by name, with escaped text."""
     if isinstance(reward, Mapping):
         return {plain(str(name), 80): _plain(value) for name, value in reward.items()}
     return _plain(reward)

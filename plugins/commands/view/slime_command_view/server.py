@@ -3,11 +3,11 @@
     GET /            the page; its scripts ask for the rest
     GET /static/...  scripts and styles: `built/`, which `make view-assets` makes, or else the sources in `page/`
     GET /api/...     JSON of `run_pages`, `samples_page`, `sample_page`
-    GET /rendered    what a renderer makes of a sample
-    GET /trace       the trace that `slime train --profile` made for Perfetto
-    POST /api/...    what `actions` does
+    GET /rendered    a renderer's output for a sample
+    GET /trace       the Perfetto trace of `slime train --profile`
+    POST /api/...    the actions of `actions`
 
-A run is named by its path below the directory that was given ("." is that directory).
+A run is named by its path below the served directory ("." is the directory itself).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from slime_core.data.ledger_files import open_regular
 
 HERE = Path(__file__).parent
 _LOOK_AGAIN = 2.0
-"""Seconds until new runs are looked for again."""
+"""Seconds between searches for new runs."""
 _MOST_COMPARED = 12
 _MOST_TEXTS = 200
 _PIECE = 1 << 20
@@ -50,15 +50,15 @@ Order = Literal["rollout", "best", "worst"]
 
 
 class Runs:
-    """The runs of a directory, or the one that it is."""
+    """The runs below a directory, or the run in it."""
 
     def __init__(self, top: Path) -> None:
-        """Raises RunError where there are none."""
+        """Find the runs. Raises RunError if there is no run."""
         self._top = top
         self._known: dict[str, WatchedRun] = {}
         self._looked = float("-inf")
         if len(runs := self.all()) == 1:
-            # The first page of a long run waits for these; of one that cannot be read it says so.
+            # The first page of a long run waits for these. If the run cannot be read, the page shows the error.
             (one,) = runs.values()
             with suppress(UnreadableError), readable(one):
                 one.index().rollouts()
@@ -66,7 +66,7 @@ class Runs:
                 one.parts()
 
     def all(self) -> Mapping[str, WatchedRun]:
-        """By name, newest last. Raises RunError where there are none any more."""
+        """Return the runs by name, newest last. Raises RunError if there is no run any more."""
         if time.monotonic() - self._looked > _LOOK_AGAIN:
             paths = {run.path.relative_to(self._top).as_posix(): run.path for run in find_runs(self._top)}
             self._known = {name: self._known.get(name) or WatchedRun(path) for name, path in paths.items()}
@@ -74,7 +74,7 @@ class Runs:
         return self._known
 
     def __getitem__(self, name: str) -> WatchedRun:
-        """Raises RunError."""
+        """Return the run of this name. Raises RunError if it is missing."""
         if name not in self._known and name not in self.all():
             raise RunError(f"no run {name[:200]!r} in {self._top}")
         if not is_run(self._known[name].path):
@@ -83,13 +83,13 @@ class Runs:
 
 
 def static_folder() -> Path:
-    """Of the scripts."""
+    """Return the folder of the page's scripts."""
     built = HERE / "built"
     return built if (built / "main.js").is_file() else HERE / "page"
 
 
 def make_app(top: Path, access: Access | None = None, *, acts: bool = True) -> FastAPI:
-    """The application, without its token; with `acts` it starts processes for who asks. Raises RunError."""
+    """Return the application, without its token; with `acts` requests may start processes. Raises RunError."""
     found = Runs(top)
     app = application(access)
 
@@ -165,7 +165,7 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
             file = open_regular(path)
         except OSError as error:
             raise RunError(f"{path} cannot be read ({error.strerror}): slime train --profile writes it") from error
-        # In pieces, and without its size: a run that goes on appends to it meanwhile.
+        # Streamed in pieces without its size, since a running run appends to it.
         headers = {"content-disposition": 'attachment; filename="trace.json"'}
         return StreamingResponse(_pieces(file), media_type="application/json", headers=headers)
 
@@ -265,7 +265,7 @@ def _add_actions(app: FastAPI, found: Runs, threads: DeadlineThreads, acts: bool
     app.router.route_class = JsonRoute
 
     async def stored(place: Place, *, group: bool) -> list[StoredSample]:
-        """The sample, with `group` its siblings too. Raises Refused, RunError."""
+        """Return the sample, and with `group` its siblings, too. Raises Refused, RunError."""
         if not acts:
             raise Refused(403, "what starts processes is served on this machine's own address alone: leave out --host")
         wanted = Filter(

@@ -1,6 +1,6 @@
-"""A run that a page asks for again and again: what was read of it is kept, and only what was added is read.
+"""A run that a page polls: data already read are kept, and only additions are read.
 
-`Run` reads everything anew at each question, which a command wants and a page that is polled cannot afford.
+`Run` reads everything again at each call. That suits a command, but is too slow for a polled page.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from slime_core.observability.timeline import FILE as TIMELINE
 logger = logging.getLogger(__name__)
 
 _AHEAD_S = 1.0
-"""Until a first page has been shown."""
+"""Seconds until the first page has probably been shown."""
 
 
 class UnreadableError(RunError):
-    """What a run has written is not what is known of runs."""
+    """Files of a run have unexpected content."""
 
 
 class WatchedRun(Run):
-    """Hold `lock` while asking."""
+    """A run with cached data. Hold `lock` while calling its methods."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
@@ -52,27 +52,27 @@ class WatchedRun(Run):
         self._steps: list[dict[str, Any]] = []
 
     def metrics(self) -> list[dict[str, Any]]:
-        """As `Run.metrics`."""
+        """Same as `Run.metrics`, cached."""
         if self._metrics.read():
             self._steps = by_step(self._metrics.lines)
         return self._steps
 
     def settings(self) -> dict[str, tuple[Any, str]]:
-        """As `Run.settings`."""
+        """Same as `Run.settings`, cached."""
         now = stamp(self.path / "config.yaml")
         if self._settings[0] != now:
             self._settings = (now, super().settings())
         return self._settings[1]
 
     def parts(self) -> list[tuple[float, int]]:
-        """As `Run.parts`."""
+        """Same as `Run.parts`, cached."""
         now = stamp(self.path / TIMELINE)
         if self._parts[0] != now:
             self._parts = (now, super().parts())
         return self._parts[1]
 
     def index(self, wanted: Filter | None = None) -> Index:
-        """As `Run.index`; it is the same one of all files, brought up to date."""
+        """Return one index of all files, brought up to date; `wanted` is ignored."""
         now = stamp(self.path / FOLDER)
         if self._index is None:
             self._index = super().index()
@@ -82,7 +82,7 @@ class WatchedRun(Run):
         return self._index
 
     def shadow(self, rollout: int) -> dict[Key, Row]:
-        """As `Run.shadow`."""
+        """Same as `Run.shadow`, cached."""
         now = stamp(self.path / FOLDER / shadow_name(rollout))
         if now is None:
             return {}
@@ -95,30 +95,30 @@ class WatchedRun(Run):
 
     @cached_property
     def timeline(self) -> TraceIndex:
-        """As `Run.timeline`."""
+        """Same as `Run.timeline`."""
         return TraceIndex(self.path / TIMELINE)
 
     @cached_property
     def ledger(self) -> LedgerIndex:
-        """What became of its groups."""
+        """Index of the fates of the run's groups."""
         return LedgerIndex(self)
 
     def read_ahead(self) -> None:
-        """Begin to read the trace, which a page is likely to be asked for next, when this one has been shown."""
+        """Begin to read the trace, which the next page probably needs, once this page has been shown."""
         if not self._ahead:
             self._ahead = threading.Timer(_AHEAD_S, self.timeline.update_beside)
             self._ahead.daemon = True
             self._ahead.start()
 
     def stamp(self) -> str:
-        """Differs when there is something new to see."""
+        """Return a text that changes when there is new data."""
         names = ("metrics.jsonl", "incidents.jsonl", "events.jsonl", "summary.json", "stalls", FOLDER)
         return orjson.dumps([self.state(), *(stamp(self.path / name) for name in names)]).decode()
 
 
 @contextmanager
 def readable(*runs: Run) -> Iterator[None]:
-    """What lies in a run's directory may be of another version, or anybody's. Raises UnreadableError."""
+    """Raise UnreadableError for invalid files: a run's directory may come from another version or another program."""
     try:
         yield
     except SlimeError:
@@ -130,9 +130,9 @@ def readable(*runs: Run) -> Iterator[None]:
 
 
 _SHADOWS = 60
-"""Rollouts whose shadows are kept."""
+"""Number of rollouts whose shadows are kept."""
 _COMPARED = 200
-"""Bytes by which a file is known again."""
+"""Number of bytes that are compared to detect a rewritten file."""
 
 
 class _Tail:
@@ -144,17 +144,17 @@ class _Tail:
         self._at, self._before = 0, b""
 
     def read(self) -> bool:
-        """Read what was added, or all of a file that was replaced; whether there was anything."""
+        """Read added lines, or all lines of a replaced file. Return whether anything changed."""
         try:
             file = open_regular(self._path)
-        except OSError:  # it is gone, or no file of a run
+        except OSError:  # missing, or not a regular file
             gone, self.lines, self._at, self._before = bool(self.lines), [], 0, b""
             return gone
         with file:
             if os.fstat(file.fileno()).st_size == self._at:
                 return False
             file.seek(self._at - len(self._before))
-            if file.read(len(self._before)) != self._before:  # it was written anew
+            if file.read(len(self._before)) != self._before:  # the file was rewritten
                 self.lines, self._at = [], 0
                 file.seek(0)
             lines = []
@@ -167,7 +167,7 @@ class _Tail:
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file or a folder does."""
+    """Return a value that changes when a file or folder changes; None if it cannot be read."""
     try:
         state = path.stat()
     except OSError:

@@ -1,9 +1,9 @@
-"""Answers that follow a JSON schema or a regular expression: which tokens may come next.
+"""Constrain answers to a JSON schema or a regular expression, by the set of tokens that may come next.
 
-The engine makes a `Constraint` of a request that asks for one, with the package llguidance (extra `constraints`), which
-compiles it within bounds of its own; the sampler asks it before every token of that request. Log-probs are those of the
-unconstrained distribution, as with every other cut of it, since that is what a trainer recomputes; where only one token
-was allowed, it may have been improbable.
+The engine makes a `Constraint` for a request with a grammar, using the package llguidance (extra `constraints`), which
+limits the cost of compilation itself. The sampler queries the constraint before every token of the request. Log-probs
+are computed from the unconstrained distribution, as with every other truncation, because a trainer recomputes that
+distribution; the only allowed token may therefore be improbable.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from slime_embedded.engine.sampling_params import SamplingParams
 
 _COMPACT: Any = {"whitespace_flexible": False}
-"""JSON without white space, which a model that has not learnt better goes on with for ever."""
+"""Options for JSON without white space, since an untrained model may generate white space without end."""
 
 
 class Constraint:
-    """One request's grammar, and where in it the answer is."""
+    """The grammar of a request, with the current position of the answer."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
 
     def allowed(self) -> NDArray[np.bool_]:
-        """[vocab] which tokens may come next."""
+        """Return the mask [vocab] of tokens that may come next."""
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         found: NDArray[np.bool_] = np.zeros(self._vocab_size, dtype=np.bool_)
         bits = np.unpackbits(words, bitorder="little", count=min(self._vocab_size, 8 * len(words)))
@@ -38,19 +38,19 @@ class Constraint:
         return found
 
     def goes_on(self, token: int) -> bool:
-        """Take the token; False when nothing may come after the token."""
+        """Consume the token; return False if no token may follow."""
         return bool(self._matcher.consume_token(token)) and not self._matcher.is_stopped()
 
 
 class Constraints:
-    """Makes the constraints of one model's answers."""
+    """The factory of constraints for one model's vocabulary."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Iterable[int]) -> None:
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, sorted(eos_ids)
         self._vocabulary: Any = None
 
     def load(self) -> None:
-        """Read the whole vocabulary, once; any thread may. Raises EngineError without tokenizer or package."""
+        """Read the whole vocabulary once, from any thread. Raises EngineError without tokenizer or package."""
         if self._vocabulary is not None:
             return
         if self._tokenizer is None:
@@ -66,7 +66,7 @@ class Constraints:
         )
 
     def make(self, params: SamplingParams) -> Constraint:
-        """Compile what a request asks for. Raises EngineError for what is no grammar."""
+        """Compile the grammar of a request. Raises EngineError if it is invalid."""
         self.load()
         from llguidance import LLMatcher
 

@@ -1,8 +1,8 @@
-"""The engine without an event loop: requests in, one step at a time, finished sequences out.
+"""The engine without an event loop: it takes requests, advances step by step, and returns finished sequences.
 
-`EmbeddedEngine` drives it; tests call it directly. A step is a prefill when sequences were admitted, else one token
-for every running sequence. Weights may change between two steps: running sequences keep their keys and values and go
-on with the new weights, and every token remembers the version that sampled it.
+`EmbeddedEngine` drives it; tests call it directly. A step is a prefill if sequences were admitted, else one token for
+every running sequence. Weights may change between two steps. Running sequences keep their keys and values and continue
+with the new weights, and every token records the version that sampled it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 PAUSE_MODES = ("abort", "in_place", "retract")
 _KV_BYTES = 4 << 30
-"""Default bound on the keys and values held; with rows kept for reuse, memory reaches three times that."""
+"""Default bound on stored keys and values, in bytes; with rows kept for reuse, memory reaches three times this."""
 
 
 @dataclass(frozen=True)
 class CoreOptions:
-    """Limits and defaults of an engine; None means chosen from the model."""
+    """Limits and defaults of an engine; None means that the model determines the value."""
 
     max_running: int = 256
     max_tokens: int | None = None
@@ -51,15 +51,15 @@ class CoreOptions:
     max_context: int | None = None
     prefix_cache: bool = True
     batch_invariant: bool = False
-    """Log-probs are the same bits whatever else runs, and the trainer's (`models.batch_invariant`); slower."""
+    """Make log-probs bit-identical in every batch and to the trainer's (`models.batch_invariant`); slower."""
     sampling_mask: bool = False
-    """Sequences keep what their tokens were sampled among, and log-probs are of the softmax over that."""
+    """Keep the candidates of every sampled token, and compute log-probs of the softmax over the candidates."""
     seed: int = 0
-    """From which requests without `sampling_seed` draw theirs."""
+    """Seed from which requests without `sampling_seed` draw their own."""
 
 
 class EngineCore:
-    """One model on one device."""
+    """A generation engine with a model on a device."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class EngineCore:
         self.eos_ids = frozenset(eos_ids)
         self.weight_version = 0
         self.version_label = "0"
-        """`weight_version` as reported; differs when a caller of the HTTP API named it otherwise."""
+        """`weight_version` as reported; it differs if a caller of the HTTP API gave another name."""
         self._weights = FusedWeights(config, device, dtype, kernels_for(config, device, dtype, options.batch_invariant))
         self._weights.update(weights, origin)
         with torch.inference_mode():
@@ -104,7 +104,7 @@ class EngineCore:
         self._sequences: dict[str, Sequence] = {}
         self.paused = False
         self.num_generated = 0
-        """Tokens sampled since the start."""
+        """Number of tokens sampled since the start."""
 
     def _limits(self, options: CoreOptions) -> tuple[int, int]:
         config = self.config
@@ -119,7 +119,7 @@ class EngineCore:
 
     @cached_property
     def constraints(self) -> Constraints:
-        """Makes those of requests that ask for a JSON schema or a regular expression."""
+        """Factory of constraints for requests with a JSON schema or a regular expression."""
         from slime_embedded.engine.constraints import Constraints
 
         return Constraints(self.tokenizer, self.config.vocab_size, self.eos_ids)
@@ -195,7 +195,7 @@ class EngineCore:
         return derive_seed(self._options.seed, self._num_drawn)
 
     def abort(self, rid: str | None = None) -> list[Sequence]:
-        """End one request (a no-op when it is gone), or all; the sequences ended."""
+        """End one request (no effect if it is gone), or all, and return the ended sequences."""
         chosen = list(self._sequences.values()) if rid is None else [s for s in (self._sequences.get(rid),) if s]
         for sequence in chosen:
             self._end(sequence, {"type": "abort", "message": "aborted by request"})
@@ -203,24 +203,24 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Is there anything a step would do?"""
+        """Whether a step has any work."""
         return bool(self._sequences) and not self.paused and not self.memory.released
 
     @property
     def num_running(self) -> int:
-        """Sequences with a row in the cache."""
+        """Number of sequences with a row in the cache."""
         return self.scheduler.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue."""
+        """Number of sequences in the queue."""
         return len(self.scheduler.waiting)
 
     # -- stepping --------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """Advance; the sequences that got tokens or ended."""
+        """Advance by one step and return the sequences that got tokens or ended."""
         if not self.has_work:
             return []
         admission = self.scheduler.admit()
@@ -256,7 +256,7 @@ class EngineCore:
         return everyone
 
     def _score_prompt(self, sequence: Sequence, states: torch.Tensor, start: int) -> None:
-        """Log-probs of the prompt tokens after `logprob_start`, at the request's temperature (greedy: 1)."""
+        """Compute log-probs of the prompt tokens after `logprob_start`, at the request's temperature (greedy: 1)."""
         assert sequence.logprob_start is not None
         assert start <= sequence.logprob_start
         targets = torch.tensor(sequence.prompt_ids[sequence.logprob_start + 1 :], device=states.device)
@@ -283,7 +283,7 @@ class EngineCore:
 
     def _append(self, sequences: list[Sequence], tokens: list[int], log_probs: list[float]) -> None:
         self.num_generated += len(tokens)
-        # From the last on: the row of one that ends is filled by the last, which may end now as well.
+        # In reverse order: the last row fills the row of an ended sequence, and the last may end now as well.
         for sequence, token, log_prob in zip(reversed(sequences), reversed(tokens), reversed(log_probs)):
             sequence.tokens.append(token)
             sequence.log_probs.append(log_prob)
@@ -329,14 +329,14 @@ class EngineCore:
     # -- answers ---------------------------------------------------------------------------------------
 
     def _shown_ids(self, sequence: Sequence) -> list[int]:
-        """Output ids without the stop token, unless it is to be kept."""
+        """Return the output ids without the stop token, unless it is kept."""
         ids = sequence.output_ids
         if ids and ids[-1] in sequence.stop_ids and not sequence.params.no_stop_trim:
             return ids[:-1]
         return ids
 
     def text(self, sequence: Sequence) -> str:
-        """What the sequence says: complete after the end, complete characters so far before it."""
+        """Return the sequence's text: all of it after the end, only complete characters before the end."""
         stream = sequence.text_stream
         if stream is not None and sequence.stop_match is not None:
             end = (stream.stop_at or 0) + (len(sequence.stop_match) if sequence.params.no_stop_trim else 0)
@@ -346,7 +346,7 @@ class EngineCore:
         return decode(self.tokenizer, self._shown_ids(sequence), sequence.params)
 
     def routed_experts(self, sequence: Sequence) -> RoutedExperts:
-        """Of every token but the last; unknown ones where the sequence was ended before they were computed."""
+        """Return the experts of every token but the last; unknown if the sequence ended before they were computed."""
         moe, rows = self.config.moe, len(sequence.tokens) - 1
         assert moe is not None, "asked of a dense model"
         if sequence.routed is None:
@@ -356,7 +356,7 @@ class EngineCore:
     # -- control ---------------------------------------------------------------------------------------
 
     def pause(self, mode: str = "in_place") -> list[Sequence]:
-        """Stop stepping: end all requests, keep them as they are, or make them give up their rows."""
+        """Stop stepping: end all requests, keep them unchanged, or make them give up their rows."""
         if mode not in PAUSE_MODES:
             raise EngineError(f"pause mode {mode!r}; allowed: {', '.join(PAUSE_MODES)}")
         ended = self.abort() if mode == "abort" else []
@@ -369,7 +369,7 @@ class EngineCore:
         return ended
 
     def resume(self) -> None:
-        """Step again."""
+        """Resume stepping."""
         self.paused = False
 
     def flush_cache(self) -> None:
@@ -378,7 +378,7 @@ class EngineCore:
             self._prefixes.clear()
 
     def release_memory(self, tags: Seq[str] | None = None) -> None:
-        """Free what the tags name, cached prefixes included. Raises EngineError while there are requests."""
+        """Free the memory that the tags name, cached prefixes included. Raises EngineError if there are requests."""
         if self._sequences:
             raise EngineError(f"{len(self._sequences)} requests are in the engine, which needs its memory for them")
         self.flush_cache()
@@ -398,7 +398,7 @@ class EngineCore:
         self.flush_cache()
 
     def update_weights_from_disk(self, directory: Path, version: int) -> None:
-        """Replace all weights by an HF-layout directory's, or raise WeightSyncError and change nothing."""
+        """Replace all weights by those of an HF-layout directory, or raise WeightSyncError and change nothing."""
         try:
             weights = list(read_weights(directory))
         except (ConfigError, OSError) as error:
@@ -406,15 +406,15 @@ class EngineCore:
         self.update_weights(weights, version, str(directory))
 
     def set_version(self, version: int, label: str | None = None) -> None:
-        """Tokens from here on carry `version`; `label` is what `weight_version` reports."""
+        """Set the version of tokens from now on; `label` is the value that `weight_version` reports."""
         self.weight_version = version
         self.version_label = str(version) if label is None else label
         for sequence in self._sequences.values():
             sequence.mark_version(version)
 
     def weight_checksums(self) -> dict[str, str]:
-        """HF name -> checksum of the tensor in the engine's dtype. Raises EngineError when they are released."""
+        """Return checksums by HF name, of tensors in the engine's dtype. Raises EngineError if weights are released."""
         if not self.memory.has_weights:
             raise EngineError("the weights are released")
-        # Of copies: a checksum makes NumPy arrays, and memory that one was made of cannot be released any more.
+        # Of copies: a checksum makes NumPy arrays, and memory behind a NumPy array can no longer be released.
         return {name: tensor_checksum(tensor.clone()) for name, tensor in self._weights.named()}

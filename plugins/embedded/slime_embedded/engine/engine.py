@@ -1,8 +1,8 @@
-"""The embedded rollout engine: `EngineCore` driven by a task in the event loop of whoever calls it.
+"""The embedded rollout engine: `EngineCore`, driven by a task in the caller's event loop.
 
 The rollout stage and the HTTP server use this class. By default a step runs inside the loop, between two turns of
-the callers' coroutines, so the order of everything is a function of the inputs; `step_in_thread` moves steps to one
-worker thread so that a server answers while a long step runs. Calls that change the core wait for that step.
+the callers' coroutines, so the order of all operations depends only on the inputs. `step_in_thread` moves steps to one
+worker thread so that a server can respond during a long step. Calls that change the core wait for that step.
 
     generate() -> core.add_request -> [driver: step, step, ...] -> future -> GenerationOutput
                   notify() wakes the driver; may_step() False puts it to sleep until the next notify()
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Request:
-    """A caller's end of one sequence."""
+    """The caller's side of a sequence."""
 
     def __init__(self, streaming: bool, routed_experts: bool) -> None:
         self.routed_experts = routed_experts
@@ -47,7 +47,7 @@ class _Request:
 
 
 class EmbeddedEngine:
-    """A `RolloutEngine` in this process. Constructed as `EmbeddedEngine(args)`; loads nothing before `start`."""
+    """A `RolloutEngine` in this process. `EmbeddedEngine(args)` loads nothing before `start`."""
 
     weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk")
     traits = EngineTraits(
@@ -62,9 +62,9 @@ class EmbeddedEngine:
         self._args = args
         self._step_in_thread = step_in_thread
         self.may_step: Callable[[], bool] | None = None
-        """Asked before every step; False makes the driver wait for `notify`."""
+        """Function called before every step; False makes the driver wait for `notify`."""
         self.core: EngineCore | None = None
-        """Present between `start` and `stop`."""
+        """Core of the engine, between `start` and `stop`; else None."""
         self._requests: dict[str, tuple[Sequence, _Request]] = {}
         self._numbers = itertools.count()
         self._driver: asyncio.Task[None] | None = None
@@ -92,10 +92,10 @@ class EmbeddedEngine:
         self._driver = asyncio.create_task(self._drive(), name="slime-engine")
 
     async def address(self) -> tuple[str, int]:
-        """Serve SGLang's HTTP API on a free port of this event loop, until `stop`, by what is installed for it.
+        """Serve SGLang's HTTP API on a free port in this event loop until `stop`, with the installed server plugin.
 
-        Only this machine reaches it, unless SLIME_HOST_IP says by which of its addresses others do. Raises EngineError
-        where nothing that serves is installed.
+        Only this machine can connect, unless SLIME_HOST_IP sets an address for other machines. Raises EngineError if no
+        server plugin is installed.
         """
         if self._server is None:
             from slime_embedded.engine.loading import http_server
@@ -104,7 +104,7 @@ class EmbeddedEngine:
         return self._server[:2]
 
     async def stop(self) -> None:
-        """Abort what runs and free the model."""
+        """Abort running requests and free the model."""
         server, self._server = self._server, None
         if server is not None:
             await server[2]()
@@ -141,8 +141,8 @@ class EmbeddedEngine:
 
         Args:
             input_ids: The prompt.
-            sampling_params: SGLang's keys.
-            rid: A name for `abort`; unique among running requests.
+            sampling_params: Sampling parameters with SGLang's keys.
+            rid: Request id for `abort`; unique among running requests.
             session_id: Unused here; one engine serves all sessions.
             logprob_start: Also report log-probs of the prompt from this position on.
             top_logprobs: Also report this many most likely tokens per step.
@@ -171,9 +171,9 @@ class EmbeddedEngine:
         top_logprobs: int = 0,
         return_routed_experts: bool | None = None,
     ) -> AsyncGenerator[GenerationOutput, None]:
-        """Like `generate`, yielding everything so far after each step; the last one has a finish reason.
+        """Generate as `generate`, and yield the output so far after each step; the last output has a finish reason.
 
-        Routed experts come with the last one only.
+        Only the last output has routed experts.
         """
         sequence, request = await self._submit(
             input_ids, sampling_params, rid, True, logprob_start, top_logprobs, return_routed_experts
@@ -231,7 +231,7 @@ class EmbeddedEngine:
         return sequence, request
 
     def _drop(self, sequence: Sequence) -> None:
-        """The caller went away: end its request if it still runs. No await, as the caller may be being cancelled."""
+        """End the caller's request if it still runs. This does not await, since the caller may be being cancelled."""
         if sequence.finish is None and self.core is not None and not self.failed:
             task = asyncio.ensure_future(self.abort(sequence.rid))
             self._cleanups.add(task)
@@ -248,25 +248,25 @@ class EmbeddedEngine:
         await self._locked(lambda core: self._settle(core, core.pause(mode)))
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         await self._locked(lambda core: core.resume())
         self.notify()
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes."""
+        """Clear cached prefixes."""
         await self._locked(lambda core: core.flush_cache())
 
     async def release_memory(self, tags: Seq[str] | None = None) -> None:
-        """Free "weights", "kv_cache" or both; weights are gone until an update. Raises EngineError unless idle."""
+        """Free "weights", "kv_cache" or both; weights are lost until an update. Raises EngineError unless idle."""
         await self._locked(lambda core: core.release_memory(tags))
 
     async def resume_memory(self, tags: Seq[str] | None = None) -> None:
-        """Take it again; requests that came meanwhile go on. Raises EngineError for weights without an update."""
+        """Allocate the memory again and resume waiting requests. Raises EngineError for weights without an update."""
         await self._locked(lambda core: core.memory.resume(tags))
         self.notify()
 
     async def update_weights_from_tensor(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Copy named HF-layout tensors in. Raises WeightSyncError, and then the old weights still serve."""
+        """Load named HF-layout tensors. Raises WeightSyncError; the old weights then remain in use."""
         await self._updated(lambda core: core.update_weights(weights, version, "update_weights_from_tensor"))
 
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
@@ -274,7 +274,7 @@ class EmbeddedEngine:
         await self._updated(lambda core: core.update_weights_from_disk(Path(path), version))
 
     async def _updated(self, update: Callable[[EngineCore], None]) -> None:
-        """Take new weights between two steps, then do with the requests as `--update-weight-pause-mode` says."""
+        """Load new weights between two steps, then treat requests according to `--update-weight-pause-mode`."""
 
         def apply(core: EngineCore) -> None:
             update(core)
@@ -286,15 +286,15 @@ class EmbeddedEngine:
         self.notify()
 
     async def weight_checksums(self) -> dict[str, str]:
-        """HF name -> checksum of the tensor served, in the engine's dtype."""
+        """Return HF name -> checksum of the served tensor, in the engine's dtype."""
         return await self._locked(lambda core: core.weight_checksums())
 
     async def set_weight_version(self, version: int, label: str | None = None) -> None:
-        """Name the present weights; no tensor changes."""
+        """Set the version of the current weights; no tensor changes."""
         await self._locked(lambda core: core.set_version(version, label))
 
     async def info(self) -> dict[str, Any]:
-        """What is served, and how busy the engine is."""
+        """Return facts about the served model and the load of the engine."""
         core = self._running_core()
         cache = core.scheduler.cache
         return {
@@ -316,7 +316,7 @@ class EmbeddedEngine:
 
     @property
     def args(self) -> Args:
-        """The settings it was made of."""
+        """Settings of the engine."""
         return self._args
 
     @property
@@ -326,12 +326,12 @@ class EmbeddedEngine:
 
     @property
     def failed(self) -> bool:
-        """Has a step raised, so that nothing is served any more?"""
+        """True if a step raised, so that the engine no longer serves requests."""
         return self._failure is not None
 
     @property
     def weight_version(self) -> int:
-        """Of the weights served."""
+        """Version of the served weights."""
         return self._running_core().weight_version
 
     # -- driving ---------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class EmbeddedEngine:
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # a task keeps it to itself, and who waits for tokens would wait for ever
+        except BaseException as error:  # a task does not raise it, and waiting callers would hang
             logger.exception("the engine stopped")
             self._failure = error
             for _, request in self._requests.values():
@@ -380,7 +380,7 @@ class EmbeddedEngine:
             self._requests.clear()
 
     def _settle(self, core: EngineCore, changed: Iterable[Sequence]) -> None:
-        """Hand results to the callers of sequences that ended or stream."""
+        """Pass results to the callers of ended or streaming sequences."""
         for sequence in changed:
             if sequence.finish is None:
                 if sequence.streaming:

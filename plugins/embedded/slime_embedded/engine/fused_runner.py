@@ -1,7 +1,7 @@
 """The forward pass of a small dense model in float32 on a CPU: all layers in one call of `kernels/decode.c`.
 
-Takes the place of `ModelRunner` in the core where `kernels_for` finds that possible. A token's hidden states depend on
-its own sequence only, to the bit: not on what runs beside it, nor on how its prompt was cut or cached.
+Replaces `ModelRunner` in the core if `kernels_for` returns kernels. A token's hidden states depend bit for bit on its
+own sequence only: not on the other sequences of the batch, nor on how its prompt was split or cached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK, _LANES = 96, 16
 
 
 def kernels_for(config: ModelConfig, device: torch.device, dtype: torch.dtype, invariant: bool) -> ctypes.CDLL | None:
-    """The compiled source, if it knows all that the model has: it works on one thread, as the trainer's does."""
+    """Return the compiled source if it supports the model, else None; like the trainer's kernels it uses one thread."""
     widths = (config.head_dim, config.hidden_size, config.intermediate_size)
     if device.type != "cpu" or dtype != torch.float32 or config.moe is not None or torch.get_num_threads() > 1:
         return None
@@ -31,31 +31,31 @@ def kernels_for(config: ModelConfig, device: torch.device, dtype: torch.dtype, i
 
 
 class _FusedBatch(DecodeBatch):
-    """`DecodeBatch` that keeps where each row lies."""
+    """A `DecodeBatch` that keeps the place of each row."""
 
     def __init__(self, runner: FusedRunner, arenas: Seq[Arena]) -> None:
         super().__init__(runner.device, arenas)
         self._runner, self._places = runner, runner.places(self.sequences, [len(s.tokens) - 1 for s in self.sequences])
 
     def run(self) -> torch.Tensor:
-        """Logits [B, vocab] of the next tokens."""
+        """Return logits [B, vocab] of the next tokens."""
         self._places[:, 3] = self.positions
         return self._runner.logits(self._runner.states(self.tokens, self._places))
 
 
 class FusedRunner(ModelRunner):
-    """`ModelRunner` with another way from tokens to hidden states."""
+    """A `ModelRunner` that computes hidden states with the fused kernel."""
 
     def __init__(self, config: ModelConfig, weights: FusedWeights, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, weights, device, dtype)
         heads, kv, dim, inner = config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size
         self._sizes = torch.tensor([config.num_layers, config.hidden_size, heads, kv, dim, inner])
         self._room = _CHUNK * (config.hidden_size + 2 * (heads + kv) * dim + 3 * inner)
-        """Numbers on their way through a layer."""
+        """Number of intermediate values in a layer."""
         self.weights_changed()
 
     def weights_changed(self) -> None:
-        """Look where they are now."""
+        """Update the addresses of the weights."""
         parts: list[torch.Tensor | None] = [self.weights.embedding, self.weights.final_norm]
         for layer in self.weights.layers:
             assert isinstance(layer.mlp, FeedForward)
@@ -65,11 +65,11 @@ class FusedRunner(ModelRunner):
         self._pointers = torch.tensor([0 if part is None else part.data_ptr() for part in parts])
 
     def decode_batch(self, arenas: Seq[Arena]) -> DecodeBatch:
-        """The running sequences as one batch."""
+        """Return the running sequences as one batch."""
         return _FusedBatch(self, arenas)
 
     def prefill(self, sequences: Seq[Sequence], starts: Seq[int]) -> list[torch.Tensor]:
-        """See `ModelRunner.prefill`."""
+        """Compute prompts; see `ModelRunner.prefill`."""
         tokens = torch.tensor([t for s, start in zip(sequences, starts) for t in s.tokens[start:]])
         counts = [len(s.tokens) - start for s, start in zip(sequences, starts)]
         places = self.places(sequences, starts).repeat_interleave(torch.tensor(counts), dim=0)
@@ -77,7 +77,7 @@ class FusedRunner(ModelRunner):
         return list(torch.split(self.states(tokens, places), counts))
 
     def places(self, sequences: Seq[Sequence], positions: Seq[int]) -> torch.Tensor:
-        """[n, 4] where tokens at `positions` are stored, as the source has it."""
+        """Return [n, 4] places of the tokens at `positions` in the key-value cache, in the format of the source."""
         places = []
         for sequence, position in zip(sequences, positions):
             arena = sequence.arena
@@ -88,7 +88,7 @@ class FusedRunner(ModelRunner):
         return torch.tensor(places)
 
     def states(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Final hidden states [T, hidden] of `tokens` [T], which are stored at `places` [T, 4]."""
+        """Return final hidden states [T, hidden] of `tokens` [T], whose keys and values go to `places` [T, 4]."""
         longest = int(places[:, 3].max()) + 1
         rotations, states = self.rotations(longest), torch.empty(len(tokens), self.config.hidden_size)
         room = torch.empty(self._room + 4 * (longest + _LANES))

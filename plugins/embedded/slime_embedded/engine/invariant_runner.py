@@ -1,7 +1,7 @@
 """The engine's forward pass for `--true-on-policy-mode`: `models.batch_invariant` over the arenas of the KV cache.
 
-Takes the place of `ModelRunner` in the core. It keeps a second copy of the weights, as the trainer's own module, since
-the fused tensors of `FusedWeights` would add in another order.
+Replaces `ModelRunner` in the core. It keeps a second copy of the weights, in the trainer's own module, since the fused
+tensors of `FusedWeights` would add in another order.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _Row = tuple[Arena, int, int]
 
 
 class InvariantRunner:
-    """`ModelRunner`'s methods, in fixed shapes."""
+    """Runner with `ModelRunner`'s methods that computes in fixed shapes."""
 
     def __init__(self, config: ModelConfig, weights: FusedWeights, device: torch.device) -> None:
         self.config, self.device = config, device
         self.dtype = self.kv_dtype = torch.float32
         self.routed: torch.Tensor | None = None
-        """As `ModelRunner.routed`."""
+        """Experts used in the last forward pass, as in `ModelRunner.routed`."""
         self._weights = weights
         decoder = Decoder.from_weights(config, weights.named(), device).requires_grad_(False)
         self._forward = BatchInvariantForward(decoder)
@@ -47,15 +47,15 @@ class InvariantRunner:
         self._forward.decoder.load_state_dict(dict(self._weights.named()))
 
     def tensors(self) -> list[torch.Tensor]:
-        """Copies of weights that it holds."""
+        """Return the runner's copies of the weights."""
         return list(self._forward.decoder.parameters())
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, vocab]."""
+        """Return logits [T, vocab] of hidden states [T, hidden]."""
         return self._forward.logits(hidden)
 
     def score_tokens(self, logits: torch.Tensor, tokens: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """[n] log-probs of `tokens` [n] under `logits` [n, vocab] divided by the temperatures `scales` [n, 1]."""
+        """Return log-probs [n] of `tokens` [n] under `logits` [n, vocab] divided by temperatures `scales` [n, 1]."""
         return log_probs_of(logits, tokens, scales)
 
     def prefill(self, sequences: Seq[Sequence], starts: Seq[int]) -> list[torch.Tensor]:
@@ -69,11 +69,11 @@ class InvariantRunner:
         return states
 
     def decode_batch(self, arenas: Seq[Arena]) -> DecodeBatch:
-        """The running sequences as one batch."""
+        """Return the running sequences as a batch."""
         return _InvariantBatch(self, arenas)
 
     def states(self, tokens: torch.Tensor, rows: Seq[_Row]) -> torch.Tensor:
-        """Store keys and values of `tokens` [T] at `rows`; their final hidden states [T, hidden]."""
+        """Store keys and values of `tokens` [T] at `rows`; return their final hidden states [T, hidden]."""
         positions = torch.tensor([position for _, _, position in rows], device=self.device)
         tiles = _tiles(rows)
 
@@ -110,7 +110,7 @@ class InvariantRunner:
 
 
 def _tiles(rows: Seq[_Row]) -> dict[int, list[list[int]]]:
-    """Number of keys -> tiles of at most TILE tokens that belong to one sequence and see that many."""
+    """Map each number of keys to tiles of at most TILE tokens of the same sequence that attend to so many keys."""
     tiles: dict[int, list[list[int]]] = {}
     before: tuple[int, int, int] | None = None
     for i, (arena, row, position) in enumerate(rows):

@@ -4,8 +4,9 @@ The model runner calls it for every projection. For float32, `kernels/decode.c` 
 it; else `F.linear` goes to MKL, which is best for small matrices, and oneDNN with pre-packed weights is 1.1 to 1.9
 times as fast for larger ones, from about 8 rows on. The choice depends on sizes only, never on a measurement, so equal
 runs stay bitwise equal. `repack` must follow every change of the weight.
-Of a packed matrix the packed copy is kept alone, but for an embedding that is the output layer, too: its `weight` is
-room that others use, with values of its own from a write or `unpack` until the next one's.
+A packed matrix is kept only as the packed copy, except for an embedding that is also the output layer. If only the
+packed copy is kept, `weight` is memory shared with other matrices: it has the matrix's values from a write or `unpack`
+until another matrix's write or `unpack`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import torch
 import torch.nn.functional as F
 
 _MIN_SIZE = {torch.float32: 1 << 17, torch.bfloat16: 0}
-"""in * out from which the packed kernel pays."""
+"""Smallest in * out for which the packed kernel is faster."""
 _TILE = 64
-"""Rows of a weight that lie side by side, transposed, in what `kernels/decode.c` reads."""
+"""Number of weight rows that are stored side by side, transposed, in the format of `kernels/decode.c`."""
 
 
 class Linear:
-    """`x @ weight.T + bias`."""
+    """A linear layer: `x @ weight.T + bias`."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, alone: bool = False, kernels: ctypes.CDLL | None = None
@@ -34,13 +35,13 @@ class Linear:
         self.bias = bias
         """[out] or None"""
         self.alone = alone
-        """Only the packed copy is kept."""
+        """True if only the packed copy is kept."""
         self._kernels = kernels
         self.packed: torch.Tensor | None = None
-        """oneDNN's own, or for `kernels` [out / 64, in, 64], the last one padded; an update makes one that is gone."""
+        """oneDNN's format, or for `kernels` [out / 64, in, 64] with the last tile padded; an update recreates it."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, in] -> [rows, out]."""
+        """Compute [rows, in] -> [rows, out]."""
         if self.packed is None:
             return F.linear(x, self.weight, self.bias)
         if self._kernels is None:
@@ -52,16 +53,16 @@ class Linear:
         return out
 
     def unpack(self) -> None:
-        """Write what is served to `weight`."""
+        """Write the served values to `weight`."""
         if self.alone and self.packed is not None:
             rows = self.packed.to_dense() if self._kernels is None else self.packed.transpose(1, 2).flatten(0, 1)
             self.weight.copy_(rows[: len(self.weight)])
 
     def pack(self, rows: torch.Tensor, place: torch.Tensor) -> bool:
-        """Write rows [n, in] to the packed copy of `kernels`, where they are what `place` is in `weight`.
+        """Write rows [n, in] to the packed copy of `kernels`, at the position of `place` in `weight`.
 
-        `place`: a view of such rows, or [heads, 2, dim / 2, in], where rows i and i + dim / 2 of a head are side by
-        side. False where there is no such copy: `weight` is to be written, and `repack` follows.
+        `place` is a view of these rows, or [heads, 2, dim / 2, in], in which rows i and i + dim / 2 of a head are side
+        by side. Returns False if there is no such copy: then write `weight` and call `repack`.
         """
         if self._kernels is None:
             return False
@@ -75,15 +76,15 @@ class Linear:
         return True
 
     def repack(self) -> None:
-        """Rebuild oneDNN's packed copy from `weight`; a no-op where there is none."""
+        """Rebuild oneDNN's packed copy from `weight`; a no-op for weights without a packed copy."""
         weight = self.weight
         if self._kernels is None and packs(weight.device, weight.dtype, weight.numel()):
-            self.packed = None  # freed first: the new copy then mostly gets its memory, whose pages are there already
+            self.packed = None  # freed first, so the new copy mostly reuses its memory, whose pages are already mapped
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
 
 
 def packs(device: torch.device, dtype: torch.dtype, size: int) -> bool:
-    """Whether a matrix of `size` numbers is packed."""
+    """Return True if a matrix of `size` numbers is packed."""
     return device.type == "cpu" and size >= _MIN_SIZE.get(dtype, math.inf) and packed_kernel_works(dtype)
 
 

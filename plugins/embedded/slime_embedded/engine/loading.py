@@ -1,4 +1,4 @@
-"""What `EmbeddedEngine` loads when it is asked to: an `EngineCore` with model and tokenizer, and an HTTP server."""
+"""Parts that `EmbeddedEngine` loads on demand: an `EngineCore` with model and tokenizer, and an HTTP server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from slime_embedded.engine.engine import EmbeddedEngine
 
 ServeFn: TypeAlias = "Callable[[EmbeddedEngine, str, int], Awaitable[tuple[str, int, Callable[[], Awaitable[None]]]]]"
-"""(engine, host, port) -> host and port that answer, and how to stop."""
+"""(engine, host, port) -> host and port of the server, and a function that stops it."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -65,7 +65,7 @@ def load_core(args: Args) -> EngineCore:
 
 
 def choose_device(name: str) -> torch.device:
-    """`--device`: "auto" takes CUDA when there is one. Raises ConfigError."""
+    """Return the device for `--device`; "auto" is CUDA if available. Raises ConfigError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -74,7 +74,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(args: Args, device: torch.device) -> torch.dtype:
-    """`--dtype` or `--bf16`; "auto" is bfloat16 on CUDA and float32 on CPU."""
+    """Return the dtype for `--dtype` or `--bf16`; "auto" is bfloat16 on CUDA and float32 on CPU."""
     if args.dtype == "auto":
         half = args.bf16 or device.type == "cuda"
         return torch.bfloat16 if half else torch.float32
@@ -82,7 +82,7 @@ def choose_dtype(args: Args, device: torch.device) -> torch.dtype:
 
 
 def eos_ids(directory: Path, config: ModelConfig, tokenizer: Any) -> set[int]:
-    """End-of-sequence ids of config.json, generation_config.json and the tokenizer together, as SGLang takes them."""
+    """Return all end-of-sequence ids of config.json, generation_config.json and the tokenizer, like SGLang."""
     found = set(config.eos_token_ids)
     path = directory / "generation_config.json"
     if path.is_file():
@@ -94,7 +94,7 @@ def eos_ids(directory: Path, config: ModelConfig, tokenizer: Any) -> set[int]:
 
 
 def http_server() -> ServeFn:
-    """What an installed distribution serves an engine with. Raises EngineError where there is none."""
+    """Return the HTTP serve function of an installed distribution. Raises EngineError if none is installed."""
     allow = AllowList.of()
     for name, entry, distribution in entry_points("slime.http_servers"):
         if allow.allows(name, distribution):

@@ -1,8 +1,8 @@
-"""What `release_memory` and `resume_memory` of the embedded engine do: weights and KV cache, freed and taken again.
+"""Free and reallocate the embedded engine's weights and KV cache, for `release_memory` and `resume_memory`.
 
-The core owns one of these. Released weights are gone: they come back with the next update, which the trainer makes
-anyway, so no copy is kept. Weights and their packed copies (`linear.py`) are freed in place, and the fused tensors stay
-the objects that they are; the rows of the KV cache are dropped and made anew.
+The core owns an `EngineMemory`. Released weights are lost: the trainer sends an update afterwards anyway, so no copy is
+kept. Weights and their packed copies (`linear.py`) are freed in place, and the fused tensors remain the same objects;
+the rows of the KV cache are dropped and recreated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAGS = frozenset({"weights", "kv_cache"})
 
 
 class EngineMemory:
-    """Of one engine, which is idle whenever something here is called."""
+    """The memory of one engine; the engine must be idle during every call."""
 
     def __init__(self, weights: FusedWeights, runner: ModelRunner | InvariantRunner, cache: KVCache) -> None:
         self._weights = weights
@@ -33,12 +33,12 @@ class EngineMemory:
         self._device = runner.device
         self._storages = Storages([*weights.tensors(), *runner.tensors()])
         self.released: frozenset[str] = frozenset()
-        """Of `TAGS`; nothing is generated unless it is empty."""
+        """Released tags of `TAGS`; the engine generates only if this is empty."""
         self._outdated = False
-        """The weights' memory is there again, their values are not."""
+        """True if the weights are allocated again but have no values yet."""
 
     def release(self, tags: Sequence[str] | None) -> None:
-        """Give up what the tags name (None: all); what is released already stays so. Raises EngineError."""
+        """Free the memory of the tags (None: all); released tags are skipped. Raises EngineError."""
         chosen = _checked(tags)
         if "kv_cache" in chosen:
             self._cache.clear()
@@ -50,7 +50,7 @@ class EngineMemory:
             torch.cuda.empty_cache()  # for other processes on the device
 
     def resume(self, tags: Sequence[str] | None) -> None:
-        """Take it again. Raises EngineError when generation would go on with weights that are gone."""
+        """Allocate the memory again. Raises EngineError if generation would resume with lost weights."""
         chosen = _checked(tags) & self.released
         gone = self._outdated or "weights" in chosen
         if chosen and gone and not self.released - chosen:
@@ -65,15 +65,15 @@ class EngineMemory:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the weights' memory is there."""
+        """True if the weights are allocated."""
         return "weights" not in self.released
 
     def updated(self) -> None:
-        """The weights have values again."""
+        """Record that the weights have values again."""
         self._outdated = False
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes held by what each tag names."""
+        """Return tag -> allocated bytes."""
         weights = self._storages.nbytes + self._weights.packed_bytes
         return {"weights": weights, "kv_cache": self._cache.nbytes}
 

@@ -1,4 +1,4 @@
-"""Tokens of running sequences -> logits, through the fused weights and the KV cache.
+"""Compute logits for tokens of running sequences, with the fused weights and the KV cache.
 
 The core calls `prefill` for new sequences and `decode` for running ones. Both pack all tokens of all sequences into
 one [T, hidden] matrix for the projections and go through the arenas for attention. Few torch calls per layer matter
@@ -23,18 +23,18 @@ from slime_embedded.engine.sequence import Sequence
 from slime_embedded.engine.weights import FusedWeights
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
-"""(layer, [T, Q + 2H, D] rotated queries, keys and values) -> [T, Q * D]."""
+"""Attention function: (layer, [T, Q + 2H, D] rotated queries, keys and values) -> [T, Q * D]."""
 
 PREFILL_TOKENS = 2048
-"""Most tokens of one forward pass of a prefill."""
+"""Largest number of tokens in one forward pass of a prefill."""
 _MASK_ENTRIES = 1 << 25
-"""Most entries of a prefill's attention mask; long prompts go through in smaller pieces."""
+"""Largest number of entries of a prefill's attention mask; long prompts are split into smaller pieces."""
 _KEY_STEP = 8
-"""Keys read are rounded up to this."""
+"""Multiple to which the number of keys read is rounded up."""
 
 
 class DecodeBatch:
-    """Inputs of the decode steps while the running sequences stay the same; advances itself."""
+    """Inputs of the decode steps while the running sequences stay the same; `advance` updates them."""
 
     def __init__(self, device: torch.device, arenas: Seq[Arena]) -> None:
         self._arenas = [arena for arena in arenas if arena.sequences]
@@ -43,10 +43,10 @@ class DecodeBatch:
         self.positions = torch.tensor([n - 1 for n in lengths], device=device)
         self.tokens = torch.tensor([s.tokens[-1] for s in self.sequences], device=device)
         self.steps_left = min(s.arena.capacity - n for s, n in zip(self.sequences, lengths) if s.arena is not None) + 1
-        """Steps until a sequence outgrows its arena."""
+        """Number of steps until a sequence outgrows its arena."""
 
     def run(self) -> torch.Tensor:
-        """Logits [B, vocab] of the next tokens."""
+        """Return the logits [B, vocab] of the next tokens."""
         raise NotImplementedError
 
     def advance(self, tokens: torch.Tensor) -> None:
@@ -79,7 +79,10 @@ class _TorchBatch(DecodeBatch):
         return runner.logits(runner.layers(self.tokens, rotation, attend))
 
     def _slots_and_mask(self, arena: Arena, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the step's keys and values go, in units of head_dim; [n * H, 1, S] -inf beyond them, else 0."""
+        """Return the slots of the step's keys and values, in units of head_dim, and the [n * H, 1, S] mask.
+
+        The mask is -inf after a sequence's keys, else 0.
+        """
         runner, device = self._runner, positions.device
         longest = max(len(s.tokens) for s in arena.sequences)
         keys = torch.arange(min(arena.capacity, -(-longest // _KEY_STEP) * _KEY_STEP), device=device)
@@ -90,7 +93,7 @@ class _TorchBatch(DecodeBatch):
 
 
 def new_routed(config: ModelConfig, total: int, device: torch.device) -> torch.Tensor | None:
-    """[total, layers, k] for the experts that each token goes through, -1 so far; None for a dense model."""
+    """Return a [total, layers, k] tensor of -1 for each token's experts; None for a dense model."""
     if config.moe is None:
         return None
     shape = (total, config.num_layers, config.moe.experts_per_token)
@@ -98,7 +101,7 @@ def new_routed(config: ModelConfig, total: int, device: torch.device) -> torch.T
 
 
 def note_routed(routed: torch.Tensor | None, pieces: Iterable[tuple[Sequence, int, int]]) -> None:
-    """Hand rows of the last forward pass to their sequences: (sequence, first token, end), laid end to end."""
+    """Copy rows of the last forward pass to their sequences: (sequence, first token, end), laid end to end."""
     if routed is None:
         return
     rows, at = routed.cpu().numpy(), 0
@@ -113,28 +116,28 @@ class ModelRunner:
     def __init__(self, config: ModelConfig, weights: FusedWeights, device: torch.device, dtype: torch.dtype) -> None:
         self.config, self.weights, self.device, self.dtype = config, weights, device, dtype
         self.kv_dtype = torch.float32 if device.type == "cpu" else dtype
-        """bfloat16 attention is slower than float32 on CPUs, and less exact."""
+        """Dtype of keys and values. On CPUs float32, since bfloat16 attention is slower there and less exact."""
         self.routed: torch.Tensor | None = None
         """[T, layers, k] experts of the last call of `layers`; None for a dense model."""
         self.score_tokens = None
-        """Log-probs are those that fall out of sampling."""
+        """None: sampling itself gives the log-probs."""
         self._scale = 1.0 / math.sqrt(config.head_dim)
         self._rotations = torch.empty(0, 1, config.head_dim // 2, dtype=torch.complex64, device=device)
         self.rotations(128)
 
     def weights_changed(self) -> None:
-        """Nothing to do: the weights are read where they are."""
+        """Do nothing: the weights are read in place."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """Copies of weights that it holds: none."""
+        """Return the copies of weights that the runner holds: none."""
         return []
 
     def decode_batch(self, arenas: Seq[Arena]) -> DecodeBatch:
-        """The running sequences as one batch."""
+        """Return the running sequences as one batch."""
         return _TorchBatch(self, arenas)
 
     def rotations(self, length: int) -> torch.Tensor:
-        """[>= length, 1, D / 2] complex64 rotations by position."""
+        """Return the [>= length, 1, D / 2] complex64 rotations by position."""
         if length > self._rotations.shape[0]:
             positions = torch.arange(max(length, 2 * self._rotations.shape[0]), device=self.device)
             cos, sin = rope_cos_sin(self.config, positions, self.device)
@@ -143,14 +146,14 @@ class ModelRunner:
         return self._rotations
 
     def slots(self, arena: Arena, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[t, 2, H] storage of keys and values of tokens at (row, position), in units of D."""
+        """Return the [t, 2, H] storage indices of keys and values of tokens at (row, position), in units of D."""
         heads, device = self.config.num_kv_heads, self.device
         sides = torch.arange(2, device=device)[None, :, None] * arena.num_rows
         base = (sides + rows[:, None, None]) * heads + torch.arange(heads, device=device)[None, None, :]
         return base * arena.capacity + positions[:, None, None]
 
     def layers(self, tokens: torch.Tensor, rotation: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """[T] ids -> [T, hidden] after the final norm."""
+        """Return the [T, hidden] states after the final norm for [T] ids."""
         config, weights, eps = self.config, self.weights, self.config.rms_norm_eps
         hidden, dim = config.hidden_size, config.head_dim
         total = tokens.shape[0]
@@ -170,24 +173,24 @@ class ModelRunner:
         return F.rms_norm(x, (hidden,), weights.final_norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, vocab]."""
+        """Return the logits [T, vocab] of [T, hidden] states."""
         return self.weights.lm_head(hidden)
 
     def queries(self, qkv: torch.Tensor) -> torch.Tensor:
-        """[n, Q + 2H, D] -> [n, H, G, D]: the queries that share keys side by side."""
+        """Return the queries [n, H, G, D] of [n, Q + 2H, D], grouped by shared keys."""
         config = self.config
         group = config.num_heads // config.num_kv_heads
         queries = qkv[:, : config.num_heads].view(qkv.shape[0], config.num_kv_heads, group, config.head_dim)
         return queries if queries.dtype == self.kv_dtype else queries.to(self.kv_dtype)
 
     def new_keys_values(self, qkv: torch.Tensor) -> torch.Tensor:
-        """[n, Q + 2H, D] -> [n, 2, H, D]."""
+        """Return the keys and values [n, 2, H, D] of [n, Q + 2H, D]."""
         config = self.config
         new = qkv[:, config.num_heads :].view(qkv.shape[0], 2, config.num_kv_heads, config.head_dim)
         return new if new.dtype == self.kv_dtype else new.to(self.kv_dtype)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """One query position: [n, H, G, D] over keys [n * H, D, S] and values [n * H, S, D] -> [n, Q * D].
+        """Attend from one query position: [n, H, G, D] over keys [n * H, D, S], values [n * H, S, D] -> [n, Q * D].
 
         Three batched products are 10 to 20% faster on CPUs than one `scaled_dot_product_attention` of one position.
         """
@@ -197,7 +200,7 @@ class ModelRunner:
     # -- prefill ---------------------------------------------------------------------------------------
 
     def prefill(self, sequences: Seq[Sequence], starts: Seq[int]) -> list[torch.Tensor]:
-        """Store keys and values of `tokens[start:]` of each sequence; the final hidden states [len - start, hidden].
+        """Store keys and values of `tokens[start:]` of each sequence; return final hidden states [len - start, hidden].
 
         The sequences must occupy rows, and everything before `start` must be stored already.
         """
@@ -214,7 +217,7 @@ class ModelRunner:
         return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in done.values()]
 
     def _next_wave(self, order: list[Sequence], cursor: dict[Sequence, int]) -> list[tuple[Sequence, int]]:
-        """Sequences in adjacent rows of one arena, and how far each goes: within the budget, with little padding."""
+        """Return sequences in adjacent rows of an arena and the end of each: within budget, with little padding."""
         wave: list[tuple[Sequence, int]] = []
         longest = total = 0
         for sequence in order:

@@ -1,4 +1,4 @@
-"""Which sequences run: admission within the KV budget, prefix reuse, and preemption when the budget runs out.
+"""Choose the sequences to run: admission within the KV budget, prefix reuse, preemption when the budget runs out.
 
 The core calls `admit` before every step and `make_room` before every decode step. A sequence never fails for lack of
 room: it waits, or it loses its row and is computed again later.
@@ -23,14 +23,14 @@ PREFILL_BUDGET = 8192
 
 @dataclass
 class Admission:
-    """What one step has to prefill."""
+    """The sequences to prefill in a step."""
 
     sequences: list[Sequence] = field(default_factory=list)
-    """Placed in rows, their cached prefixes copied."""
+    """Sequences placed in rows, with their cached prefixes copied."""
     starts: list[int] = field(default_factory=list)
-    """First token to compute of each."""
+    """First token to compute of each sequence."""
     twins: list[tuple[Sequence, Sequence]] = field(default_factory=list)
-    """(sequence, leader) with equal tokens: copy the leader's row and logits once it is computed."""
+    """Pairs (sequence, leader) with equal tokens: the leader's row and logits are copied once they are computed."""
 
 
 class Scheduler:
@@ -43,18 +43,18 @@ class Scheduler:
 
     @property
     def running(self) -> list[Sequence]:
-        """In order of admission."""
+        """Running sequences in order of admission."""
         return list(self._admissions)
 
     @property
     def num_running(self) -> int:
-        """Sequences that have a row."""
+        """Number of sequences that have a row."""
         return len(self._admissions)
 
     def admit(self) -> Admission:
         """Move waiting sequences into rows, first come first served.
 
-        Twins get their rows after all leaders, so that those lie side by side and are computed in one pass.
+        Twins get their rows after all leaders, so the leaders' rows are adjacent and are computed in one pass.
         """
         admission, leaders, tokens, kept = Admission(), dict[tuple[int, ...], Sequence](), 0, 0
         while self.waiting and self.num_running < self._max_running and tokens < PREFILL_BUDGET:
@@ -86,14 +86,14 @@ class Scheduler:
         return leader if leader is not sequence else None
 
     def _has_room(self, length: int, kept: int) -> bool:
-        """Beside `kept` tokens for sequences that get their rows later; prefixes of finished ones make way."""
+        """Return whether there is room besides `kept` tokens for later sequences; evict finished prefixes if needed."""
         if self.prefixes is not None and not self.cache.fits(length, kept + self.prefixes.finished_tokens):
             needed = self.cache.used_tokens + kept + self.cache.capacity_for(length)
             self.prefixes.shrink(self.cache.max_tokens - needed)
         return self.cache.fits(length, kept)
 
     def _place_with_prefix(self, sequence: Sequence, room: int) -> int:
-        """Place the sequence; the number of leading tokens copied from the prefix cache."""
+        """Place the sequence. Returns the number of leading tokens copied from the prefix cache."""
         owner, matched = None, 0
         if self.prefixes is not None:
             owner, matched = self.prefixes.match(sequence.tokens, sequence.reusable)
@@ -110,7 +110,7 @@ class Scheduler:
         return matched
 
     def prefilled(self, sequences: list[Sequence]) -> None:
-        """Offer the tokens of freshly computed sequences to later ones."""
+        """Offer the tokens of newly computed sequences to later sequences."""
         if self.prefixes is not None:
             for sequence in sequences:
                 self.prefixes.add_running(sequence, len(sequence.tokens))

@@ -1,9 +1,9 @@
-"""One request inside the engine, from waiting to finished, and its text.
+"""Represent a request inside the engine (`Sequence`), from waiting to finished, and its text (`TextStream`).
 
-The scheduler moves sequences between queues, the cache gives them a row, the core appends tokens. While a sequence
-runs, its last token is not in the cache yet; it is the next step's input. The core feeds a `TextStream` when a request
-has stop strings or is streamed; others are decoded once, at the end. A token may be a part of a character, so a stream
-holds text back until it is complete.
+The scheduler moves sequences between queues, the cache assigns a row to each, and the core appends tokens. While a
+sequence runs, its last token is not in the cache yet; it is the next step's input. The core feeds a `TextStream` if a
+request has stop strings or is streamed; other requests are decoded once, at the end. A token may be a part of a
+character, so a stream holds text back until the character is complete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INCOMPLETE = "\ufffd"
 
 
 def decode(tokenizer: Any, ids: Seq[int], params: SamplingParams) -> str:
-    """The text of `ids`; empty without a tokenizer."""
+    """Return the text of `ids`; empty without a tokenizer."""
     if tokenizer is None or not ids:
         return ""
     text: str = tokenizer.decode(
@@ -40,7 +40,7 @@ def decode(tokenizer: Any, ids: Seq[int], params: SamplingParams) -> str:
 
 
 class TextStream:
-    """Text of a growing list of ids. Decodes a short tail per token: what was complete before gives the context."""
+    """The text of a growing list of ids. It decodes a short tail per token, with the last complete text as context."""
 
     def __init__(self, tokenizer: Any, params: SamplingParams) -> None:
         self._tokenizer, self._params = tokenizer, params
@@ -50,10 +50,10 @@ class TextStream:
         self.text = ""
         """Complete characters so far."""
         self.stop_at: int | None = None
-        """Where in `text` a stop string begins."""
+        """Index in `text` at which a stop string begins."""
 
     def update(self, ids: Seq[int], final: bool = False) -> str | None:
-        """Take all output ids so far; the stop string that appeared first, or None. `final` releases held-back text."""
+        """Read all output ids so far; return the first stop string found, or None. `final` releases held-back text."""
         before = decode(self._tokenizer, ids[self._context : self._read], self._params)
         tail = decode(self._tokenizer, ids[self._context :], self._params)
         if len(tail) <= len(before) or (tail.endswith(_INCOMPLETE) and not final):
@@ -64,7 +64,7 @@ class TextStream:
 
     @property
     def safe_text(self) -> str:
-        """`text` without an ending that may turn out to be the beginning of a stop string."""
+        """Complete text, without an ending that may be the beginning of a stop string."""
         return self.text[: len(self.text) - held_back(self.text, self._params.stop)]
 
     def _find_stop(self, new: int) -> str | None:
@@ -79,56 +79,56 @@ class TextStream:
 
 @dataclass(eq=False)
 class Sequence:
-    """Prompt, what was sampled so far, and where its keys and values are."""
+    """A request: its prompt, its sampled tokens, and the place of its keys and values."""
 
     rid: str
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
-    """Of the counter-based sampler."""
+    """Seed of the counter-based sampler."""
     limit: int
-    """Output tokens at which it ends: max_new_tokens, or what fits into the context."""
+    """Maximum number of output tokens: max_new_tokens, or as many as fit into the context."""
     stop_ids: frozenset[int]
-    """Token ids that end it."""
+    """Token ids that end the sequence."""
     logprob_start: int | None = None
-    """Position from which log-probs of prompt tokens are wanted; None for no prompt log-probs."""
+    """Position from which log-probs of prompt tokens are returned; None for no prompt log-probs."""
     top_logprobs: int = 0
-    """How many most likely tokens to report per output token."""
+    """Number of most likely tokens to report per output token."""
     streaming: bool = False
     constraint: Constraint | None = None
-    """What may come next, where the request has a grammar."""
+    """Constraint on the next token, if the request has a grammar."""
     tokens: list[int] = field(default_factory=list)
     """[prompt + output] ids."""
     log_probs: list[float] = field(default_factory=list)
     """[output]"""
     kept: list[list[int]] | None = None
-    """[output] ids that top-k, top-p and min-p left to sample each token from; none at all for a request without them.
-    None: nobody asked."""
+    """[output] ids among which each token was sampled after top-k, top-p and min-p; empty for a request without them.
+    None: not requested."""
     top: list[list[tuple[float, int]]] = field(default_factory=list)
     """[output][top_logprobs] (log-prob, id)"""
     prompt_log_probs: list[float] = field(default_factory=list)
-    """Of prompt tokens after `logprob_start`."""
+    """Log-probs of prompt tokens after `logprob_start`."""
     version_runs: list[tuple[int, int]] = field(default_factory=list)
-    """(output index, weight version from there on)."""
+    """(output index, weight version from this index on)."""
     arena: Arena | None = None
     row: int = -1
     """Row in `arena`."""
     outdated: bool = False
-    """Some of its keys and values were computed with weights that were replaced since."""
+    """True if some keys and values were computed with weights that have been replaced."""
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were found in the cache."""
+    """Number of prompt tokens whose keys and values were found in the cache."""
     finish: dict[str, Any] | None = None
     """SGLang's finish reason, set once."""
     error: str | None = None
     """Set when the request failed instead of finishing."""
     text_stream: TextStream | None = None
-    """Present when text is needed before the end: stop strings or streaming."""
+    """Text stream; None unless text is needed before the end (stop strings or streaming)."""
     stop_match: str | None = None
-    """The stop string found."""
+    """Stop string that was found."""
     routed: np.ndarray | None = None
     """[room, layers, k] int32 experts of the tokens that went through the model; None for a dense model."""
     num_routed: int = 0
-    """How many leading tokens have their experts in `routed`."""
+    """Number of leading tokens with their experts in `routed`."""
     created: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class Sequence:
             self.tokens = list(self.prompt_ids)
 
     def note_routed(self, start: int, rows: np.ndarray) -> None:
-        """Experts [n, layers, k] of the tokens from `start` on. What is known stays: log-probs were made with it."""
+        """Record experts [n, layers, k] of tokens from `start` on; known ones stay, since log-probs depend on them."""
         end = start + len(rows)
         if end <= self.num_routed:
             return
@@ -151,22 +151,22 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        """Tokens sampled so far."""
+        """Number of sampled tokens."""
         return len(self.log_probs)
 
     @property
     def output_ids(self) -> list[int]:
-        """[output] ids, the stop token included."""
+        """[output] ids, including the stop token."""
         return self.tokens[len(self.prompt_ids) :]
 
     @property
     def reusable(self) -> int:
-        """How many leading tokens need no hidden state, so that their keys and values may come from the cache."""
+        """Number of leading tokens that need no hidden state, so that their keys and values may come from the cache."""
         last = len(self.tokens) - 1
         return last if self.logprob_start is None else min(last, self.logprob_start)
 
     def mark_version(self, version: int) -> None:
-        """Tokens sampled from here on come from weight version `version`."""
+        """Record that tokens from here on are sampled with weight version `version`."""
         runs = self.version_runs
         if not runs or runs[-1][1] != version:
             runs.append((self.num_output, version))
@@ -177,7 +177,7 @@ class Sequence:
         return [v for (start, v), end in zip(self.version_runs, ends) for _ in range(end - start)]
 
     def take_row_of(self, leader: Sequence) -> None:
-        """Copy what another one with the same tokens has computed: keys and values, and the experts used."""
+        """Copy keys, values and experts from another sequence with the same tokens."""
         assert leader.arena is not None
         assert self.arena is not None
         length = len(leader.tokens)

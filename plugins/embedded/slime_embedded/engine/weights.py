@@ -1,9 +1,9 @@
-"""HF-layout tensors <-> the fused tensors the model runner multiplies with.
+"""Convert HF-layout tensors to the fused tensors of the model runner, and back.
 
-The core calls this at load and at every weight update. An update is checked completely before the first byte changes.
-Rows of queries and keys are stored with the two halves of each rotary pair side by side (i, i + head_dim/2), so a
-rotation is one complex product; reading a weight back undoes it. Tokens are grouped by expert, so an expert's product
-has as many rows as tokens chose it, and last bits differ with the batch; `--true-on-policy-mode` uses
+The core calls this module at load and at every weight update. An update is checked completely before the first byte
+changes. Rows of queries and keys are stored with the two halves of each rotary pair adjacent (i, i + head_dim/2), so a
+rotation is one complex product; reading a weight restores HF's order. Tokens are grouped by expert, so the number of
+rows of an expert's product depends on the batch, and so do the last bits; `--true-on-policy-mode` uses
 `invariant_runner.py` instead.
 """
 
@@ -21,21 +21,21 @@ from slime_core.models.config import ModelConfig, MoEConfig
 from slime_embedded.engine.linear import Linear, packs
 
 NewLinear = Callable[[int, int, bool], Linear]
-"""(rows, columns, with a bias) -> a projection with undefined contents."""
+"""Constructor: (rows, columns, with a bias) -> a projection with undefined contents."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where one HF tensor lives inside a fused tensor."""
+    """The place of an HF tensor inside a fused tensor."""
 
     target: torch.Tensor
     """View of the fused tensor, in HF's order of rows."""
     shape: tuple[int, ...]
     """HF shape."""
     linear: Linear | None = None
-    """The projection whose weight it is in."""
+    """Projection whose weight contains the tensor."""
     repeated: bool = False
-    """The target holds the tensor once per head."""
+    """True if the target holds the tensor once per head."""
 
     def write(self, tensor: torch.Tensor) -> None:
         if self.linear is not None and self.linear.pack(tensor, self.target) and self.linear.alone:
@@ -47,7 +47,7 @@ class _Place:
 
 
 def _unpaired(rows: torch.Tensor) -> torch.Tensor:
-    """[heads, head_dim, ...] rotary pairs -> a view [heads, 2, head_dim / 2, ...], first halves before second ones."""
+    """Return rotary pairs [heads, head_dim, ...] as a view [heads, 2, head_dim / 2, ...], first halves first."""
     return rows.view(rows.shape[0], -1, 2, *rows.shape[2:]).transpose(1, 2)
 
 
@@ -71,7 +71,7 @@ class Layer:
         )
 
     def places(self, config: ModelConfig) -> Iterator[tuple[str, _Place]]:
-        """HF names below `model.layers.N.` and where they go."""
+        """Yield the HF names below `model.layers.N.` with their places."""
         dim, queries, keys = config.head_dim, config.num_heads, config.num_kv_heads
         starts = {"q": (0, queries), "k": (queries, keys), "v": (queries + keys, keys)}
         for name, (start, heads) in starts.items():
@@ -99,13 +99,13 @@ def _whole(tensor: torch.Tensor, linear: Linear | None = None) -> _Place:
 
 
 class FusedWeights:
-    """All tensors of the model; contents are undefined until the first `update`."""
+    """All fused tensors of the model; their contents are undefined until the first `update`."""
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, kernels: Any = None) -> None:
         self.config, self.kernels = config, kernels  # compiled `decode.c`, or None
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
         self._room = self.embedding.new_empty(0)
-        """Where each weight that is kept packed alone lies until it is packed; as large as the largest."""
+        """Buffer for a weight that is kept only in packed form, until it is packed; sized for the largest weight."""
         self.layers = [Layer(config, i, self._new_linear, self.embedding) for i in range(config.num_layers)]
         self.final_norm = torch.empty(config.hidden_size, device=device, dtype=dtype)
         head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
@@ -119,7 +119,7 @@ class FusedWeights:
         for i, layer in enumerate(self.layers):
             self._places |= {f"model.layers.{i}.{name}": place for name, place in layer.places(config)}
         self._owners: dict[Linear | None, list[str]] = {}
-        """Projection -> the tensors of its weight; None has all others."""
+        """Projection -> names of the tensors in its weight; None -> all other names."""
         for name, place in self._places.items():
             self._owners.setdefault(place.linear, []).append(name)
 
@@ -136,8 +136,8 @@ class FusedWeights:
         """Copy a complete set of HF tensors in, or change nothing.
 
         Raises:
-            WeightSyncError: A name is missing, unknown or given twice, or a shape differs. `origin` says where the
-                tensors came from.
+            WeightSyncError: A name is missing, unknown or given twice, or a shape differs. `origin` names the
+                source of the tensors.
         """
         given: dict[str, torch.Tensor] = {}
         for name, tensor in weights:
@@ -155,12 +155,12 @@ class FusedWeights:
                 linear.repack()
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Views that together cover every fused tensor."""
+        """Return views that together cover every fused tensor."""
         return (place.target for place in self._places.values())
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of packed copies beside the fused tensors."""
+        """Size in bytes of the packed copies, in addition to the fused tensors."""
         return sum(linear.packed.nbytes for linear in filter(None, self._owners) if linear.packed is not None)
 
     def drop_packed(self) -> None:
@@ -188,7 +188,7 @@ class FusedWeights:
 
     @torch.inference_mode()
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """HF names and tensors, in HF layout; some are copies."""
+        """Yield HF names and tensors in HF layout; some tensors are copies."""
         for linear, names in self._owners.items():
             if linear is not None:
                 linear.unpack()
@@ -198,19 +198,19 @@ class FusedWeights:
 
 
 class FeedForward:
-    """`down(silu(gate(x)) * up(x))`; gate and up projections are one matrix."""
+    """The MLP `down(silu(gate(x)) * up(x))`; gate and up projections are one matrix."""
 
     def __init__(self, hidden: int, inner: int, bias: bool, new: NewLinear) -> None:
         self.gate_up, self.down = new(2 * inner, hidden, bias), new(hidden, inner, bias)
         self.inner = inner
 
     def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; `routed` stays as it is."""
+        """Return [T, hidden] for inputs [T, hidden]; `routed` is not changed."""
         both = self.gate_up(x)
         return self.down(F.silu(both[:, : self.inner]).mul_(both[:, self.inner :]))
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, Linear | None]]:
-        """HF names below `mlp.`, views, and the projections whose weights they are in."""
+        """Yield HF names below `mlp.`, views, and the projections whose weights contain them."""
         for name, rows in (("gate", slice(0, self.inner)), ("up", slice(self.inner, None))):
             yield f"{name}_proj.weight", self.gate_up.weight[rows], self.gate_up
             if self.gate_up.bias is not None:
@@ -221,7 +221,7 @@ class FeedForward:
 
 
 class Experts:
-    """Router and experts: `models.feed_forward.MixtureOfExperts` without gradients."""
+    """The router and experts of a layer: `models.feed_forward.MixtureOfExperts` without gradients."""
 
     def __init__(self, hidden: int, moe: MoEConfig, new: NewLinear, like: torch.Tensor) -> None:
         self.moe = moe
@@ -229,7 +229,7 @@ class Experts:
         self.experts = [FeedForward(hidden, moe.intermediate_size, False, new) for _ in range(moe.num_experts)]
 
     def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; the chosen experts go into `routed` [T, k]."""
+        """Return [T, hidden] for inputs [T, hidden]; write the chosen experts to `routed` [T, k]."""
         k = self.moe.experts_per_token
         probabilities = torch.softmax(F.linear(x, self.router).float(), dim=-1)
         chosen = torch.topk(probabilities, k, dim=-1).indices.sort(dim=-1).values
@@ -247,7 +247,7 @@ class Experts:
         return (by_token * weights[:, :, None]).sum(1).to(x.dtype)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, Linear | None]]:
-        """HF names below `mlp.`, views, and the projections whose weights they are in."""
+        """Yield HF names below `mlp.`, views, and the projections whose weights contain them."""
         yield "gate.weight", self.router, None
         for i, expert in enumerate(self.experts):
             yield from ((f"experts.{i}.{name}", tensor, owner) for name, tensor, owner in expert.tensors())

@@ -1,8 +1,8 @@
 """Compile the C sources in this folder, for float32 on CPUs; without them torch computes the same.
 
-The embedded trainer and the embedded engine ask for a source by name. It is compiled on first use, for this machine's
-processor, into a cache directory (`$XDG_CACHE_HOME/slime/kernels`, or below `~/.cache`) under a hash of all that the
-result depends on. Sums are in one order whatever the batch is, so results repeat bit for bit on one machine.
+The embedded trainer and the embedded engine load a source by name. A source is compiled on first use, for this
+machine's processor, into a cache directory (`$XDG_CACHE_HOME/slime/kernels`, or below `~/.cache`) under a hash of all
+inputs of the compilation. The order of sums does not depend on the batch, so results repeat bit for bit on one machine.
 """
 
 from __future__ import annotations
@@ -26,26 +26,29 @@ _choice = "auto"
 
 
 def use(choice: str) -> None:
-    """`--kernels`, for this process: "auto", or "torch", with which `load` finds nothing."""
+    """Set `--kernels` for this process: "auto", or "torch", which makes `load` return None."""
     global _choice
     _choice = choice
 
 
 def load(source: str) -> ctypes.CDLL | None:
-    """The functions of `SOURCE.c` that are `void` and not `static`, with the argument types written there.
+    """Load the functions of `SOURCE.c` that are `void` and not `static`, with their argument types from the source.
 
-    A pointer is an integer (`Tensor.data_ptr()`) or None; nothing checks what it points to.
+    A pointer is an integer (`Tensor.data_ptr()`) or None; its target is not checked.
 
     Returns:
-        None with `--kernels torch`, and where it cannot be compiled, which is said once with the reason.
+        The library; None with `--kernels torch`, or if compilation fails, which is logged once with the reason.
     """
     return _load(source) if _choice == "auto" else None
 
 
 def training(*tensors: torch.Tensor | None, multiplied: bool = False) -> ctypes.CDLL | None:
-    """`training.c`, where it takes these tensors: float32 on a CPU. It has one thread; where torch has more, None.
+    """Load `training.c` if it supports these tensors: contiguous float32 on a CPU.
 
-    `multiplied`: the first are x [T, in] and weight [out, in] of a product, of so many rows that packing pays.
+    Return None otherwise, or if torch has more than one thread, since the kernels have one.
+
+    `multiplied`: the first tensors are x [T, in] and weight [out, in] of a product; x must have enough rows for packing
+    to pay off.
     """
     taken = {(x.dtype, x.device.type, x.is_contiguous()) for x in tensors if x is not None}
     if multiplied and tensors[0] is not None and (tensors[0].shape[0] < 256 or tensors[0].shape[1] % 16):
@@ -54,7 +57,7 @@ def training(*tensors: torch.Tensor | None, multiplied: bool = False) -> ctypes.
 
 
 def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
-    """What compiled functions take for tensors."""
+    """Return the tensors' addresses, which compiled functions take as arguments."""
     return [None if x is None else x.data_ptr() for x in tensors]
 
 
@@ -64,8 +67,8 @@ def _load(source: str) -> ctypes.CDLL | None:
         parts = (Path(__file__).with_name(f"{name}.c") for name in ("products", source))
         text = "".join(part.read_text(encoding="utf-8") for part in parts)
         found = ctypes.CDLL(str(_built(source, text)))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home to compile in, too
-        told = getattr(error, "stderr", None) or error  # the compiler's own words, where it has any
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # also if there is no home directory
+        told = getattr(error, "stderr", None) or error  # the compiler's message, if any
         logging.getLogger(__name__).warning("torch computes what %s.c would, slower: %s", source, told)
         return None
     for name, arguments in re.findall(r"^void (\w+)\(([^)]*)\)", text, re.MULTILINE):
@@ -75,7 +78,7 @@ def _load(source: str) -> ctypes.CDLL | None:
 
 
 def _built(source: str, text: str) -> Path:
-    """The shared library of this text, this compiler and this processor, compiled where it is not there yet."""
+    """Return the shared library for this text, compiler and processor; compile it if it does not exist yet."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise OSError("no C compiler (cc, gcc, clang, or what CC names)")
@@ -91,5 +94,5 @@ def _built(source: str, text: str) -> Path:
             subprocess.run(words, input=text, text=True, capture_output=True, check=True, timeout=120)
             with made_here.open("rb") as file:
                 os.fsync(file.fileno())  # part of a library, after a loss of power, would end the process that loads it
-            made_here.replace(target)  # ranks that start at once each make one, and the last stays
+            made_here.replace(target)  # ranks that start together each compile; the last replaces the others
     return target

@@ -1,12 +1,12 @@
-"""A decoder's forward pass whose every number is the same bits whatever else is in the batch.
+"""A decoder's forward pass with bit-identical results for a sequence, independent of the rest of the batch.
 
 Floating-point sums depend on the order in which a kernel adds, and kernels choose that order by the shape of their
 input. So nothing here depends on the shape of the batch: row-wise work runs on tiles of exactly `TILE` rows, and a
 query at position p always attends over `key_span(p)` keys, the ones after p masked. The trainer (whole sequences,
 packed) and the embedded engine (one new token at a time, cached keys) then agree bit for bit, which
-`--true-on-policy-mode` asks for. The idea is that of "Defeating Nondeterminism in LLM Inference" (He et al., Thinking
-Machines 2025); it relies on a matrix product treating all rows of a full tile alike, which is tested, and which the
-learner checks at every rollout by comparing the two sides.
+`--true-on-policy-mode` requires. The idea is from "Defeating Nondeterminism in LLM Inference" (He et al., Thinking
+Machines 2025). It requires that a matrix product treats all rows of a full tile alike. Tests check this, and the
+learner checks it at every rollout by comparing the two sides.
 
 Tiles are padded, so this is slower than `Decoder.hidden`; it is for runs that need exactness, not speed.
 """
@@ -27,18 +27,18 @@ from slime_embedded.models.feed_forward import MixtureOfExperts
 from slime_embedded.models.routing import Routing
 
 TILE = 32
-"""Rows of every row-wise computation."""
+"""Number of rows in every row-wise computation."""
 KEY_BLOCK = 64
-"""Numbers of keys are multiples of this."""
+"""Unit of key counts: each is a multiple of it."""
 _SCORES = 1 << 24
-"""Most attention scores computed at once."""
+"""Maximum number of attention scores computed at once."""
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, rotated queries [T, Q, D], rotated keys [T, H, D], values [T, H, D]) -> [T, Q * D]."""
 
 
 def key_span(position: int) -> int:
-    """How many keys a query at `position` (from 0) is computed over."""
+    """Return the number of keys over which a query at `position` (from 0) is computed."""
     return (position // KEY_BLOCK + 1) * KEY_BLOCK
 
 
@@ -62,11 +62,11 @@ def by_tile(
 def attend_tiles(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, last: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attention of tiles of queries, each over its own keys.
+    """Return the attention of tiles of queries, each over its own keys.
 
     Args:
         queries: [n, TILE, Q, D].
-        keys: [n, S, H, D], S a multiple of `KEY_BLOCK`; finite also where nothing is stored.
+        keys: [n, S, H, D], S a multiple of `KEY_BLOCK`; finite also in unused places.
         values: Like `keys`.
         last: [n, TILE] the last key each query sees.
         scale: Factor of the scores.
@@ -93,7 +93,7 @@ def attend_tiles(
 
 
 class BatchInvariantForward:
-    """The forward pass of `decoder` in fixed shapes; differentiable."""
+    """A forward pass of `decoder` in fixed shapes; differentiable."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -102,7 +102,7 @@ class BatchInvariantForward:
     def hidden(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, routing: Routing | None = None
     ) -> torch.Tensor:
-        """[T] token ids at `positions` [T] of their sequences -> [T, hidden] after the final norm.
+        """Return [T, hidden] after the final norm for [T] token ids at `positions` [T] of their sequences.
 
         `routing`: as for `Decoder.hidden`.
         """
@@ -122,7 +122,7 @@ class BatchInvariantForward:
         return by_tile(lambda tile: (stack.norm(tile),), x)[0]
 
     def packed(self, token_ids: torch.Tensor, lengths: Sequence[int], routing: Routing | None = None) -> torch.Tensor:
-        """As `hidden`, for whole sequences of `lengths` laid end to end."""
+        """Return the hidden states like `hidden`, for complete sequences of `lengths`, concatenated."""
         tiles = SequenceTiles.of(lengths, token_ids.device)
         return self.hidden(token_ids, tiles.positions, tiles.attend(self.scale), routing)
 
@@ -154,7 +154,7 @@ class BatchInvariantForward:
         attended = attend(number, *by_tile(project, x, *rope))
         if not isinstance(layer.mlp, MixtureOfExperts):
             return by_tile(finish, x, attended)[0]
-        # How many rows an expert gets depends on the batch, so its rows fill tiles of their own.
+        # The number of rows of an expert depends on the batch, so its rows fill tiles of their own.
         x, normed = by_tile(join, x, attended)
         at = None if routing is None else routing.of_layer(number, None)
         result: torch.Tensor = x + layer.mlp(
@@ -163,7 +163,7 @@ class BatchInvariantForward:
         return result
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, vocab]."""
+        """Return logits [T, vocab] for `hidden` [T, hidden]."""
         weight = self.decoder.head_weight
         return by_tile(lambda tile: (functional.linear(tile, weight),), hidden)[0]
 
@@ -177,9 +177,9 @@ class BatchInvariantForward:
         mask: SamplingMask | None = None,
         chunk_size: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs [T] of `targets` [T] after `hidden` [T, hidden], and the entropy [T] in nats if asked for.
+        """Return log-probs [T] of `targets` [T] after `hidden` [T, hidden], and the entropy [T] in nats if requested.
 
-        `chunk_size` changes nothing: rows are always taken a tile at a time.
+        `chunk_size` has no effect: rows are always processed a tile at a time.
         """
         weight = self.decoder.head_weight
         scales = hidden.new_full((hidden.shape[0], 1), temperature)
@@ -191,7 +191,7 @@ class BatchInvariantForward:
             # A padding row has scale 0, and its 0 / 0 is dropped with it; 1 keeps its gradient finite.
             scores = _scaled_log_softmax(logits if bias is None else logits + bias, scale + (scale == 0))
             chosen = scores.gather(1, ids[:, None]).squeeze(1)
-            finite = scores.clamp(min=torch.finfo(scores.dtype).min)  # 0 * -inf would be no number
+            finite = scores.clamp(min=torch.finfo(scores.dtype).min)  # 0 * -inf would be NaN
             return (chosen, -(scores.exp() * finite).sum(-1)) if with_entropy else (chosen,)
 
         if not hidden.shape[0]:
@@ -220,7 +220,7 @@ def log_probs_of(logits: torch.Tensor, targets: torch.Tensor, scales: torch.Tens
 
 @dataclass(frozen=True)
 class SequenceTiles:
-    """Index tables with which packed whole sequences attend tile by tile; made once per forward pass."""
+    """Index tables for the attention of packed complete sequences, tile by tile; made once per forward pass."""
 
     positions: torch.Tensor
     """[T] position of each token in its sequence."""
@@ -228,11 +228,11 @@ class SequenceTiles:
     """Per number of keys S: rows of the queries [n, TILE], rows of the keys [n, S], last key of each query [n, TILE].
     Row T stands for padding."""
     inverse: torch.Tensor
-    """[T] where each token's query is among the tiles of all groups."""
+    """[T] index of each token's query in the tiles of all groups."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> SequenceTiles:
-        """For sequences of `lengths` laid end to end."""
+        """Return the tables for concatenated sequences of `lengths`."""
         total, start = sum(lengths), 0
         tiles: dict[int, list[tuple[int, int, int]]] = {}
         for length in lengths:
@@ -259,7 +259,7 @@ class SequenceTiles:
         return cls(positions.to(device), groups, inverse[:total].to(device))
 
     def attend(self, scale: float) -> Attend:
-        """Causal attention within each sequence."""
+        """Return a function for causal attention within each sequence."""
 
         def attention(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             q, k, v = (torch.cat((x, x.new_zeros(1, *x.shape[1:]))) for x in (q, k, v))

@@ -1,9 +1,9 @@
-"""What follows attention in a decoder layer: a SwiGLU block, or a mixture of such blocks with a router.
+"""The feed-forward part of a decoder layer: a SwiGLU block, or a mixture of such blocks with a router.
 
 Built by `models/decoder.py`; `models/batch_invariant.py` calls the same modules on tiles of fixed size through
 `on_rows`. Parameter names are those of HF hub files (one gate, up and down matrix per expert), which transformers and
-SGLang both read. The chosen experts are used in ascending order of their number, whoever chose them, so that equal
-choices give equal bits.
+SGLang both read. The chosen experts, from the router or from a replay, are used in ascending order of their number, so
+that equal choices give equal bits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from slime_embedded.models.routing import LayerRouting
 
 OnRows = Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor]
-"""Applies a row-wise function to [T, ...] rows."""
+"""Function that applies a row-wise function to [T, ...] rows."""
 
 
 class FeedForward(nn.Module):
-    """SwiGLU feed-forward block."""
+    """A SwiGLU feed-forward block."""
 
     def __init__(self, hidden: int, inner: int, bias: bool = False) -> None:
         super().__init__()
@@ -41,7 +41,10 @@ class FeedForward(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token goes through the `experts_per_token` experts with the largest router probability (Qwen3-MoE)."""
+    """A mixture of experts: each token uses the `experts_per_token` experts with the largest router probability.
+
+    Source: Qwen3-MoE.
+    """
 
     def __init__(self, hidden: int, moe: MoEConfig) -> None:
         super().__init__()
@@ -59,9 +62,9 @@ class MixtureOfExperts(nn.Module):
 
         Args:
             x: The normed residual stream.
-            routing: Experts to use instead of the router's own choice; it notes what was chosen. The weights of the
-                experts are always those of this router, renormalised over the chosen ones where the family does so.
-            on_rows: Runs router and experts, for callers who need fixed shapes.
+            routing: Experts to use instead of the router's choice; it also records the chosen experts. The weights of
+                the experts always come from this router, renormalised over the chosen experts if the family does so.
+            on_rows: Runs router and experts, for callers that need fixed shapes.
         """
         probabilities = torch.softmax(on_rows(self.gate, x).float(), dim=-1)
         chosen = torch.topk(probabilities.detach(), self.per_token, dim=-1).indices.sort(dim=-1).values
@@ -77,7 +80,7 @@ class MixtureOfExperts(nn.Module):
         return result.to(x.dtype)
 
     def _through_experts(self, x: torch.Tensor, chosen: torch.Tensor, on_rows: OnRows) -> torch.Tensor:
-        """[T, k, hidden] what each chosen expert makes of each token."""
+        """Return [T, k, hidden], the output of each chosen expert for each token."""
         flat = chosen.flatten()
         order = torch.argsort(flat, stable=True)
         inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

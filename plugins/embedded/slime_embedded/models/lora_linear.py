@@ -1,6 +1,6 @@
-"""Adapters in a torch model: `LoraLinear` in place of `nn.Linear`, and the weights that come out.
+"""Adapters in a torch model: `LoraLinear` in place of `nn.Linear`, and the exported weights.
 
-Used by the embedded trainer. A model with adapters has the parameters `X.lora_A` and `X.lora_B` beside every adapted
+Used by the embedded trainer. A model with adapters has the parameters `X.lora_A` and `X.lora_B` for every adapted
 `X.weight`; `merged_weights` hides them again.
 """
 
@@ -23,11 +23,11 @@ class LoraLinear(nn.Module):
     """`x W^T + b` with W = weight + scale * B A.
 
     Args:
-        linear: Its parameters become this module's, not copies.
+        linear: Layer whose parameters become this module's, without a copy.
         down: [rank, in] float32, A.
         up: [out, rank] float32, B.
         scale: alpha / rank.
-        merge: Multiply with the merged weight, as an engine does, instead of adding the adapter's output. Same numbers
+        merge: Multiply with the merged weight, as an engine does, instead of adding the adapter's output. Same results
             up to rounding, at rank / rows of the matrix product more.
     """
 
@@ -40,7 +40,7 @@ class LoraLinear(nn.Module):
         self.scale, self.merge = scale, merge
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out]."""
+        """Map [..., in] to [..., out]."""
         if self.merge:
             result: torch.Tensor = _MergedLinear.apply(  # type: ignore[no-untyped-call]
                 x, self.weight, self.lora_A, self.lora_B, self.bias, self.scale
@@ -50,12 +50,12 @@ class LoraLinear(nn.Module):
         return functional.linear(x, self.weight, self.bias) + added * self.scale
 
     def merged_weight(self) -> torch.Tensor:
-        """[out, in], a new tensor without gradient."""
+        """Return the merged weight [out, in], a new tensor without gradient."""
         return merged(self.weight.detach(), self.lora_A.detach(), self.lora_B.detach(), self.scale)
 
 
 class _MergedLinear(torch.autograd.Function):
-    """The product with the merged weight, which is made anew in the backward pass instead of being kept."""
+    """Product with the merged weight; the backward pass recomputes the merged weight instead of keeping it."""
 
     @staticmethod
     def forward(
@@ -108,7 +108,7 @@ def add_adapters(model: nn.Module, lora: LoraSettings, seed: int, *, merge: bool
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """HF names and tensors without gradient, one at a time: merged where there is an adapter, else the live ones."""
+    """Yield HF names and tensors without gradient: merged weights of adapted layers, else the live weights."""
     adapted = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, LoraLinear)}
     for name, parameter in model.named_parameters():
         if name.rpartition(".")[2] not in (DOWN, UP):
@@ -116,7 +116,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def base_weights(model: nn.Module, *, adapters: bool = False) -> dict[str, torch.Tensor]:
-    """HF name -> live tensor of the weights without the adapters; or of these alone, `MODULE.lora_A` and `.lora_B`."""
+    """Return live tensors by HF name: the weights without adapters, or only `MODULE.lora_A` and `.lora_B`."""
     found = ((name, parameter.detach()) for name, parameter in model.named_parameters())
     return {name: tensor for name, tensor in found if (name.rpartition(".")[2] in (DOWN, UP)) is adapters}
 

@@ -1,10 +1,10 @@
 """Sequence lengths -> the index tables with which a decoder runs on packed tokens and attends on padded groups.
 
-`Decoder.hidden` keeps `[T, ...]` activations, all sequences laid end to end with no padding, for everything but
-attention. For attention the tokens are gathered into right-padded groups of sequences of similar length, where
-`is_causal` needs no mask, and gathered back. Padded rows hold copies of row 0, not zeros; they come after every real
-token of their sequence, so no real query sees them, and they are dropped again. Rows that are equal in several
-sequences, such as those of a group's prompt, are computed once and gathered into each of them.
+Except for attention, `Decoder.hidden` keeps `[T, ...]` activations: all sequences concatenated without padding. For
+attention the tokens are gathered into right-padded groups of sequences of similar length, where `is_causal` needs no
+mask, and gathered back. Padded rows hold copies of row 0, not zeros. They come after every real token of their
+sequence, so no real query attends to them, and they are dropped afterwards. Rows that are equal in several sequences,
+such as the rows of a group's prompt, are computed once and gathered into each sequence.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 
 _Device = torch.device | str
 GROUP_FLOOR = 64
-"""Sequences up to this long share one group: padding them costs less than another attention call."""
+"""Sequences up to this length share one group: padding them costs less than another attention call."""
 GROUP_RATIO = 1.25
-"""Longer ones share a group when their lengths differ by less than this factor."""
+"""Longer sequences share a group when their lengths differ by less than this factor."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class RowMap:
     index: torch.Tensor
     """[rows of the result] int64."""
     inverse: torch.Tensor
-    """[rows of the input] int64: where the input's row went."""
+    """[rows of the input] int64 row of the result that holds each input row."""
     dropped: torch.Tensor | None
-    """[rows of the input, 1] True where the row went nowhere and `inverse` means nothing; None: every row is used."""
+    """[rows of the input, 1] True for an unused row, whose `inverse` has no meaning; None: every row is used."""
     again: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Rows of the result that repeat one, and the rows of the input that they repeat; None: no row is used twice."""
+    """Repeated rows of the result, and the input rows that they repeat; None: no row is used twice."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Gather the rows of `x` [rows, width]; the gradient is a gather too, with additions where a row repeats."""
@@ -70,27 +70,28 @@ class _GatherRows(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Everything about the lengths of one forward pass that does not depend on the layer."""
+    """The index tables of one forward pass, derived from sequence lengths and shared by all layers."""
 
     computed: torch.Tensor | None
-    """[C] int64 the tokens whose rows are computed, which "packed rows" below are; None: all T."""
+    """[C] int64 tokens whose rows are computed, called "packed rows" below; None: all T."""
     positions: torch.Tensor
-    """[C] int64 position of each of them in its sequence."""
+    """[C] int64 position of each packed row in its sequence."""
     groups: list[tuple[int, int]]
     """(sequences, padded length) of each attention group, in the order of the padded rows."""
     pad: RowMap | None
-    """Packed rows -> padded rows; None when the packed rows already are the one group."""
+    """Packed rows -> padded rows; None when the packed rows already form a single group."""
     unpad: RowMap | None
     """Padded rows -> packed rows."""
     keep: RowMap | None
-    """Packed rows -> the rows asked for; None when all are."""
+    """Packed rows -> requested rows; None when all rows are requested."""
     unpad_keep: RowMap | None
-    """Padded rows -> the rows asked for."""
+    """Padded rows -> requested rows."""
     repeat: RowMap | None
-    """The rows asked for, each once -> all of them; None when no token is a copy."""
+    """Distinct requested rows -> all requested rows; None when no token is a copy."""
     tokens: list[torch.Tensor]
-    """What compiled attention needs, which does not pad: [T] int64 the packed row of each token; the row of its result
-    among those, and among the rows asked for, -1 where there is none; [sequences + 1] where the sequences begin."""
+    """Tables for compiled attention, which does not pad: [T] int64 packed row of each token; [T] row of its result
+    among the packed rows, -1 without a result; the same among the requested rows; [sequences + 1] starts of the
+    sequences."""
 
     @classmethod
     def build(
@@ -104,9 +105,9 @@ class PackedLayout:
 
         Args:
             lengths: Tokens of each sequence, all >= 1.
-            device: Where the tables live.
-            rows: [R] distinct packed rows whose hidden state is wanted, in the order wanted; None means all. Those that
-                are copies are kept once, in ascending order, and `repeat` has all.
+            device: Device of the tables.
+            rows: [R] distinct packed rows whose hidden states are requested, in the requested order; None means all.
+                Copies are kept once, in ascending order, and `repeat` has all rows.
             same: [T] as for `Decoder.hidden`.
         """
         assert lengths, "a forward pass needs at least one sequence"
@@ -140,7 +141,7 @@ class PackedLayout:
         return cls(chosen, places, groups, pad, unpad, keep, unpad_keep, repeat, tokens)
 
     def split(self, x: torch.Tensor, heads: int) -> list[torch.Tensor]:
-        """[T, heads * head_dim] packed rows -> one [n, heads, length, head_dim] view per group."""
+        """Split packed rows [T, heads * head_dim] into one [n, heads, length, head_dim] view per group."""
         padded = x if self.pad is None else self.pad(x)
         sizes = [n * length for n, length in self.groups]
         parts = torch.split(padded, sizes) if len(sizes) > 1 else (padded,)
@@ -150,7 +151,7 @@ class PackedLayout:
         ]
 
     def join(self, parts: list[torch.Tensor], kept_only: bool = False) -> torch.Tensor:
-        """Inverse of `split`; with `kept_only`, only the rows asked for."""
+        """Join the output of `split` to packed rows; with `kept_only`, return only the requested rows."""
         flat = [part.transpose(1, 2).flatten(0, 1).flatten(1) for part in parts]
         padded = flat[0] if len(flat) == 1 else torch.cat(flat)
         rows = self.unpad_keep if kept_only else self.unpad
@@ -158,7 +159,7 @@ class PackedLayout:
 
 
 def _padded_rows(sizes: np.ndarray, starts: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray, np.ndarray]:
-    """Groups, packed row behind each padded row (0 for padding), and which padded rows are real."""
+    """Return the groups, the packed row of each padded row (0 for padding), and a mask of real padded rows."""
     steps = np.log(np.maximum(sizes, GROUP_FLOOR) / GROUP_FLOOR) / np.log(GROUP_RATIO)
     buckets = np.ceil(steps - 1e-9).astype(np.int64)
     groups: list[tuple[int, int]] = []

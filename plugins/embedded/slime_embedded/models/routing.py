@@ -1,11 +1,11 @@
-"""Which experts each token goes through: given from outside (routing replay), and noted for the caller.
+"""Routing of tokens to experts: given by the caller (routing replay), and recorded for the caller.
 
-The trainer makes a `Routing` for a forward pass over packed tokens; every mixture-of-experts layer asks its
-`LayerRouting`. Replaying the engine's experts in the trainer is "Rollout Routing Replay" (R3, Ma et al. 2025): where
-the two sides would choose differently, log-probs of the same token differ by whole experts, not by rounding.
+The trainer makes a `Routing` for a forward pass over packed tokens; every mixture-of-experts layer calls its
+`LayerRouting`. Replaying the engine's experts in the trainer is "Rollout Routing Replay" (R3, Ma et al. 2025). Without
+replay, if the two sides choose differently, log-probs of the same token differ by whole experts, not by rounding.
 
-`FREE` marks a token of one layer for which nobody chose; the router chooses there, and that is no error (prompt tokens
-without routing, tool output, dense layers).
+`FREE` marks a token of a layer without a given choice. The router chooses its experts, and this is no error (prompt
+tokens without routing, tool output, dense layers).
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from dataclasses import dataclass, field
 import torch
 
 FREE = -1
-"""Stands in place of each expert number of a token whose experts the router chooses."""
+"""Value in place of each expert number of a token whose experts the router chooses."""
 
 
 @dataclass
 class LayerRouting:
-    """The routing of the rows that one layer computes."""
+    """The routing of the rows that a layer computes."""
 
     replayed: torch.Tensor | None
-    """[rows, k] experts in ascending order, `FREE` in rows that the router decides; None: it decides all."""
+    """Experts to replay, [rows, k] in ascending order; `FREE` in rows that the router decides; None: all rows."""
     chosen: torch.Tensor | None = None
-    """[rows, k] what was used, set by `choose`."""
+    """Experts that were used, [rows, k], set by `choose`."""
     mismatches: torch.Tensor | None = None
-    """[2] replayed rows in which the router would have chosen another set, and all replayed rows."""
+    """[2]: number of replayed rows in which the router would choose another set, and of all replayed rows."""
 
     def choose(self, own: torch.Tensor) -> torch.Tensor:
-        """[rows, k] the experts to use, given the router's own in ascending order."""
+        """Return the experts to use, [rows, k], given the router's own experts in ascending order."""
         used = own
         if self.replayed is not None:
             given = self.replayed[:, :1] >= 0
             used = torch.where(given, self.replayed, own)
             different = (used != own).any(dim=-1).sum()  # equal where the router decided
             self.mismatches = torch.stack((different, given.sum())).double()
-        # Assigned, not added: a layer that is recomputed for its gradient comes by twice.
+        # Assigned, not added: a layer that is recomputed for its gradient calls this twice.
         self.chosen = used
         return used
 
 
 @dataclass
 class Routing:
-    """The routing of one forward pass over T packed tokens."""
+    """The routing of a forward pass over T packed tokens."""
 
     replayed: torch.Tensor | None
-    """[T, layers, k] int64 expert numbers, `FREE` where the router decides."""
+    """Expert numbers to replay, [T, layers, k] int64; `FREE` where the router decides."""
     layers: dict[int, tuple[LayerRouting, torch.Tensor | None]] = field(default_factory=dict)
-    """What each layer used, and which rows of the T it computed; None: all."""
+    """Layer number -> its routing, and the rows of the T that it computed; None: all rows."""
 
     def of_layer(self, layer: int, rows: torch.Tensor | None) -> LayerRouting:
-        """For layer number `layer`, which computes `rows` only, or all with None."""
+        """Return the routing of layer number `layer`, which computes only `rows`, or all rows if None."""
         if layer not in self.layers:
             replayed = None
             if self.replayed is not None:
@@ -62,7 +62,7 @@ class Routing:
         return self.layers[layer][0]
 
     def used(self, num_tokens: int, num_layers: int, per_token: int) -> torch.Tensor:
-        """[T, layers, k] the experts used, `FREE` where a layer has none or did not compute the token."""
+        """Return the used experts, [T, layers, k]; `FREE` if a layer has no experts or did not compute the token."""
         result = torch.full((num_tokens, num_layers, per_token), FREE, dtype=torch.int64)
         for number, (layer, rows) in self.layers.items():
             assert layer.chosen is not None, "the pass is over"
@@ -71,6 +71,6 @@ class Routing:
         return result
 
     def mismatches(self) -> torch.Tensor:
-        """[2] float64: replayed (token, layer) pairs whose router would have chosen another set, and all of them."""
+        """Return [2] float64: replayed (token, layer) pairs with another choice of the router, and all of them."""
         found = [layer.mismatches for layer, _ in self.layers.values() if layer.mismatches is not None]
         return torch.stack(found).sum(0) if found else torch.zeros(2, dtype=torch.float64)

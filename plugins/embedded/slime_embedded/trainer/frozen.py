@@ -1,7 +1,7 @@
-"""The models beside the embedded trainer's actor that are not trained: reference, teacher, old actor.
+"""The models of the embedded trainer that are not trained: reference, teacher, old actor.
 
-Built, asked, saved and loaded by `EmbeddedTrainer`. Reference and old actor are in a checkpoint only while they are not
-what the run would find without it, the reference that of its own checkpoint, the old actor the actor.
+`EmbeddedTrainer` builds, runs, saves and loads them. A checkpoint contains the reference only if it differs from the
+reference's own checkpoint, and the old actor only if it differs from the actor.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _LOADED_WHEN = {
 
 
 class FrozenModels:
-    """Models by role; those that the run has no use for are not loaded.
+    """The frozen models by role; models that the run does not use are not loaded.
 
     Args:
-        settings: Which there are, and their checkpoints.
-        load: Role and directory -> model.
+        settings: Settings that select the models and their checkpoints.
+        load: Function that loads a model, given role and directory.
     """
 
     def __init__(self, settings: TrainerSettings, load: Callable[[str, str], Decoder]) -> None:
@@ -44,14 +44,14 @@ class FrozenModels:
         return role in self._models
 
     def __getitem__(self, role: str) -> Decoder:
-        """The model. Raises TrainError when the run has none."""
+        """Return the model. Raises TrainError if the run has no such model."""
         if role not in self._models:
             hint = f"; {_LOADED_WHEN[role]}" if role in _LOADED_WHEN else ""
             raise TrainError(f"this trainer has no {role!r} model{hint}")
         return self._models[role]
 
     def copy(self, role: str, actor: Decoder) -> None:
-        """Give the model the actor's weights. Raises TrainError as `[]` does."""
+        """Copy the actor's weights into the model. Raises TrainError as `[]` does."""
         self._copy(self[role], actor)
         self._reference_moved |= role == REFERENCE
 
@@ -76,7 +76,7 @@ class FrozenModels:
             state.save_frozen(directory, state.OLD_ACTOR, tensors(self[OLD_ACTOR]))
 
     def load(self, directory: Path, actor: Decoder) -> None:
-        """Inverse of `save`, once the actor has been loaded. Raises CheckpointError when the files do not fit."""
+        """Load the models of `save`, after the actor is loaded. Raises CheckpointError if the files do not fit."""
         finetune = self._settings.finetune
         if REFERENCE in self and not finetune:
             self._reference_moved = state.load_frozen(directory, state.REFERENCE, tensors(self[REFERENCE]))
@@ -95,12 +95,12 @@ class FrozenModels:
 
 
 def tensors(model: Decoder) -> dict[str, torch.Tensor]:
-    """The model's live parameters by HF name."""
+    """Return the model's live parameters by HF name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def merged(model: Decoder, settings: TrainerSettings) -> Iterable[tuple[str, torch.Tensor]]:
-    """As `tensors`, with the adapters of a run that trains such merged into what they adapt, one at a time."""
+    """Return the parameters by HF name, with LoRA adapters, if any, merged into their weights one at a time."""
     if settings.lora is None:
         return tensors(model).items()
     from slime_embedded.models.lora_linear import merged_weights

@@ -1,8 +1,8 @@
-"""The embedded trainer's part of LoRA: its reference without a copy, and checkpoints with adapters.
+"""LoRA in the embedded trainer: a reference model without a copy of the weights, and checkpoints with adapters.
 
-A checkpoint holds the merged model, for whoever serves or evaluates it, and `adapter/` in PEFT's layout, which is what
-a run goes on from: the base comes from `--hf-checkpoint` again. The merged model is read on resume too, to make sure
-that the base is the one the adapters were trained on.
+A checkpoint holds the merged model, for serving and evaluation, and `adapter/` in PEFT's layout. A run resumes from the
+adapters and reads the base from `--hf-checkpoint` again. On resume it also reads the merged model, to check that the
+adapters were trained on this base.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slime_embedded.models.lora_linear import UP, adapter_weights, base_weights,
 
 
 def base_of(model: Decoder) -> Decoder:
-    """The model without its adapters, on the same memory."""
+    """Return the model without its adapters; both share the same memory."""
     with torch.device("meta"):
         base = Decoder(model.config, recompute=model.recompute)
     base.load_state_dict(base_weights(model), assign=True)
@@ -28,7 +28,7 @@ def base_of(model: Decoder) -> Decoder:
 
 
 def save_adapter(directory: Path, model: Decoder, lora: LoraSettings, checkpoint: str) -> None:
-    """Write `directory/adapter`; `checkpoint` is where the base came from."""
+    """Write `directory/adapter`; `checkpoint` is the checkpoint of the base."""
     modules = [name for name, _ in model.named_modules()]
     write_adapter(directory / FOLDER, lora, adapter_weights(model), modules, checkpoint)
 
@@ -37,7 +37,7 @@ def load_adapter(directory: Path, model: Decoder, lora: LoraSettings, checkpoint
     """Restore the adapters, bit for bit.
 
     Raises:
-        CheckpointError: There are none, they are not this run's, or belong to another base than `checkpoint`.
+        CheckpointError: The directory has no adapters, or they do not match `lora` or the base `checkpoint`.
     """
     if not (directory / FOLDER).is_dir():
         raise CheckpointError(

@@ -1,7 +1,7 @@
-"""Some samples of a `TrainBatch` -> the packed tensors of one forward pass, and the experts that it replays.
+"""Pack samples of a `TrainBatch` into the tensors of a forward pass, with the experts to replay.
 
-The checks are `sample_rows`'. A sample's last token is left out, as nothing is predicted from it: it has no row of
-`routed_experts` either. Samples with images keep it, as a model may have inputs for every token.
+`sample_rows` checks the samples. A sample's last token is left out, because no token is predicted from it; it has no
+row of `routed_experts` either. Samples with images keep it, because a model may have inputs for every token.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """T tokens of n samples, without their last ones where nobody needs those, and R response tokens."""
+    """T tokens of n samples, without their last tokens unless these are needed, and R response tokens."""
 
     positions: list[int]
-    """[n] places of the samples in the batch."""
+    """[n] positions of the samples in the batch."""
     token_ids: torch.Tensor
     """[T] int64."""
     lengths: list[int]
-    """[n] of the T tokens in each sample."""
+    """[n] number of the T tokens in each sample."""
     rows: np.ndarray
-    """[R] which of the T rows predict a response token, sample by sample."""
+    """[R] indices of the T rows that predict a response token, sample by sample."""
     targets: torch.Tensor
     """[R] int64 response tokens."""
     response_lengths: list[int]
-    """[n]; they sum to R."""
+    """[n] response tokens of each sample; they sum to R."""
     same: np.ndarray
-    """[T] as for `Decoder.hidden`: equal prompts."""
+    """[T] marks of equal prompts, in the format of `Decoder.hidden`."""
     images: list[TrainInputs | None] | None = None
-    """[n] what a vision-language model takes besides the tokens; None: there are no images."""
+    """[n] image inputs of a vision-language model; None: there are no images."""
     mask: SamplingMask | None = None
-    """What the targets were sampled among; None: all tokens."""
+    """Tokens that sampling could choose for each target; None: all tokens."""
 
 
 def pack(
@@ -99,7 +99,7 @@ def hidden_states(
 
 
 def routing_of(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, device: torch.device) -> Routing | None:
-    """The experts to replay, packed as the micro-batch is; None when the batch has no such column."""
+    """Return the experts to replay, packed like the micro-batch; None if the batch has no such column."""
     if batch.routed_experts is None or config.moe is None:
         return None
     from slime_embedded.models.routing import FREE, Routing

@@ -1,7 +1,7 @@
-"""A model in Hugging Face layout -> one to train, and the trained one as engines and checkpoints get it.
+"""Load a model in Hugging Face layout for training, and save the trained model for engines and checkpoints.
 
-`EmbeddedTrainer` calls these. With adapters the weights that are written are merged, for whoever serves them, and the
-run itself goes on from the adapters beside them.
+`EmbeddedTrainer` calls these functions. With adapters, the saved weights are merged so that any engine can serve them.
+The adapters are saved too, and the run resumes from the adapters.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from slime_embedded.trainer.settings import TrainerSettings
 
 
 def published_weights(model: Decoder, settings: TrainerSettings) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and float32 tensors, adapters merged; a tied output layer is left out, as HF does."""
+    """Yield names and float32 tensors, adapters merged; a tied output layer is skipped, as in HF."""
     names = model.published
     yield from ((names.get(name, name), tensor) for name, tensor in merged(model, settings))
 
 
 def save(directory: Path, model: Decoder, config: ModelConfig, settings: TrainerSettings) -> None:
-    """Write the HF-layout model, and the adapters where there are any; `config` is what its config.json says."""
+    """Write the HF-layout model, and its adapters if any; `config` is the content of its config.json."""
     state.save_model(
         directory,
         dict(published_weights(model, settings)),
@@ -44,7 +44,7 @@ def save(directory: Path, model: Decoder, config: ModelConfig, settings: Trainer
 
 
 def load(directory: Path, model: Decoder, settings: TrainerSettings) -> None:
-    """Inverse of `save`, bit for bit. Raises CheckpointError when the files do not fit."""
+    """Load the files of `save`, bit for bit. Raises CheckpointError if they do not fit."""
     if settings.lora is not None:
         from slime_embedded.trainer.lora import load_adapter
 
@@ -55,10 +55,10 @@ def load(directory: Path, model: Decoder, settings: TrainerSettings) -> None:
 
 
 def load_model(directory: str, settings: TrainerSettings, device: torch.device) -> Decoder:
-    """The model of a directory, on `device`; a teacher may be of another architecture than the actor.
+    """Load the model of a directory onto `device`; a teacher may have another architecture than the actor.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The model cannot be read.
     """
     config = load_model_config(directory)
     if config.build is not None:

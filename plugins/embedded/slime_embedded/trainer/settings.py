@@ -1,6 +1,6 @@
-"""`args` -> the embedded trainer's own settings, checked; the only place of the trainer that reads flags.
+"""`args` -> the embedded trainer's own settings, checked; the only module of the trainer that reads flags.
 
-Called once by `EmbeddedTrainer`. What every trainer has is in `trainers.settings`.
+Called once by `EmbeddedTrainer`. Settings of every trainer are in `trainers.settings`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from slime_core.trainers.settings import CommonSettings, Role, common_values
 
 @dataclass(frozen=True)
 class TrainerSettings(CommonSettings):
-    """What the trainer needs to know besides model, optimizer and schedule.
+    """Settings of the trainer besides model, optimizer and schedule.
 
-    `compute_dtype` is what matrix products are computed in; parameters stay float32.
+    `compute_dtype` is the dtype of matrix products; parameters stay float32.
     """
 
     recompute: bool
     batch_invariant: bool
-    """`--true-on-policy-mode`: log-probs are the embedded engine's bit for bit."""
+    """`--true-on-policy-mode`: log-probs equal the embedded engine's bit for bit."""
 
     @classmethod
     def from_args(cls, args: Args, role: Role = "actor") -> TrainerSettings:
-        """The settings of the actor's trainer or the critic's, of which all parameters are trained.
+        """Return the settings of the trainer of the actor, or of the critic, whose parameters are all trained.
 
         Raises:
-            ConfigError: A value that this trainer cannot honour.
+            ConfigError: This trainer does not support a value.
         """
         granularity = args.recompute_granularity
         if granularity not in (None, "full"):
@@ -44,7 +44,7 @@ class TrainerSettings(CommonSettings):
 
 
 def check_fits(settings: TrainerSettings, config: ModelConfig, role: Role) -> None:
-    """Raise ConfigError for what this trainer does with its own decoders only, and the model is none."""
+    """Raise ConfigError for features that need one of this trainer's own decoders, if the model is not one of them."""
     if not config.images:
         return
     asked = {
@@ -61,7 +61,7 @@ def check_fits(settings: TrainerSettings, config: ModelConfig, role: Role) -> No
 
 
 def main_memory() -> int:
-    """Bytes, of the machine or of the limit of this process's control group."""
+    """Return the bytes of memory of the machine, or the limit of this process's control group."""
     machine, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else ""
     return min(machine, int(text)) if text.isdigit() else machine

@@ -1,7 +1,7 @@
-"""Files of a trainer's checkpoint: what `EmbeddedTrainer.save` writes and `load` reads back, bit for bit.
+"""Files of a trainer's checkpoint, written by `EmbeddedTrainer.save` and read back by `load`, bit for bit.
 
     DIR/model.safetensors, config.json, tokenizer files   an HF-layout model
-    DIR/adapter/                              with LoRA: the adapters, as PEFT has them; the model above is merged
+    DIR/adapter/                              with LoRA: the adapters in PEFT's format; the model above is merged
     DIR/trainer/state.json                    counters, schedule, trained parameters, world size, rank 0's RNG
     DIR/trainer/rng_<rank>.json               RNG of the other ranks
     DIR/trainer/optimizer.safetensors         moments under exp_avg.<name> and exp_avg_sq.<name>
@@ -9,7 +9,7 @@
     DIR/trainer/reference.safetensors         the reference, only once it differs from its checkpoint
     DIR/trainer/old_actor.safetensors         the old actor, only where it differs from the actor
 
-Safetensors and JSON only. Atomicity is the caller's: it hands in a directory and publishes it when `save` returned.
+Safetensors and JSON only. The caller makes the save atomic: it passes a directory and publishes it after `save`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def save_model(
     exact: bool = True,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write an HF-layout model in `dtype`, and with `exact` the float32 weights beside it when that loses bits."""
+    """Write an HF-layout model in `dtype`; with `exact`, also write the float32 weights if `dtype` is not float32."""
     copy_assets(assets, directory)
     hf = {key: value for key, value in config.hf.items() if key != "torch_dtype"}
     write_config(directory, {**hf, "dtype": str(dtype).removeprefix("torch.")})
@@ -61,7 +61,7 @@ def save_model(
 
 
 def load_model(directory: Path, into: Mapping[str, torch.Tensor]) -> None:
-    """Copy the stored weights, float32 ones where there are any, into the tensors of `into`."""
+    """Copy the stored weights into the tensors of `into`; prefer the float32 weights if they were written."""
     master = directory / FOLDER / _MASTER
     try:
         files = [master] if master.is_file() else weight_files(directory)
@@ -76,7 +76,7 @@ def save_frozen(directory: Path, name: str, weights: Mapping[str, torch.Tensor])
 
 
 def load_frozen(directory: Path, name: str, into: Mapping[str, torch.Tensor]) -> bool:
-    """Copy what `save_frozen` wrote into `into`; False when the checkpoint has none."""
+    """Copy the weights that `save_frozen` wrote to `into`; return False if the checkpoint has none."""
     path = directory / FOLDER / name
     if not path.is_file():
         return False
@@ -85,7 +85,7 @@ def load_frozen(directory: Path, name: str, into: Mapping[str, torch.Tensor]) ->
 
 
 def save_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettings, rank: int, world_size: int) -> None:
-    """Write counters, RNG and moments: state.json and moments by rank 0, the other ranks only their RNG."""
+    """Write counters, RNG and moments: rank 0 writes state.json and the moments, other ranks only their RNG."""
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     rng = capture_rng() if settings.save_rng else None
@@ -111,7 +111,7 @@ def save_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettin
 
 
 def load_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettings, rank: int, world_size: int) -> None:
-    """Restore what `save_progress` wrote, as far as the settings ask for it.
+    """Restore the parts of `save_progress` that the settings select.
 
     Raises:
         CheckpointError: The checkpoint does not fit this run; every difference is listed.
@@ -134,7 +134,7 @@ def load_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettin
         stored = state["optimizer"]
         read_into([folder / _OPTIMIZER], optimizer.moments())
         optimizer.restore(int(stored["steps"]), int(stored["moment_steps"]))
-    # The Megatron trainer counts processes under another name, and has a file of random states for rank 0, too.
+    # The Megatron trainer stores the process count under another name, and also has an RNG file for rank 0.
     saved_by = int(state["world_size"] if "world_size" in state else state["processes"])
     if settings.load_rng and restored_states(saved_by, world_size, rank):
         own = rank == 0 and "world_size" in state

@@ -1,8 +1,8 @@
 """The default trainer: one HF-layout decoder in plain torch per process, data parallel, on CPU or CUDA.
 
-The launcher builds it from `args`, once for the actor and once for a critic, and calls it through `protocols.Trainer`;
-it turns packed micro-batches into log-probs or values, a caller-given loss into one AdamW step, and itself into a
-checkpoint. It knows no algorithm. Parameters are float32, only products are bfloat16.
+The launcher builds it from `args`, once for the actor and once for a critic, and calls it through `protocols.Trainer`.
+It computes log-probs or values of packed micro-batches, runs AdamW steps on the caller's loss, and writes checkpoints.
+It contains no algorithm. Parameters are float32; only matrix products are bfloat16.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _USES = (
 
 
 class EmbeddedTrainer:
-    """Implements `protocols.Trainer`; every data-parallel process constructs one per role and makes the same calls.
+    """The embedded `protocols.Trainer`; every data-parallel process constructs one per role and makes the same calls.
 
     Args:
-        args: The run's settings; `settings.py`, `schedule.py` and `optimizer.py` say which are read.
+        args: The run's settings; `settings.py`, `schedule.py` and `optimizer.py` read them.
         role: "actor", or "critic" for the value model.
 
     Raises:
-        ConfigError: A setting cannot be honoured here.
+        ConfigError: A setting is not supported by this trainer.
         CheckpointError: The weights do not fit their `config.json`.
     """
 
@@ -93,8 +93,10 @@ class EmbeddedTrainer:
 
     @classmethod
     def processes(cls, settings: Settings) -> int | None:
-        """As many data-parallel processes as the user gave training GPUs; None where `--actor-num-gpus-per-node` has
-        its default of 8, which is THUDM/slime's and no request. Raises ConfigError when they are more than there are.
+        """Return one data-parallel process per training GPU that the user requested.
+
+        Returns None if `--actor-num-gpus-per-node` is not given: its default of 8 is THUDM/slime's, not a request.
+        Raises ConfigError if more GPUs are requested than torch sees.
         """
         args = settings.args
         if not settings.is_given("actor_num_gpus_per_node"):
@@ -109,9 +111,10 @@ class EmbeddedTrainer:
 
     @classmethod
     def tokens_that_fit(cls, args: Args, processes: int) -> int:
-        """Tokens of a pass whose activations take half of the memory that weights, gradients and moments leave.
+        """Return the tokens per pass whose activations fill half of the memory left by weights, gradients and moments.
 
-        At least 1,024; at most 4,096 on CPU, where more gain nothing, and for several nodes, which may differ.
+        The result is at least 1,024. It is at most 4,096 on CPU, where more tokens bring no speed, and for several
+        nodes, whose memory may differ.
         """
         assert args.max_tokens_per_gpu is not None, "derived where nobody gave it"
         gpu = args.device != "cpu" and torch.cuda.is_available()
@@ -128,11 +131,11 @@ class EmbeddedTrainer:
         return max(1024, min(most, int((memory - states) / 2 / per_token) // 1024 * 1024))
 
     def weight_probes(self) -> torch.Tensor:
-        """[about 65,536] trained weights, evenly spread; an odd stride visits every column of a matrix."""
+        """Return about 65,536 trained weights, evenly spread; the odd stride visits every column of a matrix."""
         return self.optimizer.values[:: len(self.optimizer.values) >> 16 | 1]
 
     def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
-        # With adapters the actor's own weights never change, so a reference that is these needs no memory.
+        # With adapters the actor's base weights never change, so a reference with the same weights needs no memory.
         shared = self.settings.lora is not None and directory == self.settings.hf_checkpoint
         if shared and role == REFERENCE and not reference_moves:
             from slime_embedded.trainer.lora import base_of
@@ -163,7 +166,7 @@ class EmbeddedTrainer:
         *,
         role: Literal["actor", "ref", "teacher", "old_actor"] = "actor",
     ) -> list[torch.Tensor]:
-        """[response_length] float32 log-probs per sample of the batch, no gradient.
+        """Return [response_length] float32 log-probs per sample of the batch, without gradient.
 
         Raises:
             TrainError: The role has no model here, or the micro-batches leave a sample out.
@@ -174,14 +177,14 @@ class EmbeddedTrainer:
     def log_probs_and_entropy(
         self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The actor's `log_probs` and, in the same shapes, entropies in nats. Raises TrainError as `log_probs` does."""
+        """Return the actor's `log_probs`, and entropies in nats of the same shapes. Raises TrainError, too."""
         model = self._language_model("actor")
         run = partial(self._recorded, "actor", batch, with_entropy=True)
         log_probs, entropies = self._over(model, batch, micro_batches, run)
         return log_probs, entropies
 
     def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """[response_length] float32 values per sample of the batch, no gradient.
+        """Return [response_length] float32 values per sample of the batch, without gradient.
 
         Raises:
             TrainError: This trainer has no critic, or the micro-batches leave a sample out.
@@ -196,7 +199,7 @@ class EmbeddedTrainer:
         micro_batches: Sequence[Sequence[int]],
         run: Callable[[MicroBatch], tuple[torch.Tensor | None, ...]],
     ) -> list[list[torch.Tensor]]:
-        """What `run` gives for all samples: one column per tensor it returns. A teacher's vocabulary may be smaller."""
+        """Return the results of `run` for all samples: one column per tensor. A teacher's vocabulary may be smaller."""
         found: dict[int, tuple[torch.Tensor, ...]] = {}
         with torch.no_grad():
             for positions in micro_batches:
@@ -209,7 +212,7 @@ class EmbeddedTrainer:
     def _recorded(
         self, role: str, batch: TrainBatch, micro: MicroBatch, with_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`_log_probs`; those of the actor and the old actor repeat the batch's routing and complete it."""
+        """Run `_log_probs`; for the actor and the old actor, replay the batch's routing and record missing routing."""
         replays = role in ("actor", OLD_ACTOR)
         routing = routing_of(batch, micro, self.config, self.device) if replays else None
         found = self._log_probs(self._language_model(role), micro, with_entropy, routing)
@@ -220,7 +223,7 @@ class EmbeddedTrainer:
     def _log_probs(
         self, model: Decoder, micro: MicroBatch, with_entropy: bool, routing: Routing | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[R] log-probs of the response tokens of the temperature-scaled distribution, and their entropy."""
+        """Return [R] log-probs of the response tokens in the temperature-scaled distribution, and its entropy."""
         if self.settings.batch_invariant:
             from slime_embedded.models.batch_invariant import BatchInvariantForward
 
@@ -243,7 +246,7 @@ class EmbeddedTrainer:
         }
 
     def _values(self, critic: Critic, micro: MicroBatch) -> torch.Tensor:
-        """[R] values of the states before the response tokens."""
+        """Return [R] values of the states before the response tokens."""
         with self._compute():
             hidden = hidden_states(critic, micro)
         return critic.values(hidden)
@@ -262,15 +265,15 @@ class EmbeddedTrainer:
         with_entropy: bool = False,
         with_logits: bool = False,
     ) -> StepResult:
-        """One optimizer step over all micro-batches of all ranks.
+        """Run one optimizer step over all micro-batches of all ranks.
 
         Args:
             batch: This rank's samples.
-            micro_batches: Positions in the batch; those not named take no part in the step. Ranks may differ in
-                number, but every rank needs at least one.
+            micro_batches: Positions in the batch; samples at other positions take no part in the step. Ranks may have
+                different numbers of micro-batches, but every rank needs at least one.
             loss_fn: Called once per micro-batch; must return the same metric names on every rank.
             with_entropy: Fill `MicroBatchOutput.entropy`, differentiable.
-            with_logits: Fill `MicroBatchOutput.logits`, differentiable: as much memory as tokens x vocabulary.
+            with_logits: Fill `MicroBatchOutput.logits`, differentiable; takes memory for tokens x vocabulary.
 
         Returns:
             As metrics those of `loss_fn` summed over micro-batches and ranks, `grad_norm` before clipping, `lr`,
@@ -347,19 +350,19 @@ class EmbeddedTrainer:
     # -- peers ---------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over data-parallel ranks, as a new tensor."""
+        """Return the sum over data-parallel ranks, as a new tensor."""
         return self._parallel.all_reduce(tensor)
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        """Rank 0's bytes on every rank; the others pass None."""
+        """Return rank 0's bytes on every rank; the other ranks pass None."""
         return self._parallel.broadcast(payload)
 
     # -- weights -------------------------------------------------------------------------------------
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """HF names and float32 tensors of the model, adapters merged; a tied output layer is left out, as HF does.
+        """Yield HF names and float32 tensors of the model, with adapters merged; skip a tied output layer, like HF.
 
-        The tensors are the live parameters where there is no adapter: copy what must outlast the next step.
+        Without adapters the tensors are the live parameters: copy them if they must outlast the next step.
         """
         yield from published_weights(self.model, self.settings)
 
@@ -384,8 +387,10 @@ class EmbeddedTrainer:
     # -- checkpoints ---------------------------------------------------------------------------------
 
     def save(self, directory: Path) -> None:
-        """Write the HF-layout model and, under `directory/trainer`, all that `load` needs; returns on all ranks
-        when every rank has written. The directory must be one that all ranks see."""
+        """Write the HF-layout model and, in `directory/trainer`, all data that `load` needs.
+
+        Returns when every rank has written. All ranks must see the directory.
+        """
         directory = Path(directory)
         if self.rank == 0:
             model_files.save(directory, self.model, self.config, self.settings)
@@ -394,10 +399,10 @@ class EmbeddedTrainer:
         self._parallel.barrier()
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote, bit for bit; `--finetune` takes the weights only.
+        """Restore the state that `save` wrote, bit for bit; with `--finetune`, restore only the weights.
 
         Raises:
-            CheckpointError: The checkpoint is not whole or does not fit this run.
+            CheckpointError: The checkpoint is incomplete or does not fit this run.
         """
         directory = Path(directory)
         if not self.settings.finetune:
@@ -406,15 +411,15 @@ class EmbeddedTrainer:
         self._frozen.load(directory, self.model)
 
     def offload(self) -> None:
-        """Free the gradients and, on a GPU, move the moments to the host; returns when every rank has.
+        """Free the gradients and, on a GPU, move the moments to the host; return when every rank has finished.
 
-        Parameters and frozen models stay where they are: weights are handed over, and checkpoints written, from there.
+        Parameters and frozen models stay on the device, since weight pushes and checkpoints read them there.
         """
         self.optimizer.offload()
         self._parallel.barrier()
 
     def onload(self) -> None:
-        """Take that memory again, and the moments back."""
+        """Move the moments back to the device."""
         self.optimizer.onload()
 
     def close(self) -> None:

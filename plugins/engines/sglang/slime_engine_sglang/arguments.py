@@ -1,7 +1,7 @@
 """--sglang-*, --router-* and YAML overrides -> the fields of `ServerArgs` and `RouterArgs`, and their command lines.
 
-What a field may be is what the installed version's own parser says (`flag_list`). Whoever starts a server adds host and
-ports, which are not known before.
+The installed version's own parser defines the valid fields (`flag_list`). The code that starts a server adds host and
+ports, which are not known earlier.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ON_CPU: Mapping[str, Any] = {
     "sleep_on_idle": True,
     "image_processor_backend": "pil",
 }
-"""Defaults without CUDA; unbounded, the key-value cache takes most of the machine's memory, and without sleep a
-scheduler that has nothing to do takes a core from the trainer."""
+"""Defaults without CUDA. Without a limit the key-value cache takes most of the machine's memory; without sleep an idle
+scheduler keeps a core busy that the trainer needs."""
 
 ROUTER_DEFAULTS: Mapping[str, Any] = {"log_level": "warn", "balance_abs_threshold": 10, "balance_rel_threshold": 1.2}
-"""THUDM/slime's: the router's own let one worker run far ahead of the others."""
+"""Router defaults from THUDM/slime; the router's own defaults let one worker run far ahead of the others."""
 
 
 def server_arguments(
@@ -47,21 +47,21 @@ def server_arguments(
     origin: str = "",
     forced: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`ServerArgs` field -> value for one server; complete but for host, ports and what the node decides.
+    """Return `ServerArgs` field -> value for one server, except host, ports and fields that depend on the node.
 
-    Lowest first: slime's defaults, --sglang-* settings, `overrides`, what slime forces, `forced`.
+    Precedence, lowest first: slime's defaults, --sglang-* settings, `overrides`, fields forced by slime, `forced`.
 
     Args:
         args: The run's settings.
-        device: What the server runs on; "cpu" adds the defaults that servers there need.
+        device: Device of the server; "cpu" adds the defaults for CPU servers.
         gpus: GPUs (on CPU: processes) of the engine, over all its nodes = tp_size * pp_size.
         rank: Number of the engine within the run, from 0; decides its seed (args.seed + rank * gpus).
         model_path: Directory of the model; args.hf_checkpoint by default.
         overrides: `overrides:` of a group in the --sglang-config file: ServerArgs fields, long or short names, dashes
             or underscores.
-        origin: Where the overrides come from, for messages, such as "models.yaml: model 'actor', server group 0".
-        forced: Fields that the caller decides (disaggregation_mode, nnodes, node_rank, base_gpu_id, ...); slime's own
-            names are allowed. A field that the installed version does not know is dropped with one log line.
+        origin: Origin of the overrides, for messages, such as "models.yaml: model 'actor', server group 0".
+        forced: Fields set by the caller (disaggregation_mode, nnodes, node_rank, base_gpu_id, ...); slime's own names
+            are allowed. A field that the installed version does not know is dropped with one log line.
 
     Raises:
         ConfigError: A field is unknown (with a suggestion), has a value of the wrong type, belongs to slime, or
@@ -78,14 +78,14 @@ def server_arguments(
     forced = _forced(args, device, gpus, rank, given, where) | dict(forced or {})
     defaults: dict[str, Any] = {"enable_metrics": True, **(ON_CPU if device == "cpu" else {})}
     if forced.get("enable_memory_saver") and "cuda_graph_config" not in given:
-        # Pages that are given back and mapped anew do not survive in a captured prefill graph.
+        # A captured prefill graph becomes invalid when memory pages are released and mapped again.
         defaults["cuda_graph_backend_prefill"] = "disabled"
     fields = {"model_path": model_path or args.hf_checkpoint, **_known(defaults, flags, SERVER), **given}
     return fields | _known(forced, flags, SERVER)
 
 
 def _forced(args: Args, device: str, gpus: int, rank: int, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What slime decides for every server. Raises ConfigError when the user's sizes do not fit."""
+    """Return the fields that slime sets for every server. Raises ConfigError if the user's sizes do not fit."""
     pipeline, data = given.get("pp_size") or 1, given.get("dp_size") or 1
     if gpus % pipeline:
         raise ConfigError(
@@ -114,18 +114,20 @@ def _forced(args: Args, device: str, gpus: int, rank: int, given: Mapping[str, A
 
 
 def attention_ranks(fields: Mapping[str, Any]) -> int:
-    """Data-parallel ranks inside one engine: `attn_dp_size`, which SGLang has from 0.5.23 on, or `dp_size` with
-    `enable_dp_attention`, which still says the same there."""
+    """Return the data-parallel ranks inside one engine.
+
+    The field is `attn_dp_size` since SGLang 0.5.23, or `dp_size` with `enable_dp_attention`, which still works there.
+    """
     older = fields.get("dp_size") if fields.get("enable_dp_attention") else None
     return int(fields.get("attn_dp_size") or older or 1)
 
 
 def _settings(args: Args, owner: str, flags: FlagParser, owned: Mapping[str, str]) -> dict[str, Any]:
-    """Fields that --sglang-* or --router-* settings give: attributes of `args` with that prefix.
+    """Return the fields set by --sglang-* or --router-* settings: attributes of `args` with that prefix.
 
-    Users' own code may have set some, so they are typed again.
+    User code may have set some of them, so their types are checked again.
     """
-    # slime's own settings begin so too, and owned ones are here only when they repeat slime's value.
+    # slime's own settings may have the prefix too; owned fields are in `args` only if they repeat slime's value.
     names = [
         name for name in vars(args) | (args.model_extra or {}) if name.startswith(owner) and name not in flag_specs()
     ]
@@ -135,7 +137,7 @@ def _settings(args: Args, owner: str, flags: FlagParser, owned: Mapping[str, str
 
 
 def _typed_overrides(overrides: Mapping[str, Any], flags: FlagParser, origin: str) -> dict[str, Any]:
-    """Overrides under their fields' names. Raises ConfigError."""
+    """Return the overrides, typed, under their field names. Raises ConfigError."""
     known = [name.removeprefix(SERVER) for name in flags.by_name]
     typed: dict[str, Any] = {}
     spelled: dict[str, str] = {}
@@ -153,7 +155,7 @@ def _typed_overrides(overrides: Mapping[str, Any], flags: FlagParser, origin: st
 
 
 def _known(fields: Mapping[str, Any], flags: EngineFlags, owner: str) -> dict[str, Any]:
-    """Without what this version does not have; said once in the log."""
+    """Drop the fields that this version does not have; log them once."""
     unknown = tuple(sorted(name for name in fields if flags.field(owner, name) is None))
     if unknown:
         _say_left_out((flags.server if owner == SERVER else flags.router).prog, unknown)
@@ -166,23 +168,25 @@ def _say_left_out(version: str, names: tuple[str, ...]) -> None:
 
 
 def to_argv(fields: Mapping[str, Any], python: Path | None = None, owner: str = SERVER) -> list[str]:
-    """The arguments of `python -m sglang.launch_server` for `ServerArgs` fields, or with `ROUTER` of
-    `python -m sglang_router.launch_router` for `RouterArgs` fields, whose selectors are KEY=VALUE lists.
+    """Return the command-line arguments for `ServerArgs` or `RouterArgs` fields.
+
+    They are for `python -m sglang.launch_server`, or with `ROUTER` for `python -m sglang_router.launch_router`, whose
+    selectors are KEY=VALUE lists.
 
     Args:
-        fields: As `server_arguments` or `router_arguments` returns them, and host, port and the like. None means: not
-            given. A field that the version does not have is left out with one log line.
-        python: Interpreter of SGLang's environment, whose version's spelling is used.
+        fields: Output of `server_arguments` or `router_arguments`, and host, port and so on. None: not given. A field
+            that the version does not have is left out with one log line.
+        python: Interpreter of SGLang's environment; its version decides the spelling.
         owner: `SERVER` or `ROUTER`.
 
     Raises:
-        ConfigError: A value cannot be said on that version's command line.
+        ConfigError: A value cannot be written on that version's command line.
     """
     return _argv(owner, fields, flags_for({"engine_python": python}))
 
 
 def router_arguments(args: Args) -> dict[str, Any]:
-    """`RouterArgs` field -> value (field names without `router_`); complete but for host, ports and workers.
+    """Return `RouterArgs` field -> value (names without `router_`), except host, ports and workers.
 
     Raises:
         ConfigError: A --router-* flag is unknown, malformed or belongs to slime.
@@ -194,12 +198,12 @@ def router_arguments(args: Args) -> dict[str, Any]:
 
 
 def _argv(owner: str, fields: Mapping[str, Any], flags: EngineFlags, where: str = "--") -> list[str]:
-    """The words of every field that is not None; `where` begins what is said about one that has none."""
+    """Return the words of every field that is not None; `where` begins the message about an invalid value."""
     argv: list[str] = []
     for name, value in _known({n: v for n, v in fields.items() if v is not None}, flags, owner).items():
         flag = flags.field(owner, name)
         assert flag is not None
-        # Nothing says these, as it does not have to: a switch that is off, and a list without elements.
+        # A switch that is off and an empty list equal the default, and have no words.
         if flag.default in (False, None, []) and (value is flag.default or (flag.nargs == "+" and not value)):
             continue
         try:

@@ -1,9 +1,8 @@
 """The engine `sglang`: launches SGLang servers and their routers by the plan, and generates through them.
 
-`start` makes the plan, starts the processes (`fleet`), tells the router of the servers, and has them watched
-(`supervisor`); from then on it is an `HttpEngine`. The rollout uses one model of the plan, the one that receives the
-trainer's weights; the others (a frozen reference, a judge) are only served, at the addresses of
-`args.sglang_model_routers`.
+`start` makes the plan, starts the processes (`fleet`), registers the servers at the router, and starts the supervisor;
+from then on the engine works as an `HttpEngine`. The rollout uses the model of the plan that receives the trainer's
+weights. Other models (a frozen reference, a judge) are only served, at the addresses of `args.sglang_model_routers`.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ from slime_engine_sglang.service import Place
 logger = logging.getLogger(__name__)
 
 _ADDRESSES = ("sglang_model_routers", "sglang_router_ip", "sglang_router_port")
-"""Settings that tell others where the models answer, from `start` to `stop`."""
+"""Settings that hold the addresses of the models from `start` to `stop`."""
 _LEAVE_S = 10.0
-"""For a router that is not ours to forget our servers."""
+"""Timeout in seconds for removing this run's servers from an external router."""
 
 
 class SglangEngine(HttpEngine):
-    """Constructed as `SglangEngine(args)`; everything it launched has ended when `stop` returns."""
+    """The engine class, constructed as `SglangEngine(args)`; `stop` ends every process that it launched."""
 
     weight_transports: tuple[str, ...] = ("tensor", "distributed", "disk")
     traits = replace(
@@ -69,7 +68,7 @@ class SglangEngine(HttpEngine):
         super().__init__(args)
         self._offloaded = []
         self.fleet: Fleet | None = None
-        """What was launched; it has ended when `stop` returns."""
+        """The launched processes, from `start` until `stop` returns."""
         self._puller: PullerProcess | None = None
         self._needs_puller = args.update_weight_transport == DELTA and not self.pullers
         if self._needs_puller:
@@ -77,12 +76,12 @@ class SglangEngine(HttpEngine):
 
     @classmethod
     def missing(cls, args: Args) -> str:
-        """What is not installed and what to type; empty when SGLang's environment is there."""
+        """Return what is missing and the command that installs it; empty if SGLang's environment is complete."""
         return missing(args)
 
     @classmethod
     def check_settings(cls, settings: Settings) -> list[str]:
-        """Warnings of the plan. Raises ConfigError when it cannot work, or SGLang's environment is missing."""
+        """Return the plan's warnings. Raises ConfigError if the plan cannot work or SGLang's environment is missing."""
         python = engine_python(settings.args)
         check_sampling_mask(settings)
         if settings.args.use_sampling_mask:
@@ -108,33 +107,35 @@ class SglangEngine(HttpEngine):
 
     @classmethod
     def launch_plan(cls, settings: Settings, num_gpus: int | None = None) -> LaunchPlan:
-        """What would be started, also for a cluster that is not there. Raises ConfigError."""
+        """Return the launch plan; the cluster need not exist. Raises ConfigError."""
         return plan_of(settings, num_gpus=num_gpus)
 
     @classmethod
     def planned_models(cls, args: Args) -> list[str]:
-        """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
+        """Return the names of the models of `--sglang-config` that are served. Raises ConfigError."""
         path = args.sglang_config
         return [] if path is None else [m.name for m in read_models(path, f"--sglang-config {path!r}") if m.serves]
 
     # -- memory ----------------------------------------------------------------------------------------
 
     async def release_memory(self, tags: Sequence[str] | None = None) -> None:
-        """Have the servers launched here for the rollout's model free memory; those of others, and those that run
-        without SGLang's memory saver (on CPUs, and on GPUs that nothing shares), keep theirs. Requests wait anyway."""
-        await self.flush_cache()  # which waits until they are idle
+        """Release the memory of the rollout model's servers that this run launched; all requests wait.
+
+        External servers, and servers without SGLang's memory saver (on CPUs and on unshared GPUs), keep their memory.
+        """
+        await self.flush_cache()  # waits until the servers are idle
         self._offloaded = [worker for worker in await self.can_release() if worker.owned]
         await super().release_memory(tags)
 
     async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
-        """Have them take it again; CUDA graphs come with the KV cache."""
+        """Allocate the memory again; CUDA graphs come with the KV cache."""
         last = tags is None or "kv_cache" in tags
         await super().resume_memory([*tags, "cuda_graph"] if tags is not None and last else tags)
         if last:
             self._offloaded = []
 
     async def update_weights_from_delta(self, root: Path, version: int) -> dict[str, float]:
-        """As `HttpEngine`'s, by a puller that is started again should it have died. Raises WeightSyncError."""
+        """Update as in `HttpEngine`, but restart the puller first if it has died. Raises WeightSyncError."""
         if self._puller is not None and not self._puller.alive:
             logger.warning("the weight puller %s; starting it again", self._puller.last_words())
             try:
@@ -186,7 +187,7 @@ class SglangEngine(HttpEngine):
         return pool, router
 
     async def _bring_in(self, model: ModelFleet) -> tuple[WorkerPool, Router | None]:
-        """The pool of one model, with its router told of it."""
+        """Return the pool and router of one model, after registering the servers at the router."""
         plan, servers = model.plan, model.workers()
         external = [Worker(server_url(address), state=WorkerState.READY) for address in plan.external]
         pool = WorkerPool([*servers, *external])
@@ -215,21 +216,21 @@ class SglangEngine(HttpEngine):
 
 
 async def _in_thread(stop: Callable[[], None]) -> None:
-    """Not cut when the task that stops the engine is cancelled, as by an interrupt in the middle of the start."""
+    """Run `stop` in a thread, shielded from a cancellation of the calling task, e.g. by an interrupt of the start."""
     await asyncio.shield(asyncio.to_thread(stop))
 
 
 async def _leave(router: Router, workers: Sequence[Worker]) -> None:
-    """Have a router that is not ours forget our servers."""
+    """Remove this run's servers from an external router."""
     for worker in workers:
         try:
             await router.remove_worker(worker.url, timeout=_LEAVE_S)
-        except EngineError as error:  # it is not ours; the run's end must not fail with it
+        except EngineError as error:  # an external router's error must not fail the end of the run
             logger.warning("the router at %s still lists %s: %s", router.url, worker.url, error)
 
 
 def _check_mask_of_servers(settings: Settings) -> None:
-    """Raise ConfigError where the servers that would be launched refuse every request for a sampling mask."""
+    """Raise ConfigError if the planned servers would refuse every request for a sampling mask."""
     args, name = settings.args, "sampling_mask_max_tokens"
     flag, asked = flags_for(args).field(SERVER, name), settings.cite("use_sampling_mask")
     if flag is None:

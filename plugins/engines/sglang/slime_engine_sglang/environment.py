@@ -1,7 +1,7 @@
-"""The Python environment that SGLang is installed in: its interpreter, its versions, what its processes need set.
+"""The Python environment of SGLang: its interpreter, its versions, and the environment variables of its processes.
 
-SGLang need not be installed beside slime: nothing here imports it, and the servers are processes of that environment.
-Asking for the versions reads names of directories, so that it may be done at every start.
+SGLang need not be in slime's own environment: this module does not import it, and the servers run in SGLang's
+environment. The versions are read from names of directories, which is fast enough for every start.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from slime_engine_sglang.api.versions import TESTED_VERSIONS
 
 PYTHON_VARIABLE = "SLIME_ENGINE_PYTHON"
 SERVER_SIDE = Path(__file__).resolve().parent / "server_side"
-"""See the README there."""
+"""Folder of the server-side code; see its README."""
 CPU_STUBS = SERVER_SIDE / "cpu_stubs"
-"""A folder for each package that SGLang imports, and does not call, where there is no CUDA; it holds a stand-in."""
+"""Folder with a stand-in for each package that SGLang imports, but does not call, without CUDA."""
 SERVER_DISTRIBUTION, ROUTER_DISTRIBUTION = "sglang", "sglang-router"
 
 _ASK_DEADLINE_S = 60
@@ -36,10 +36,10 @@ _ASK = (
 
 
 def find_python(args: Args) -> Path | None:
-    """The interpreter of SGLang's environment; None when none is named and this one has no SGLang.
+    """Return the interpreter of SGLang's environment; None if none is named and this environment has no SGLang.
 
     Raises:
-        ConfigError: The one named is no interpreter, or has no SGLang.
+        ConfigError: The named path is no interpreter, or its environment has no SGLang.
     """
     named, where = args.engine_python, f"--engine-python / {PYTHON_VARIABLE}"
     if not named:
@@ -63,12 +63,13 @@ def find_python(args: Args) -> Path | None:
 
 
 def engine_python(args: Args) -> Path:
-    """The interpreter of SGLang's environment: --engine-python, else SLIME_ENGINE_PYTHON, else this one if it has it.
+    """Return SGLang's interpreter: --engine-python, else SLIME_ENGINE_PYTHON, else this one if SGLang is installed.
 
-    Not resolved through symbolic links: that a virtual environment's interpreter is a link is what makes it one.
+    Symbolic links are not resolved, since the interpreter of a virtual environment is a link.
 
     Raises:
-        ConfigError: There is none, or the one named is no interpreter or has no SGLang; says what to type.
+        ConfigError: No environment has SGLang, or the named path is no interpreter or its environment has no SGLang.
+            The message contains the command to type.
     """
     python = find_python(args)
     if python is None:
@@ -77,10 +78,10 @@ def engine_python(args: Args) -> Path:
 
 
 def missing(args: Args) -> str:
-    """That there is no environment with SGLang, and what to type; empty when there is one.
+    """Return an error that there is no environment with SGLang, with the commands to type; empty if there is one.
 
     Raises:
-        ConfigError: The one named is no interpreter, or has no SGLang.
+        ConfigError: The named path is no interpreter, or its environment has no SGLang.
     """
     if find_python(args) is not None:
         return ""
@@ -93,7 +94,7 @@ def missing(args: Args) -> str:
 
 @cache
 def installed_versions(python: Path) -> dict[str, str]:
-    """Versions of what is installed there, of "sglang" and "sglang-router"; without a key what is not installed.
+    """Return the versions of "sglang" and "sglang-router" in the interpreter's environment, if they are installed.
 
     Raises:
         ConfigError: The interpreter does not run.
@@ -105,7 +106,7 @@ def installed_versions(python: Path) -> dict[str, str]:
 
 
 def _has(python: Path, package: str) -> bool:
-    """Whether a virtual environment has a package; False where that cannot be told from directories."""
+    """Return whether a virtual environment has a package; False if its directories do not show this."""
     return any(python.parent.parent.glob(f"lib*/python3*/site-packages/{package}/__init__.py"))
 
 
@@ -114,7 +115,7 @@ def _this() -> dict[str, str]:
 
 
 def _in_directories(python: Path) -> dict[str, str]:
-    """Read in its directories; only a virtual environment says for certain where they are."""
+    """Return versions from the interpreter's directories; empty unless it belongs to a virtual environment."""
     prefix = python.parent.parent
     known = (prefix / "pyvenv.cfg").is_file()
     return _in([str(path) for path in prefix.glob("lib*/python3*/site-packages")] if known else [])
@@ -143,20 +144,19 @@ def _asked(python: Path) -> dict[str, str]:
 def server_environment(
     device: str, arguments: Mapping[str, Any] | None = None, python: Path | None = None
 ) -> dict[str, str]:
-    """What to add to `os.environ` for a server, a router or a script of SGLang's environment.
+    """Return the variables to add to `os.environ` for a server, a router or a script of SGLang's environment.
 
     Args:
         device: "cpu" or "cuda".
         arguments: `ServerArgs` fields of the server; on CPU with several processes they decide the binding of cores.
-
-        python: Interpreter of SGLang's environment, whose own packages go before the stubs; None: the stubs go first.
+        python: Interpreter of SGLang's environment; stubs of packages that it has are left out. None: all stubs.
 
     Returns:
-        On both: no cache of images' embeddings. On CPU also PYTHONPATH, with slime's plugin for SGLang and the import
-        stubs before what it holds already, SGLANG_USE_CPU_ENGINE, OMP_NUM_THREADS and SGLANG_CPU_OMP_THREADS_BIND, the
-        last two unless the user's own environment sets them.
+        On both devices: no cache of images' embeddings. On CPU also PYTHONPATH, with slime's plugin for SGLang and the
+        import stubs before its current entries, SGLANG_USE_CPU_ENGINE, OMP_NUM_THREADS and SGLANG_CPU_OMP_THREADS_BIND.
+        The last two are left out if the user's environment sets them.
     """
-    # SGLang keeps what its vision tower made of an image, by the image alone: past a weight update, and past a flush.
+    # SGLang caches the vision tower's output by image only, so it would survive a weight update and a flush.
     found = {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
     if device != "cpu":
         return found
@@ -164,7 +164,7 @@ def server_environment(
     paths += [str(stub) for stub in sorted(CPU_STUBS.iterdir()) if python is None or not _has(python, stub.name)]
     paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in paths]
     found |= {"PYTHONPATH": os.pathsep.join(paths), "SGLANG_USE_CPU_ENGINE": "1"}
-    # More threads a process make it slower: with 2, throughput falls by a factor of 20.
+    # More threads in a process make it slower: with 2, throughput falls by a factor of 20.
     defaults = {"OMP_NUM_THREADS": "1"}
     sizes = arguments or {}
     ranks = int(sizes.get("tp_size") or 1) * int(sizes.get("pp_size") or 1)
@@ -174,7 +174,7 @@ def server_environment(
 
 
 def _core_binding(ranks: int) -> str:
-    """One core list for each rank, as `0-1|2-3`; SGLang's CPU workers assert that there are as many as ranks."""
+    """Return a core list for each rank, such as `0,1|2,3`; SGLang's CPU workers assert one list per rank."""
     cores = sorted(os.sched_getaffinity(0))
     each = max(len(cores) // ranks, 1)
     parts = [[cores[(rank * each + i) % len(cores)] for i in range(each)] for rank in range(ranks)]

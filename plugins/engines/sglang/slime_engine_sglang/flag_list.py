@@ -1,8 +1,8 @@
 """Every flag of an SGLang version: from a cache file, which `introspect` fills, or from the list slime ships.
 
-Importing SGLang takes seconds, so the installed version is asked once and its answer kept in
+Importing SGLang takes seconds, so the flags of the installed version are read once and cached in
 `$XDG_CACHE_HOME/slime` (by default ~/.cache/slime), one file for each pair of versions. Without an SGLang environment
-the shipped list stands in, so that settings are checked on a machine that only prepares runs.
+the shipped list is used, so that settings are checked on a machine that only prepares runs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from slime_engine_sglang.environment import CPU_STUBS, SERVER_DISTRIBUTION, find
 logger = logging.getLogger(__name__)
 
 SNAPSHOT = Path(__file__).resolve().parent / "flags_snapshot.json"
-"""Written by scripts/snapshot_sglang_flags.py."""
+"""Shipped list, written by scripts/snapshot_sglang_flags.py."""
 SERVER, ROUTER = "sglang_", "router_"
-"""Prefix of the attributes on `args`; what follows is the field of ServerArgs or RouterArgs."""
+"""Prefixes of the attributes on `args`; the rest of the name is the field of ServerArgs or RouterArgs."""
 RENAMED: Mapping[str, str] = {
     "cuda-graph-bs": "cuda-graph-bs-decode",
     "cuda-graph-max-bs": "cuda-graph-max-bs-decode",
@@ -42,8 +42,8 @@ RENAMED: Mapping[str, str] = {
     "nsa-decode-backend": "dsa-decode-backend",
     "nsa-prefill-backend": "dsa-prefill-backend",
 }
-"""Flags of older SGLang versions, as launch scripts have them -> their name now; where a version has only the new name,
-the old one stands for it."""
+"""Flags of older SGLang versions, as used in launch scripts -> their new names; if a version has only the new name, the
+old name is an alias for it."""
 _DEADLINE_S = 300.0
 _SIZES = {
     **{unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T"), start=1)},
@@ -52,7 +52,7 @@ _SIZES = {
 
 
 def size(text: str) -> int:
-    """SI suffixes (25.6k) and IEC suffixes (16Ki), as SGLang reads them."""
+    """Parse a number with an SI suffix (25.6k) or an IEC suffix (16Ki), as SGLang does."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)", text.strip())
     try:
         if match is None or (match[2].endswith("i") and "." in match[1]):
@@ -71,19 +71,19 @@ TYPES: Mapping[str, Callable[[str], Any] | None] = {
     "json_list_type": as_json,
     "parse_cuda_graph_config_arg": as_json,
 }
-"""Type function of the other program's parser -> ours; others take text."""
+"""Type function of SGLang's parser -> slime's type function; other types take text."""
 
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """The flags of one SGLang environment."""
+    """The flags of an SGLang environment."""
 
     server: FlagParser
     router: FlagParser
     versions: Mapping[str, str]
 
     def field(self, owner: str, name: str) -> argparse.Action | None:
-        """The flag of a field of ServerArgs (owner `SERVER`) or RouterArgs (`ROUTER`)."""
+        """Return the flag of a field of ServerArgs (owner `SERVER`) or RouterArgs (`ROUTER`), or None."""
         return self._by_attribute.get(owner + name)
 
     @cached_property
@@ -92,7 +92,7 @@ class EngineFlags:
 
 
 def flags_for(settings: Any) -> EngineFlags:
-    """The flags of the environment that a run's settings (an object, or a mapping of some) name.
+    """Return the flags of the environment that a run's settings name; `settings` is an object, or a partial mapping.
 
     Raises:
         ConfigError: --engine-python names no such environment, or its SGLang cannot be imported.
@@ -105,7 +105,7 @@ def flags_for(settings: Any) -> EngineFlags:
 
 @cache
 def installed_flags(python: Path) -> EngineFlags:
-    """The flags of the SGLang that an interpreter has. Raises ConfigError when it cannot be imported."""
+    """Return the flags of an interpreter's SGLang. Raises ConfigError if SGLang cannot be imported."""
     versions = installed_versions(python)
     file = cache_file(versions)
     found = _read(file, versions)
@@ -113,8 +113,8 @@ def installed_flags(python: Path) -> EngineFlags:
         from filelock import FileLock
 
         with ExitStack() as stack:
-            # Of the ranks of one machine the first makes the list and the others wait. A directory that cannot be
-            # written to, or a lock that is held too long, only means that it is made more than once.
+            # The first rank of a machine makes the list and the others wait. If the directory cannot be written to, or
+            # the lock is held too long, the list is only made more than once.
             with suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(FileLock(file.with_suffix(".lock"), timeout=_DEADLINE_S))
@@ -126,12 +126,12 @@ def installed_flags(python: Path) -> EngineFlags:
 
 @cache
 def shipped_flags() -> EngineFlags:
-    """The flags of the version slime was tested with."""
+    """Return the flags of the SGLang version that slime was tested with."""
     return _engine_flags(_shipped(), " (slime's own list, as no SGLang is installed here or named by --engine-python)")
 
 
 def cache_file(versions: Mapping[str, str]) -> Path:
-    """The file of these versions."""
+    """Return the cache file of these versions."""
     base = os.environ.get("XDG_CACHE_HOME")
     directory = (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "slime"
     words = [versions.get("sglang", "none"), versions.get("sglang-router", "none")]
@@ -139,10 +139,10 @@ def cache_file(versions: Mapping[str, str]) -> Path:
 
 
 def introspected(python: Path) -> dict[str, Any]:
-    """What `introspect` prints in that environment, and its versions.
+    """Run `introspect` in the interpreter's environment; return its output and the versions.
 
     Raises:
-        ConfigError: With the end of what it complained about.
+        ConfigError: `introspect` failed; the message has the last line of its error output.
     """
     versions = installed_versions(python)
     command = [str(python), introspect.__file__, *map(str, sorted(CPU_STUBS.iterdir()))]
@@ -167,7 +167,7 @@ def _shipped() -> dict[str, Any]:
 
 
 def _read(file: Path, versions: Mapping[str, str]) -> dict[str, Any] | None:
-    """A cache file's content, or None when there is none that can be used."""
+    """Return a cache file's content, or None if it is missing or unusable."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         _engine_flags(found, "")
@@ -196,7 +196,7 @@ def _engine_flags(found: Mapping[str, Any], note: str) -> EngineFlags:
     router = FlagParser(f"{version}{note}")
     names = {name for row in found["server"] for name in row["names"]}
     older = {new: [old] for old, new in RENAMED.items() if old not in names}
-    # Of two flags that set one field (0.5.23 has such a pair), the later is an old spelling, of another type.
+    # If two flags set the same field (as in 0.5.23), the later flag is an old spelling, of another type.
     rows = {row["dest"]: row for row in reversed(found["server"])}
     for row in reversed(rows.values()):
         _add_flag(server, SERVER, row, older.get(row["names"][0], ()))
@@ -206,7 +206,7 @@ def _engine_flags(found: Mapping[str, Any], note: str) -> EngineFlags:
 
 
 def _add_flag(parser: FlagParser, owner: str, row: Mapping[str, Any], older: Sequence[str] = ()) -> None:
-    """One row of `introspect`; the help of a flag that is slime's to set says so."""
+    """Add a flag from a row of `introspect`; the help of a flag that slime sets names the reason."""
     from slime_engine_sglang.owned import ROUTER_OWNED, SERVER_OWNED
 
     prefix, dest, names = owner.replace("_", "-"), row["dest"], [*row["names"], *older]

@@ -1,9 +1,9 @@
-"""A `LaunchPlan` -> running servers and routers, started at the same time and ended together.
+"""Start the servers and routers of a `LaunchPlan` concurrently, and end them together.
 
-    for each model at once:  router  |  encoders, then the servers that are told their URLs
+    for each model at once:  router  |  encoders, then the servers that get the encoders' URLs
 
-Ports are reserved when the fleet is made, so every URL is known before anything runs; a server that has to change its
-ports has another URL when it is ready.
+Ports are reserved when the fleet is created, so every URL is known before any process runs. A server that has to change
+its ports has another URL when it is ready.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ DIRECTORY = "engines"
 
 @dataclass
 class ModelFleet:
-    """What runs for one model."""
+    """The servers and the router of one model."""
 
     plan: ModelPlan
     servers: list[ServerProcess]
     router: RouterProcess | None
 
     def workers(self) -> dict[Worker, ServerProcess]:
-        """The servers that generate, which are ready: those of the first node of each engine, but for encoders."""
+        """Return the ready servers that generate: the first node of each engine, without encoders."""
         return {
             Worker(
                 s.url, owned=True, role=s.plan.worker_type, state=WorkerState.READY, bootstrap_port=s.bootstrap_port
@@ -70,10 +70,10 @@ class ModelFleet:
 
 
 class Fleet:
-    """Everything that one run starts on this machine."""
+    """All servers and routers that a run starts on this machine."""
 
     def __init__(self, plan: LaunchPlan, place: Place) -> None:
-        """Reserves the ports, and starts nothing. Raises EngineError: A port is taken."""
+        """Reserve the ports without starting anything. Raises EngineError if a port is taken."""
         self.models: list[ModelFleet] = []
         try:
             for model in plan.models:
@@ -87,7 +87,7 @@ class Fleet:
             raise
 
     async def launch(self) -> None:
-        """Start everything and wait until it is ready; `stop` is the caller's to call also when this fails.
+        """Start everything and wait until it is ready; the caller must call `stop` even if this fails.
 
         Raises:
             EngineError: Of the first that did not come up.
@@ -95,7 +95,7 @@ class Fleet:
         await together([model.launch() for model in self.models])
 
     def stop(self) -> None:
-        """End everything at the same time; nothing runs when it returns. Safe twice. Raises EngineError."""
+        """End everything concurrently; nothing runs when it returns. Safe to call twice. Raises EngineError."""
         running: list[Service] = [server for model in self.models for server in model.servers]
         running += [model.router for model in self.models if model.router is not None]
         for service in running:
@@ -111,7 +111,7 @@ class Fleet:
 
 
 async def together(calls: list[Coroutine[Any, Any, None]]) -> None:
-    """All at once; the first failure ends the others and is raised."""
+    """Await all coroutines concurrently; the first failure cancels the others and is raised."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         await asyncio.gather(*tasks)
@@ -122,13 +122,13 @@ async def together(calls: list[Coroutine[Any, Any, None]]) -> None:
 
 
 def own_address(toward: str | None) -> str:
-    """Where servers of this machine listen: at loopback, unless what talks to them is elsewhere.
+    """Return the address at which servers of this machine listen: loopback, unless a client is on another machine.
 
     Args:
-        toward: Host of a router that is running already; None when all is on this machine.
+        toward: Host of a router that is running already; None if everything is on this machine.
 
     Returns:
-        SLIME_HOST_IP where it is set, as in THUDM/slime; else the address that this machine has on the way to `toward`.
+        SLIME_HOST_IP if it is set, as in THUDM/slime; else this machine's address on the route to `toward`.
     """
     named = os.environ.get("SLIME_HOST_IP")
     if named:

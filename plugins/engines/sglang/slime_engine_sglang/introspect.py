@@ -1,8 +1,8 @@
-"""Every flag of the installed SGLang server and router as JSON; run by the interpreter of SGLang's environment.
+"""Print every flag of the installed SGLang server and router as JSON; runs in the interpreter of SGLang's environment.
 
-`python introspect.py [STUB_DIR/PACKAGE...]`, by `flag_list`. Stands alone: no slime in that environment. Importing
-SGLang costs seconds and prints warnings, so the JSON is the last line of standard output. A package's stub is used only
-without CUDA, and where the package itself is not installed.
+`flag_list` runs `python introspect.py [STUB_DIR/PACKAGE...]`. The script imports no slime, which that environment does
+not have. Importing SGLang takes seconds and prints warnings, so the JSON is the last line of standard output. A
+package's stub is used only without CUDA and only if the package itself is not installed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from importlib import import_module
 from typing import Any
 
 SCHEMA = 1
-"""Raised when the shape of the output changes, so that an older cache file is not read."""
+"""Version of the output format, incremented by a change, so that an older cache file is not read."""
 
 
 def _plain(value: Any) -> Any:
-    """The value when JSON can hold it, else None."""
+    """Return the value if JSON can represent it, else None."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
@@ -28,7 +28,7 @@ def _plain(value: Any) -> Any:
 
 
 def _type_name(action: argparse.Action) -> str:
-    """What converts a value: "switch" (no value), "toggle" (`--x`, `--no-x`), or the name of the type function."""
+    """Return "switch" (no value), "toggle" (`--x`, `--no-x`), or the name of the function that converts the value."""
     if isinstance(action, argparse.BooleanOptionalAction):
         return "toggle"
     if action.nargs == 0:
@@ -37,13 +37,13 @@ def _type_name(action: argparse.Action) -> str:
 
 
 def _choices(choices: Any) -> list[Any]:
-    """In the order given, or alphabetic for words, since some come from a hash table."""
+    """Return the choices in their order, but words alphabetically, since some come from a hash table."""
     plain = [_plain(choice) for choice in choices]
     return sorted(plain) if all(isinstance(choice, str) for choice in plain) else plain
 
 
 def describe(action: argparse.Action) -> dict[str, Any]:
-    """One argparse action; what is empty is left out."""
+    """Describe an argparse action; empty entries are omitted."""
     toggle = isinstance(action, argparse.BooleanOptionalAction)
     names = [name[2:] for name in action.option_strings if name.startswith("--")]
     found = {
@@ -60,19 +60,19 @@ def describe(action: argparse.Action) -> dict[str, Any]:
 
 
 def actions(add_cli_args: Any) -> list[dict[str, Any]]:
-    """What a function adds to a parser, but for --help."""
+    """Describe the actions that a function adds to a parser."""
     parser = argparse.ArgumentParser(add_help=False)
     add_cli_args(parser)
     return [describe(action) for action in parser._actions if action.option_strings]
 
 
 def server_flags() -> list[dict[str, Any]]:
-    """The flags of sglang.launch_server."""
+    """Return the flags of sglang.launch_server."""
     return actions(import_module("sglang.srt.server_args").ServerArgs.add_cli_args)
 
 
 def router_flags() -> list[dict[str, Any]]:
-    """The flags of sglang_router.launch_router; empty when no router is installed."""
+    """Return the flags of sglang_router.launch_router; empty if no router is installed."""
     try:
         module = import_module("sglang_router.router_args")
     except ModuleNotFoundError:
@@ -92,6 +92,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # The script's own folder holds modules of slime whose names are no business of SGLang's.
+    # Remove the script's own folder: SGLang must not import slime's modules from it.
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""A server's log -> the lines that a person wants to see first when the server did not come up."""
+"""The lines of a server's log that explain why the server did not start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _BYTES = 64 * 1024
 _SHOWN = 300
-"""Characters of a line: SGLang writes all of its arguments into one."""
+"""Limit on the characters of a line: SGLang writes all of its arguments into one line."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ERROR = re.compile(
     r"^(?:\[[^\]]*\] )?(?:[\w.]+(?:Error|Exception|Interrupt|Exit)\b.*|\S+: error: .*|.* panicked at .*)"
@@ -19,14 +19,14 @@ _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE|port is already
 
 @dataclass(frozen=True)
 class LogTail:
-    """The last lines that one start of a program wrote."""
+    """The last lines that a start of a program wrote."""
 
     path: Path
     lines: tuple[str, ...]
 
     @classmethod
     def of(cls, path: Path, begin: int = 0) -> LogTail:
-        """Read the last 64 KiB of what was written from byte `begin` on; nothing when there is no such file."""
+        """Read the last 64 KiB after byte `begin`; a missing file gives no lines."""
         try:
             with path.open("rb") as file:
                 file.seek(max(begin, file.seek(0, os.SEEK_END) - _BYTES))
@@ -37,7 +37,7 @@ class LogTail:
 
     @property
     def cause(self) -> str:
-        """The line that names the error: a traceback's or a parser's last; else the last line; "" without any."""
+        """Line that names the error: the last line of a traceback or a parser, else the last line; "" without lines."""
         for line in reversed(self.lines):
             if _ERROR.match(line):
                 return line.strip()
@@ -45,17 +45,17 @@ class LogTail:
 
     @property
     def address_in_use(self) -> bool:
-        """Whether it failed because somebody else had taken a port."""
+        """True if the program failed because a port was in use."""
         return any(_ADDRESS_IN_USE.search(line) for line in self.lines)
 
     def describe(self, count: int = 20) -> str:
-        """The cause, where the log is, and its last `count` lines."""
+        """Return the cause, the log's path, and its last `count` lines."""
         if not self.lines:
             return f"it wrote nothing to {self.path}"
         return f"{_short(self.cause)}\n  {self.end(count)}"
 
     def end(self, count: int = 20) -> str:
-        """Where the log is, and its last `count` lines: for a program that did not end by an error of its own."""
+        """Return the log's path and its last `count` lines, for a program that did not end with its own error."""
         if not self.lines:
             return f"it wrote nothing to {self.path}"
         shown = "\n".join(f"    {_short(line)}" for line in self.lines[-count:])

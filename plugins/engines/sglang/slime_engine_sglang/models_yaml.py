@@ -1,4 +1,4 @@
-"""`--sglang-config` file -> models and their server groups, checked as far as the file alone can be wrong.
+"""Read models and their server groups from a `--sglang-config` file, with all checks that need only the file.
 
 Example::
 
@@ -12,7 +12,7 @@ Example::
         server_groups: [{num_gpus: 2}]
 
 `planner.make_plan` calls `read_models` and compares the result with the flags. The order of groups is the order of
-GPUs, not that in which servers start.
+GPUs, not the order in which servers start.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class _Entry(BaseModel):
 
     @property
     def where(self) -> str:
-        """ "file:line", or the flag it stands for."""
+        """Return "file:line", or the flag that the entry replaces."""
         return self._where
 
     def at(self, where: str) -> Self:
-        """Remember where it was written."""
+        """Store the entry's place in the file."""
         self._where = where
         return self
 
@@ -56,39 +56,39 @@ class ServerGroup(_Entry):
 
     worker_type: Literal["regular", "prefill", "decode", "encoder", "placeholder"] = "regular"
     num_gpus: Count
-    """Of the whole group."""
+    """Number of GPUs of the whole group."""
     num_gpus_per_engine: Count | None = None
-    """The model's, else --rollout-num-gpus-per-engine."""
+    """GPUs per engine; by default the model's value, else --rollout-num-gpus-per-engine."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """`ServerArgs` field -> value, on top of --sglang-*."""
 
 
 class ModelEntry(_Entry):
-    """One model."""
+    """A model and its server groups."""
 
     name: StrictStr
     model_path: StrictStr | None = None
-    """--hf-checkpoint when not given."""
+    """Path of the model; by default --hf-checkpoint."""
     update_weights: StrictBool | None = None
-    """Whether it receives the trainer's weights; by default, whether `model_path` is --hf-checkpoint."""
+    """True if the model receives the trainer's weights; by default, True if `model_path` is --hf-checkpoint."""
     num_gpus_per_engine: Count | None = None
     server_groups: list[ServerGroup] = Field(default_factory=list)
 
     @property
     def serves(self) -> bool:
-        """It has servers, and not only reserved GPUs."""
+        """Return True if the group has servers, not only reserved GPUs."""
         return any(group.worker_type != "placeholder" for group in self.server_groups)
 
 
 def read_models(path: str, cited: str) -> list[ModelEntry]:
-    """The models of a file, in its order.
+    """Return the models of a file, in its order.
 
     Args:
         path: The file.
-        cited: How messages name a file that cannot be read: `--sglang-config 'x.yaml' (flag)`.
+        cited: Name of the file in messages if it cannot be read: `--sglang-config 'x.yaml' (flag)`.
 
     Raises:
-        ConfigError: Not readable, or wrong whatever the flags are; with file and line.
+        ConfigError: The file is not readable, or is wrong with any flags; the message has file and line.
     """
     document = read_document(path, cited)
     for key, item in mapping_items(document).items():
@@ -139,7 +139,7 @@ def _group(document: Document, node: yaml.MappingNode) -> ServerGroup:
 
 
 def _check_paths(model: ModelEntry) -> None:
-    """`model_path` among a group's overrides is the model's; all of one model are the same."""
+    """Check that each `model_path` in a group's overrides equals the model's own path."""
     for group in model.server_groups:
         for key in ("model_path", "model-path"):
             path = group.overrides.pop(key, None)
@@ -156,7 +156,10 @@ def _check_paths(model: ModelEntry) -> None:
 
 
 def check_worker_types(model: ModelEntry) -> None:
-    """Prefill needs decode and the reverse, neither goes with regular, and encoders serve nobody by themselves."""
+    """Raise ConfigError for an invalid mix of worker types.
+
+    Prefill and decode need each other, neither may be combined with regular, and encoders need other servers.
+    """
     kinds = {group.worker_type for group in model.server_groups}
     if ("prefill" in kinds) != ("decode" in kinds):
         there, lacking = ("prefill", "decode") if "prefill" in kinds else ("decode", "prefill")
@@ -180,7 +183,7 @@ def _at(document: Document, node: yaml.Node) -> str:
 
 
 def _list(document: Document, node: yaml.Node | None, where: str, message: str) -> list[yaml.MappingNode]:
-    """Mapping nodes of a list that is not empty."""
+    """Return the mapping nodes of a non-empty list. Raises ConfigError with `message` otherwise."""
     if not isinstance(node, yaml.SequenceNode) or not node.value:
         raise ConfigError(f"{_at(document, node) if node is not None else where}: {message}.")
     for item in node.value:
@@ -198,7 +201,7 @@ def _check_keys(items: dict[str, Item], entry: type[_Entry], aliases: Sequence[s
 
 
 def _validate(entry: type[E], items: dict[str, Item], where: str, needs: str) -> E:
-    """The entry at `where`; `needs` names the one key that it cannot do without."""
+    """Validate and return the entry at `where`; `needs` names its only required key."""
     try:
         return entry.model_validate({key: item.value for key, item in items.items()}).at(where)
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""Settings -> how many GPUs the servers have, which one is the first, and which each server gets.
+"""Compute from settings the number of GPUs of the servers, the first one, and the GPUs of each server.
 
 GPUs are counted over the whole cluster, node after node: number g is ordinal `g % per_node` of node `g // per_node`.
-The trainer has the first ones; servers come after it, or share them under `--colocate`. Called by `planner`. On CPU a
-GPU is a share of the cores; it is counted, has no ordinal, and there is one node.
+The trainer has the first GPUs; servers use the GPUs after it, or share them under `--colocate`. Called by `planner`. On
+CPU a "GPU" is a share of the cores; it is counted but has no ordinal, and there is one node.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass
 class Cited:
-    """How messages show settings: `--rollout-num-gpus 3 (run.yaml:4)`; without origins only the value."""
+    """A formatter of settings for messages: `--rollout-num-gpus 3 (run.yaml:4)`; without origins only the value."""
 
     args: Args
     origins: Mapping[str, Origin] | None
 
     def __call__(self, name: str) -> str:
-        """The setting with its value."""
+        """Return the setting with its value."""
         shown = flag_specs()[name].show(getattr(self.args, name))
         return shown if self.origins is None else f"{shown} ({self.origins[name]})"
 
@@ -42,28 +42,28 @@ class Room:
 
     device: Device
     first: int
-    """Number of the first one in the cluster."""
+    """Number of the first GPU in the cluster."""
     total: int
     per_node: int
     trainer: int
     """The trainer has the GPUs before this number."""
 
     def is_shared(self, start: int, size: int) -> bool:
-        """Whether some of GPUs `start` to `start + size` (from the first server's on) are the trainer's, too."""
+        """Return True if the trainer uses some of GPUs `start` to `start + size` (from the first server's on), too."""
         return self.device == "cuda" and size > 0 and self.first + start < self.trainer
 
     def parts(self, start: int, size: int, name: str, cited: str, *, whole: bool = True) -> list[Reservation]:
-        """GPUs `start` to `start + size` (from the first server's on), by node.
+        """Return GPUs `start` to `start + size` (from the first server's on), by node.
 
         Args:
-            start: Where the engine begins.
-            size: Its GPUs.
-            name: Of the engine.
+            start: First GPU of the engine.
+            size: Number of its GPUs.
+            name: Name of the engine.
             cited: The setting that `size` comes from.
-            whole: An engine no larger than a node must lie on one, a larger one fill nodes.
+            whole: If True, an engine no larger than a node must be on one node, and a larger engine must fill nodes.
 
         Raises:
-            ConfigError: It would lie across nodes.
+            ConfigError: The engine would cross nodes.
         """
         if self.device == "cpu":
             return [Reservation(name, 0, ())]
@@ -80,20 +80,20 @@ class Room:
 
 
 def find_room(args: Args, device: Device, visible: int, listed: int | None, cite: Cited) -> tuple[Room, list[str]]:
-    """GPUs for the servers, and warnings.
+    """Return the GPUs for the servers, and warnings.
 
     The layout is THUDM/slime's (placement_group.py): after the trainer's GPUs; from 0 with `--colocate` or without a
     trainer.
 
     Args:
         args: The run's settings.
-        device: What servers run on.
-        visible: GPUs there are, over all nodes; not looked at on CPU.
-        listed: GPUs that a `--sglang-config` file adds up to; None without one.
-        cite: For messages.
+        device: Device of the servers.
+        visible: Number of available GPUs, over all nodes; ignored on CPU.
+        listed: Sum of the GPUs in a `--sglang-config` file; None without a file.
+        cite: Formatter for messages.
 
     Raises:
-        ConfigError: More GPUs than there are, or another number than the file's.
+        ConfigError: More GPUs are needed than available, or the number differs from the file's.
     """
     asked, size = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
     if listed is not None and asked is not None and listed != asked:
@@ -135,7 +135,7 @@ def find_room(args: Args, device: Device, visible: int, listed: int | None, cite
 
 
 def near_multiples(total: int, size: int) -> str:
-    """What to type instead of `total`: the multiples of `size` around it."""
+    """Return advice that replaces `total`: the nearest multiples of `size` below and above."""
     below = total // size * size
     return f"{below} or {below + size} works" if below else f"{size} works"
 

@@ -1,7 +1,7 @@
-"""Settings -> which servers and routers are started, with which arguments; nothing is started here.
+"""The plan of a run's servers and routers, with their arguments; this module starts nothing.
 
-`SglangEngine` asks for the plan before anything runs, so that whatever cannot work is refused in one line. Made by
-`planner.make_plan`. Ports and addresses are not in it; they are taken on the machine at the moment a process starts.
+`planner.make_plan` makes the plan from the settings. `SglangEngine` requests it before anything runs, so that
+impossible settings are refused in one line. The plan has no ports and addresses: a process takes them when it starts.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ WorkerType = Literal["regular", "prefill", "decode", "encoder"]
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """One SGLang server: one process group, `gpus` of it on this node."""
+    """An SGLang server: a process group with `gpus` on this node."""
 
     name: str
-    """For logs and events, such as "default/0"; of an engine over several nodes "default/0@1" is node rank 1."""
+    """Name for logs and events, such as "default/0"; "default/0@1" is node rank 1 of an engine over several nodes."""
     worker_type: WorkerType
     arguments: Mapping[str, Any]
-    """`ServerArgs` field -> value, complete but for host, ports, `dist_init_addr` and `encoder_urls`."""
+    """`ServerArgs` field -> value, complete except for host, ports, `dist_init_addr` and `encoder_urls`."""
     gpus: tuple[int, ...] = ()
     """Device ordinals on its node; empty on CPU."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the process's environment."""
+    """Variables added to the process's environment."""
     node: int = 0
-    """Which node of the cluster it runs on."""
+    """Index of the cluster node that the server runs on."""
     node_rank: int = 0
     num_nodes: int = 1
-    """An engine with more GPUs than a node has is one server per node; rank 0 answers HTTP."""
+    """Number of nodes of the engine; an engine over several nodes has a server per node, and rank 0 serves HTTP."""
     needs_encoder_urls: bool = False
-    """It is started after the model's encoders, with their URLs as `encoder_urls`."""
+    """Whether the server starts after the model's encoders, with their URLs as `encoder_urls`."""
 
     @property
     def engine(self) -> str:
@@ -47,7 +47,7 @@ class Reservation:
     """GPUs of one node that an engine has, or that a placeholder keeps free."""
 
     name: str
-    """Of the engine or placeholder."""
+    """Name of the engine or placeholder."""
     node: int
     gpus: tuple[int, ...]
     """Ordinals on the node; empty on CPU."""
@@ -60,54 +60,54 @@ class ModelPlan:
     name: str
     model_path: str
     updates_weights: bool
-    """Whether it receives the trainer's weights; one model of a plan at most."""
+    """Whether the model receives the trainer's weights; at most one model of a plan does."""
     servers: tuple[ServerPlan, ...]
     router: Mapping[str, Any] | None
-    """`RouterArgs` field -> value, complete but for host and ports (`port` is there when the user chose it); None: no
-    router is started for it."""
+    """`RouterArgs` field -> value, except host and ports (`port` is included if the user chose it); None to start no
+    router for the model."""
     router_address: tuple[str, int] | None = None
-    """Router that is already running."""
+    """Address of a router that is already running."""
     external: tuple[str, ...] = ()
     """Addresses of servers that are already running."""
 
     @property
     def is_disaggregated(self) -> bool:
-        """Prefill and decode run on different servers."""
+        """Whether prefill and decode run on different servers."""
         return any(server.worker_type in ("prefill", "decode") for server in self.servers)
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything that one run starts."""
+    """Everything that a run starts."""
 
     models: tuple[ModelPlan, ...]
     device: Literal["cpu", "cuda"]
     reserved: tuple[Reservation, ...] = ()
-    """Of all models, those included that have nothing else and so are not in `models`."""
+    """Reservations of all models, including models that have only reservations and so are not in `models`."""
     warnings: tuple[str, ...] = ()
-    """What the settings ask for and do not get."""
+    """Warnings about settings that the plan cannot follow."""
 
     @property
     def main(self) -> ModelPlan:
-        """The model that the run generates with: the one that receives weights, else the first."""
+        """The model that the run generates with: the model that receives weights, otherwise the first."""
         return next((model for model in self.models if model.updates_weights), self.models[0])
 
     @property
     def servers(self) -> tuple[ServerPlan, ...]:
-        """Of all models."""
+        """Servers of all models."""
         return tuple(server for model in self.models for server in model.servers)
 
     @property
     def num_nodes(self) -> int:
-        """Nodes up to the last one with a server or a reservation."""
+        """Number of nodes up to the last node with a server or a reservation."""
         return max([*(s.node for s in self.servers), *(held.node for held in self.reserved)], default=0) + 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
     def describe(self) -> str:
-        """A table of servers, GPUs, arguments and routers, for people."""
+        """Return a readable table of servers, GPUs, arguments and routers."""
         return "\n".join(_describe(self))
 
 

@@ -1,9 +1,9 @@
-"""Settings -> `LaunchPlan`, or one line that says why there is none; nothing is started and no model is read.
+"""Settings -> `LaunchPlan`, or a one-line error that explains why no plan exists. Starts nothing and reads no model.
 
     rules between flags -> models (flags, or the file) -> GPUs (placement) -> servers (server_groups) -> routers
 
 `SglangEngine` calls `check` before a run and `make_plan` when it starts; `slime engines plan` prints `plan_of`. The
-plan is made for the cluster that is described, so a laptop can plan 16 GPUs.
+plan is for the described cluster, so a laptop can plan 16 GPUs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ USES = frozenset(
         "sglang_router_request_timeout_secs",
     }
 )
-"""Settings that the plan follows; an engine that is started by it has them in its `uses`."""
+"""Settings that determine the plan; an engine started from a plan has them in its `uses`."""
 CLUSTER_GPUS = "SLIME_CLUSTER_GPUS"
-"""Environment variable: GPUs over all nodes, in processes of a launcher that has seen the cluster."""
+"""Environment variable: number of GPUs over all nodes, set by a launcher that knows the cluster."""
 DEFAULT_MODEL = "default"
 """Name of the only model of a run without `--sglang-config`, as in THUDM/slime."""
 
@@ -47,16 +47,16 @@ DEFAULT_MODEL = "default"
 def make_plan(
     args: Args, *, device: Device, num_gpus_visible: int = 0, origins: Mapping[str, Origin] | None = None
 ) -> LaunchPlan:
-    """What would be started.
+    """Return the plan of servers and routers to start.
 
     Args:
         args: The run's settings.
-        device: What servers run on.
-        num_gpus_visible: GPUs that there are, over all nodes; not looked at on CPU.
-        origins: Where settings came from, for messages.
+        device: Device that servers run on.
+        num_gpus_visible: Number of GPUs over all nodes; ignored on CPU.
+        origins: Sources of the settings, for messages.
 
     Raises:
-        ConfigError: It cannot work.
+        ConfigError: The settings cannot work.
     """
     cite = Cited(args, origins)
     _check_exclusions(args, cite)
@@ -75,14 +75,14 @@ def make_plan(
 
 
 def plan_of(settings: Settings, *, num_gpus: int | None = None) -> LaunchPlan:
-    """The plan of these settings: of this machine, or of a made-up one.
+    """Return the plan of these settings, for this machine or for an assumed number of GPUs.
 
     Args:
-        settings: Of the run.
-        num_gpus: Pretend that there are so many GPUs (0: none); by default those that are visible here.
+        settings: Settings of the run.
+        num_gpus: Assumed number of GPUs (0: none); by default the GPUs that are visible on this machine.
 
     Raises:
-        ConfigError: It cannot work.
+        ConfigError: The settings cannot work.
     """
     args = settings.args
     if not (args.hf_checkpoint or args.sglang_config):
@@ -92,10 +92,10 @@ def plan_of(settings: Settings, *, num_gpus: int | None = None) -> LaunchPlan:
 
 
 def check(settings: Settings) -> list[str]:
-    """Warnings of the plan that a run on this machine would follow. Raises ConfigError when it cannot be followed.
+    """Return the warnings of the plan for a run on this machine. Raises ConfigError if the plan cannot work.
 
-    Over several nodes the cluster counts: its GPUs are in `CLUSTER_GPUS` once the launcher has seen it, which asks for
-    the plan before that itself.
+    With several nodes the cluster's GPUs count. They are in `CLUSTER_GPUS` once the launcher knows the cluster; before
+    that, the launcher itself requests the plan.
     """
     cluster = _cluster_gpus()
     trains = settings.command == "train" and not settings.args.debug_rollout_only
@@ -126,7 +126,7 @@ def check(settings: Settings) -> list[str]:
 
 
 def find_device(setting: str, num_gpus: int | None = None) -> tuple[Device, int]:
-    """What servers run on under `--device`, and the GPUs that are visible here, or that the caller pretends to have."""
+    """Return the servers' device for `--device`, and the number of GPUs: `num_gpus` if given, else the visible GPUs."""
     if setting == "cpu":
         return "cpu", 0
     if num_gpus is None:
@@ -173,7 +173,7 @@ def _from_file(args: Args, cite: Cited) -> list[ModelEntry]:
 
 
 def _from_flags(args: Args, room: Room, cite: Cited) -> ModelEntry:
-    """One model of all GPUs; `--prefill-num-servers` engines of it only prefill, the others only decode."""
+    """Return one model on all GPUs; `--prefill-num-servers` of its engines only prefill, the others only decode."""
     size, total = args.rollout_num_gpus_per_engine, room.total
     entry = ModelEntry(name=DEFAULT_MODEL).at(cite("rollout_num_gpus_per_engine"))
     if total % size:
@@ -199,7 +199,7 @@ def _from_flags(args: Args, room: Room, cite: Cited) -> ModelEntry:
 
 
 def _receiver(args: Args, entries: list[ModelEntry], warnings: list[str]) -> ModelEntry | None:
-    """The model that gets the trainer's weights: the first that may."""
+    """Return the model that gets the trainer's weights: the first that may receive them."""
     may = [e for e in entries if _may_update(args, e)]
     for entry in may[1:]:
         warnings.append(
@@ -221,7 +221,7 @@ def _may_update(args: Args, entry: ModelEntry) -> bool:
 
 
 def _plan_of_running(args: Args, device: Device, cite: Cited) -> LaunchPlan:
-    """Servers that are running already, behind a router."""
+    """Return a plan of servers that are already running, behind a router."""
     warnings = []
     if args.rollout_num_gpus:
         warnings.append(f"{cite('rollout_num_gpus')} has no effect with {cite('rollout_external_engine_addrs')}")
@@ -231,7 +231,7 @@ def _plan_of_running(args: Args, device: Device, cite: Cited) -> LaunchPlan:
 
 
 def _with_routers(args: Args, models: list[ModelPlan], cite: Cited) -> list[ModelPlan]:
-    """A router of its own for each model with servers; the one that is running already is for the main model."""
+    """Return the plan with a router for each model with servers; a running router serves the main model."""
     main = next((model for model in models if model.updates_weights), models[0])
     routed = []
     for model in models:

@@ -1,10 +1,10 @@
-"""What slime launches for SGLang: its servers, their routers, and the puller of weight deltas.
+"""The programs that slime launches for SGLang: its servers, their routers, and the puller of weight deltas.
 
     plan + ports --> argv (`arguments`) --> guard --> python -m sglang.launch_server | router_main.py
 
-A server is ready when it has generated a token (/health_generate) and its model is the one of the plan. A router starts
-without workers, at one address for the whole run; `api.router.Router` adds them when they are ready, and again after a
-restart. There is one puller per host, for all servers, which its requests name; it runs with slime's interpreter.
+A server is ready when it has generated a token (/health_generate) and serves the model of the plan. A router starts
+without workers, at one address for the whole run. `api.router.Router` adds workers when they are ready, and again after
+a restart. One puller per host serves all servers, which its requests name; it runs with slime's interpreter.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from slime_engine_sglang.plan import ServerPlan
 from slime_engine_sglang.service import Place, Service, StrangerError
 
 _GRACE_S = 4.0
-"""For a router or a puller to end."""
+"""Seconds for a router or a puller to end."""
 _DIST_PORTS = 30
-"""SGLang derives ports from that of `dist_init_addr` (8 in 0.5.20, and one for each data-parallel rank)."""
+"""Number of ports that SGLang derives from `dist_init_addr` (8 in 0.5.20, and one for each data-parallel rank)."""
 _OPTIONAL_PORTS = {
     "language_only": "encoder_bootstrap_port",
     "remote_instance_weight_loader_start_seed_via_transfer_engine": "engine_info_bootstrap_port",
 }
-"""`ServerArgs` switch -> the port that it opens, whose default is one number for all servers of a machine."""
+"""`ServerArgs` switch -> port that it opens; its default is the same number for all servers of a machine."""
 
 
 class ServerProcess(Service):
-    """One SGLang server of this machine."""
+    """An SGLang server on this machine."""
 
     def __init__(self, plan: ServerPlan, place: Place) -> None:
-        """As `Service`. Raises EngineError."""
+        """Reserve the ports without starting the server. Raises EngineError."""
         self.plan = plan
         self.arguments: dict[str, Any] = dict(plan.arguments)
-        """`ServerArgs` fields but for host and ports; what is added here holds from the next start on."""
+        """`ServerArgs` fields except host and ports; additions take effect at the next start."""
         self._port_fields = ["port", "nccl_port"]
-        if plan.worker_type == "prefill":  # the router is told it, too
+        if plan.worker_type == "prefill":  # the router gets this port, too
             self._port_fields.append("disaggregation_bootstrap_port")
         self._port_fields += [port for switch, port in _OPTIONAL_PORTS.items() if plan.arguments.get(switch)]
         ranks = attention_ranks(plan.arguments)
@@ -52,12 +52,12 @@ class ServerProcess(Service):
 
     @property
     def bootstrap_port(self) -> int | None:
-        """Where decode servers meet this prefill server; None for others."""
+        """Return the port at which decode servers meet this prefill server; None for other servers."""
         name = "disaggregation_bootstrap_port"
         return self._ports[self._port_fields.index(name)] if name in self._port_fields else None
 
     def command(self, ports: PortBlock) -> list[str]:
-        """`python -m sglang.launch_server` with everything."""
+        """Return the `python -m sglang.launch_server` command with all arguments."""
         fields = self.arguments | {"host": self.host}
         fields |= {name: ports[index] for index, name in enumerate(self._port_fields)}
         if self._dist_ports:  # the block from there on
@@ -66,11 +66,11 @@ class ServerProcess(Service):
         return [str(python), "-m", "sglang.launch_server", *to_argv(fields, python)]
 
     def environment(self) -> Mapping[str, str]:
-        """The plan's."""
+        """Return the environment of the plan."""
         return self.plan.environment
 
     async def check(self, http: Http, left: float) -> None:
-        """Raises StrangerError when it is the server of another model."""
+        """Check the server. Raises StrangerError if it serves another model."""
         await http.send("GET", self.url, "/health_generate", timeout=left, attempts=1)
         if self.plan.worker_type == "encoder":
             return
@@ -80,25 +80,25 @@ class ServerProcess(Service):
             raise StrangerError(
                 f"SGLang server {self.name}: what answers at {self.url} serves model {found!r}, not {wanted!r}"
             )
-        # Each flush of the cache, one per weight update, collects garbage on CPU: without what was there at the start
-        # that takes no time. SGLang asks itself for it too early when it skips its warm-up.
+        # On CPU each flush of the cache (one per weight update) collects garbage, which is fast once the objects of the
+        # start are frozen. SGLang's own freeze comes too early when it skips its warm-up.
         await http.send("GET", self.url, "/freeze_gc", timeout=left, attempts=1, accept=range(600))
 
 
 class RouterProcess(Service):
-    """One router of this machine."""
+    """A router on this machine."""
 
     ready_path = "/liveness"
-    """It has no need of workers for that."""
+    """Readiness URL path, which works without workers."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any], place: Place, *, device: str) -> None:
-        """As `Service`.
+        """Reserve the ports without starting the router.
 
         Args:
-            name: Of its model.
-            arguments: `RouterArgs` field -> value, complete but for host, ports and workers; `port` when it was chosen.
-            place: Of the run.
-            device: "cpu" or "cuda", for the environment of its interpreter.
+            name: Name of the router's model.
+            arguments: `RouterArgs` field -> value, without host, ports and workers; has `port` if the user chose it.
+            place: Place of the run.
+            device: "cpu" or "cuda", for the environment of the router's interpreter.
 
         Raises:
             EngineError: No ports are free.
@@ -111,16 +111,16 @@ class RouterProcess(Service):
 
     @property
     def needs_workers(self) -> bool:
-        """Whether its policy wants to know two workers, which must be ready, before it starts: see `start_with`."""
+        """Return True if its policy needs two ready workers before the start: see `start_with`."""
         return self.arguments.get("policy") == "power_of_two"
 
     def start_with(self, urls: Sequence[str]) -> None:
-        """Workers for its next start, which its policy may need to begin at all; elsewhere they are added later."""
+        """Set the workers for the next start, for policies that need them; otherwise they are added later."""
         self._initial = list(urls) if self.needs_workers else []
 
     def command(self, ports: PortBlock) -> list[str]:
-        """`router_main.py`, which starts the router at once, with everything."""
-        # The metrics port has a default that only one router of a machine can have, and the others panic.
+        """Return the `router_main.py` command, which starts the router at once, with all arguments."""
+        # Only one router of a machine can use the default metrics port; the others would panic.
         ours: dict[str, Any] = {
             "host": self.host, "port": ports[0], "prometheus_host": self.host, "prometheus_port": ports[1]
         }  # fmt: skip
@@ -130,20 +130,20 @@ class RouterProcess(Service):
         return [str(python), str(SERVER_SIDE / "router_main.py"), *to_argv(self.arguments | ours, python, ROUTER)]
 
     def environment(self) -> Mapping[str, str]:
-        """That of SGLang's environment."""
+        """Return the variables for SGLang's Python environment."""
         return server_environment(self._device, None, self._place.python)
 
 
 class PullerProcess(Service):
-    """The puller of this machine: keeps `local_dir` at a version of `source`, for servers that its requests name."""
+    """The puller of this machine: keeps `local_dir` at a version of `source`, for the servers in its requests."""
 
     def __init__(self, source: Path, local_dir: Path, place: Place, *, pull_timeout: float) -> None:
-        """As `Service`; `pull_timeout`: seconds that bringing and loading a version may take. Raises EngineError."""
+        """Reserve a port; `pull_timeout` is the limit in seconds to copy and load a version. Raises EngineError."""
         self._arguments = ["--source", str(source.absolute()), "--local-dir", str(local_dir.absolute())]
         self._arguments += ["--timeout", str(pull_timeout)]
         super().__init__("puller", "weight puller", place, ports=1, grace=_GRACE_S)
 
     def command(self, ports: PortBlock) -> list[str]:
-        """It listens where nobody else's program does."""
+        """Return the command of the puller, which listens on a port of its own."""
         where = ["--host", self.host, "--port", str(ports[0])]
         return [sys.executable, "-m", "slime_weight_transport_delta", *self._arguments, *where]

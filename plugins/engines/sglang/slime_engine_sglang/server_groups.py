@@ -1,7 +1,7 @@
-"""The server groups of the models -> servers with GPUs and arguments, and reserved GPUs.
+"""Turn the server groups of the models into servers with GPUs and arguments, and reserve GPUs for placeholders.
 
-`planner.make_plan` has one `Filler` for the whole plan and gives it the models in their order. GPUs are given out in
-the file's order, while encoders start first.
+`planner.make_plan` passes the models in their order to one `Filler` for the whole plan. GPUs are assigned in the order
+of the file, but encoders start first.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from slime_engine_sglang.plan import ModelPlan, Reservation, ServerPlan, WorkerT
 
 
 class Filler:
-    """Gives groups their GPUs, one after the other, and makes servers of them."""
+    """Assign GPUs to groups, one after the other, and plan their servers."""
 
     def __init__(self, args: Args, room: Room, cite: Cited) -> None:
-        """`cite` is for messages."""
+        """Create the filler; `cite` names settings in messages."""
         self._args, self._room, self._cite = args, room, cite
         self._python = find_python(args)
         self._start = 0
-        """The first GPU not taken yet, counted from the servers' first."""
+        """Index of the first free GPU, counted from the servers' first GPU."""
         self._rank = 0
         """Number of the next engine."""
         self.reserved: list[Reservation] = []
-        """By the placeholders so far."""
+        """GPUs reserved by placeholders so far."""
 
     def fill(self, entry: ModelEntry, *, updates_weights: bool) -> ModelPlan:
-        """The model without its router. Raises ConfigError."""
+        """Return the plan of a model without its router. Raises ConfigError."""
         servers: list[ServerPlan] = []
         counts: Counter[str] = Counter()
         for group in entry.server_groups:
@@ -50,13 +50,13 @@ class Filler:
                     servers += [self._server(entry, group, kind, size, parts, node) for node in range(len(parts))]
                     self._rank += 1
                 self._start += size
-        # Stable: encoders first, since the others are told their URLs.
+        # A stable sort: encoders first, since other servers get their URLs as arguments.
         servers.sort(key=lambda server: server.worker_type != "encoder")
         path = entry.model_path or self._args.hf_checkpoint
         return ModelPlan(entry.name, path, updates_weights, tuple(servers), None)
 
     def _size(self, entry: ModelEntry, group: ServerGroup) -> tuple[int, str]:
-        """GPUs of each of the group's engines, and the setting that says so. Raises ConfigError."""
+        """Return the GPUs per engine of a group, and the setting that decides it. Raises ConfigError."""
         if group.worker_type == "placeholder":
             return group.num_gpus, group.where
         size = group.num_gpus_per_engine or entry.num_gpus_per_engine or self._args.rollout_num_gpus_per_engine

@@ -1,13 +1,13 @@
-"""The life of one server or router: watched, out, brought back, lost. One state machine, four kinds of what is watched.
+"""Life cycle of a server or router: watched, out, restored, lost. One state machine for four kinds of services.
 
-    WATCHED --(its process ended | it hangs | other weights | somebody else took it out)--> OUT
+    WATCHED --(its process ended | it hangs | other weights | it was taken out elsewhere)--> OUT
     OUT --(ours: restarted | not ours: it answers again)--> caught up, version checked --> WATCHED
      '--(its restarts, or the patience with it, are used up)--> LOST
 
-`supervisor` runs one `Watch` for each. Without `--use-fault-tolerance` nothing is restarted: what is ours and ends is
-only told of, and what is not ours is waited for, for a minute. A restarted server serves the checkpoint it was started
-with, so nothing may reach it before it was caught up, and the update lock is held from the catching up until it is
-READY, or a weight update could pass it by in between.
+`supervisor` runs one `Watch` for each service. Without `--use-fault-tolerance` nothing is restarted: the end of an own
+process is only reported, and an external server is waited for, for a minute. A restarted server serves the checkpoint
+that it was started with, so no request may reach it before it has caught up. The update lock is held from the catch-up
+until the server is READY; otherwise it could miss a weight update in between.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from slime_engine_sglang.programs import RouterProcess
 from slime_engine_sglang.service import Service
 
 TICK_S = 0.5
-"""Between two looks at whether a process still lives."""
+"""Seconds between two checks that a process is alive."""
 COMEBACK_S = 60.0
-"""An external server that is silent is waited for so long without `--use-fault-tolerance`."""
+"""Seconds to wait for a silent external server without `--use-fault-tolerance`."""
 
 
 class WeightsNotKept(WeightSyncError):
-    """A server lacks weights that nobody has any more; asking again will not help."""
+    """A server lacks weights that are no longer kept; a retry cannot help."""
 
 
 @dataclass
 class Supervised:
-    """One model: its workers and what stands behind them."""
+    """A supervised model: its workers and the processes behind them."""
 
     name: str
     pool: WorkerPool
     servers: Mapping[Worker, Service]
-    """Of the workers we own."""
+    """Services of the workers that this run started."""
     router_url: str | None = None
     router_process: RouterProcess | None = None
-    """Of the router that we launched; it keeps its address when it is restarted."""
+    """Process of the router that this run launched; the router keeps its address when it is restarted."""
     catch_up: Callable[[Worker], Awaitable[None]] | None = None
-    """Gives a worker the weights of `pool.version_wanted`; None for a model that is never updated."""
+    """Sends a worker the weights of `pool.version_wanted`; None for a model that is never updated."""
     companions: Sequence[Service] = ()
-    """Servers of ours that answer no requests for tokens: encoders, further nodes of an engine."""
+    """Own servers that do not generate tokens: encoders, further nodes of an engine."""
 
     def name_of(self, worker: Worker) -> str:
-        """For logs and events."""
+        """Return the worker's name for logs and events."""
         return self.servers[worker].name if worker in self.servers else f"external server of {self.name}"
 
 
 class Told(NamedTuple):
-    """Names of events; empty: it is not told."""
+    """Names of the events of a `Watch`; an empty name is not reported."""
 
     out: str
     failed: str
@@ -72,23 +72,23 @@ class Told(NamedTuple):
 
 
 class Watch(ABC):
-    """The machine; subclasses say what is looked at, and what brings it back."""
+    """The state machine of a service; subclasses define how to check the service and how to restore it."""
 
     told: Told
     pause: Any = tenacity.wait_exponential(multiplier=1.0, max=60.0)
-    """Between two attempts to bring it back."""
+    """Wait between two attempts to restore the service."""
 
     def __init__(self, name: str, process: Service | None, args: Args, incidents: Incidents) -> None:
-        """`process`: what is restarted; None: it is not ours."""
+        """Create the watch. `process`: process to restart; None for an external service."""
         self.name, self.process, self.args = name, process, args
         self.tolerant = bool(args.use_fault_tolerance)
         self.wake = asyncio.Event()
-        """Set when something about it changed: look whether it is out."""
+        """Set when the service's state may have changed, to check it at once."""
         self._incidents = incidents
         self._restarts_left = args.rollout_max_engine_restarts
 
     async def run(self) -> None:
-        """Until it is lost; cancel it to stop."""
+        """Watch the service until it is lost; cancel to stop."""
         while True:
             reason = await self._failure()
             began = await self.out(reason)
@@ -96,7 +96,7 @@ class Watch(ABC):
                 return
 
     async def _failure(self) -> str:
-        """What was found to be wrong with it."""
+        """Wait until the service fails and return the reason."""
         interval = self.args.rollout_health_check_interval
         next_look = time.monotonic() + max(self.args.rollout_health_check_first_wait, interval)
         while True:
@@ -135,7 +135,7 @@ class Watch(ABC):
         return False
 
     def tell(self, event: str, reason: str = "", seconds: float | None = None) -> None:
-        """Of this one."""
+        """Record an incident of this service."""
         if event:
             self._incidents.tell(event, self.name, self.url, reason, seconds)
 
@@ -144,16 +144,16 @@ class Watch(ABC):
         self.failed(str(state.outcome.exception()))
 
     def failed(self, reason: str) -> None:
-        """An attempt to bring it back was of no use."""
+        """Record a failed attempt to restore the service."""
         self.tell(self.told.failed, reason)
 
     async def restart(self, process: Service) -> None:
-        """One of its restarts. Raises EngineError."""
+        """Restart the process and count the restart. Raises EngineError."""
         self._restarts_left -= 1
         await process.restart()
 
     def is_urgent(self) -> bool:
-        """Whether somebody who could not reach it has asked for a look."""
+        """Return whether a client that could not reach the service requested a check."""
         return False
 
     # -- what a kind says ----------------------------------------------------------------------------------
@@ -161,27 +161,27 @@ class Watch(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where it answers."""
+        """URL of the service."""
 
     def problem(self) -> str:
-        """What is wrong with it, as far as that is known without asking it."""
+        """Return the problem that is known without a request to the service; empty if none."""
         return "" if self.process is None or self.process.alive else self.process.last_words()
 
     @abstractmethod
     async def look(self) -> str:
-        """Ask it; what is wrong with it."""
+        """Send a health request to the service and return its problem; empty if none."""
 
     async def out(self, reason: str) -> float:
-        """It failed; since when, by `time.monotonic()`."""
+        """Handle a failure and return when it began, by `time.monotonic()`."""
         self.tell(self.told.out, reason)
         return time.monotonic()
 
     @abstractmethod
     async def again(self) -> None:
-        """One attempt to bring it back. Raises EngineError, WeightSyncError."""
+        """Try once to restore the service. Raises EngineError, WeightSyncError."""
 
     async def lose(self, error: Exception | None) -> None:
-        """It stays out. `error`: of the last attempt."""
+        """Give the service up: it stays out. `error`: error of the last attempt."""
         self.tell(self.told.lost, "its restarts are used up (--rollout-max-engine-restarts)")
         if self.process is not None:
             await asyncio.to_thread(self.process.kill)
@@ -192,9 +192,9 @@ def _may_pass(error: BaseException) -> bool:
 
 
 class CompanionWatch(Watch):
-    """A server that answers no request for tokens and without which others do not work: encoders, further nodes.
+    """Watch of a server that other servers need and that does not generate tokens: encoders, further nodes.
 
-    Nobody is quarantined for it: a server whose companion is gone fails its requests or its own heartbeat.
+    Its failure quarantines no other server: a server whose companion is gone fails its requests or its own heartbeat.
     """
 
     told = Told("companion_failed", "restart_failed", "restarted", "lost")
@@ -206,11 +206,11 @@ class CompanionWatch(Watch):
 
     @property
     def url(self) -> str:
-        """Its process's."""
+        """URL of the process."""
         return self.process.url
 
     async def look(self) -> str:
-        """It holds no trained weights that could be wrong, so ready is all it has to be."""
+        """Check that the server is ready; it has no trained weights to compare."""
         timeout = self.args.rollout_health_check_timeout
         try:
             await self._http.send("GET", self.url, "/health", timeout=timeout)
@@ -219,15 +219,14 @@ class CompanionWatch(Watch):
         return ""
 
     async def again(self) -> None:
-        """Restart it."""
+        """Restart the server."""
         await self.restart(self.process)
 
 
 class RouterWatch(Watch):
-    """A router that we launched. While it is away requests go to the servers directly, so nothing waits for it.
+    """Watch of a router that this run launched. While it is out, requests go to the servers directly.
 
-    One that was down missed who came and went, so its list of workers is compared at every look, and not kept by
-    counting.
+    A router that was down missed changes of the workers, so each check compares its list of workers with the pool.
     """
 
     told = Told("router_failed", "router_restart_failed", "router_restarted", "router_lost")
@@ -239,20 +238,20 @@ class RouterWatch(Watch):
         super().__init__(process.name, process, args, incidents)
         self._pool, self._router = model.pool, router
         self.hurry = False
-        """Somebody could not reach it."""
+        """True after a client could not reach the router."""
 
     @property
     def url(self) -> str:
-        """The same for the whole run."""
+        """URL of the router, the same for the whole run."""
         return self._router.url
 
     def is_urgent(self) -> bool:
-        """Asked once for each time that somebody could not reach it."""
+        """Return True once for each time that a client could not reach the router."""
         urgent, self.hurry = self.hurry, False
         return urgent
 
     async def look(self) -> str:
-        """Makes its workers the pool's when nothing is wrong with it."""
+        """Check the router and, if it answers, set its workers to those of the pool."""
         timeout = self.args.rollout_health_check_timeout
         try:
             async with asyncio.timeout(timeout):
@@ -271,16 +270,16 @@ class RouterWatch(Watch):
                 await self._router.remove_worker(url)
             for url in ready.keys() - listed:
                 await self._router.add_worker(ready[url])
-        except EngineError as error:  # the next look tries again; until then that server is asked directly
+        except EngineError as error:  # the next check retries; until then requests go to that server directly
             self.tell("router_refused", str(error))
 
     async def again(self) -> None:
-        """Restart it, and tell it of every ready server."""
+        """Restart the router and register every ready server with it."""
         self.process.start_with([worker.url for worker in self._pool.ready])
         await self.restart(self.process)
         await self._correct(set())
 
     async def lose(self, error: Exception | None) -> None:
-        """The run goes on without it."""
+        """Report that the router is lost; the run continues without it."""
         reason = "its restarts are used up (--rollout-max-engine-restarts); requests go to the servers directly"
         self.tell(self.told.lost, reason)

@@ -1,7 +1,7 @@
-"""A kept process that answers HTTP at ports which are reserved for it: started, waited for, started again.
+"""A long-running process that answers HTTP at reserved ports: start it, wait for it, restart it.
 
-`programs` says what to run and what "ready" means. A server is alive while its process runs, and ready when it does its
-work; waiting ends with the first of ready, dead and out of time.
+`programs` defines the commands and the checks for "ready". A server is alive while its process runs, and ready when it
+passes its check. A wait ends when the server is ready, has died, or is out of time.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.log_tail import LogTail
 
 GRACE_S = 2.0
-"""From TERM to KILL. SGLang would take 5 to 7 seconds, of which it sleeps 5, and has nothing to save."""
+"""Seconds from TERM to KILL. SGLang would take 5 to 7 seconds, of which it sleeps 5, and has nothing to save."""
 PORT_TRIES = 4
-"""Starts with new ports, when somebody else has taken one of ours."""
+"""Maximum number of starts with new ports, when another process has taken a port."""
 _POLL_S = 0.1
 _REQUEST_S = 30.0
 _SHARED = "/dev/shm/sglang_loads_"
-"""Start of a file that each of SGLang's schedulers makes (its managers/load_snapshot.py) and nobody removes."""
+"""Prefix of a file that each of SGLang's schedulers creates (its managers/load_snapshot.py) and never removes."""
 _TRAINERS = re.compile(
     "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*)", re.DOTALL
 )
-"""Set by torchrun for the trainer; torch in the server would take them for its own. With TORCHELASTIC_USE_AGENT_STORE a
-server would wait for ever for the agent to open a store at its own port."""
+"""Variables that torchrun sets for the trainer; torch in the server would use them by mistake. With
+TORCHELASTIC_USE_AGENT_STORE a server would wait forever for the agent to open a store at the server's own port."""
 
 
 class StrangerError(EngineError):
-    """Somebody else answers at our port."""
+    """Raised if another server answers at the port."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the programs of one run share."""
+    """The settings that all programs of a run share."""
 
     python: Path
     """Interpreter of SGLang's environment."""
     directory: Path
-    """For the logs of all starts: NAME.log."""
+    """Directory of the logs of all starts, NAME.log."""
     timeout: float
-    """Seconds until each must be ready."""
+    """Seconds in which each program must become ready."""
     host: str = "127.0.0.1"
     """Address to listen at."""
 
 
 class Service(ABC):
-    """One program that answers at `url` once it is ready."""
+    """A program that answers at `url` once it is ready."""
 
     ready_path = "/health"
-    """Answers 200 then, unless a subclass has its own `check`."""
+    """Path that answers 200 once the program is ready, unless a subclass has its own `check`."""
 
     def __init__(
         self, name: str, label: str, place: Place, *, ports: int, port: int | None = None, grace: float = GRACE_S
     ) -> None:
-        """Reserves the ports, and starts nothing.
+        """Reserve the ports without starting the program.
 
         Args:
-            name: For events.
-            label: For messages.
-            place: Of the run.
-            ports: How many ports it takes; it answers at the first.
-            port: The first port, where the user has chosen it.
+            name: Name in events and of the log.
+            label: Name in messages.
+            place: Shared settings of the run.
+            ports: Number of ports; the program answers at the first.
+            port: The first port, if the user chose it.
             grace: Seconds from TERM to KILL.
 
         Raises:
@@ -80,83 +80,83 @@ class Service(ABC):
         self.name, self._label, self._place = name, label, place
         self.host = place.host
         self.log = log = place.directory / f"{name}.log"
-        """Output of all its starts."""
+        """Log with the output of all starts."""
         self._process = Guarded(label, stop_s=grace, log=log, shared=_SHARED, error=EngineError)
         self._reserve = partial(reserve, ports, first=port)
         self._ports = self._reserve()
         self._usurped = False
-        """Somebody else answers there."""
+        """True if another server answered at the port."""
 
-    # -- what a subclass says ------------------------------------------------------------------------------
+    # -- defined by subclasses -----------------------------------------------------------------------------
 
     @abstractmethod
     def command(self, ports: PortBlock) -> list[str]:
-        """Program and arguments; it listens at `ports[0]` of `host`."""
+        """Return program and arguments; the program must listen at `ports[0]` of `host`."""
 
     def environment(self) -> Mapping[str, str]:
-        """Added to this process's environment."""
+        """Return variables to add to this process's environment."""
         return {}
 
     async def check(self, http: Http, left: float) -> None:
-        """Return when it is ready; may take `left` seconds. Raises StrangerError; EngineError says what is missing."""
+        """Return if the program is ready; may take `left` seconds. Raises StrangerError; EngineError if not ready."""
         await http.send("GET", self.url, self.ready_path, timeout=left, attempts=1)
 
     # -- life ----------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """http://HOST:PORT, known before it is started; another one after a start that had to change ports."""
+        """URL http://HOST:PORT, known before the start; it changes if a start has to change ports."""
         return f"http://{url_host(self.host)}:{self._ports[0]}"
 
     @property
     def port(self) -> int:
-        """The port it answers at."""
+        """Port at which the program answers."""
         return self._ports[0]
 
     @property
     def pid(self) -> int | None:
-        """Process id of its guard."""
+        """Process id of the program's guard."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended; a frozen one is alive."""
+        """True if the process has not ended; a frozen process is alive."""
         return self._process.alive
 
     @property
     def _tail(self) -> LogTail:
-        """The end of the log of the last start."""
+        """End of the log of the last start."""
         return LogTail.of(self.log, self._process.begin)
 
     def last_words(self) -> str:
-        """How it ended, and the end of its log."""
+        """Return how the process ended, and the end of its log."""
         tail = self._tail
-        killed = signal_of(self._process.poll() or 0) is not None  # of which its log tells nothing
+        killed = signal_of(self._process.poll() or 0) is not None  # the log does not show a kill
         said = f"; {tail.end()}" if killed else f": {tail.describe()}"
         return self._process.ending() + said
 
     def start(self) -> None:
-        """Start it, at the ports of before unless it ended because one was taken. Raises EngineError."""
+        """Start the program, at the same ports unless it ended because a port was taken. Raises EngineError."""
         if self._process.starts and not self.alive and (self._usurped or self._tail.address_in_use):
             self._usurped = False
             self._ports.close()
             self._ports = self._reserve()
         inherited = {name: value for name, value in os.environ.items() if not _TRAINERS.fullmatch(name)}
-        # Servers call themselves while they start, which no proxy can do for them.
+        # Servers call themselves while they start, and these calls must bypass proxies.
         known = inherited.get("NO_PROXY") or inherited.get("no_proxy")
         direct = ",".join(filter(None, [known, "localhost", self.host]))
-        # Nothing that happens to lie in the working directory is imported.
+        # PYTHONSAFEPATH: do not import modules from the working directory.
         ours = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "NO_PROXY": direct, "no_proxy": direct}
         self._process.start(self.command(self._ports), inherited | ours | dict(self.environment()))
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Until it is ready.
+        """Wait until the program is ready.
 
         Args:
             timeout: Seconds; by default --engine-start-timeout.
 
         Raises:
-            EngineError: It ended, or is not ready in time; says what was waited for and how its log ends.
+            EngineError: It ended, or is not ready in time; the message has the last problem and the end of the log.
         """
         began, limit = time.monotonic(), self._place.timeout if timeout is None else timeout
         waiting = "it has not answered"
@@ -180,7 +180,7 @@ class Service(ABC):
                 await asyncio.sleep(_POLL_S)
 
     async def launch(self) -> None:
-        """`start` and `wait_ready`, with new ports when somebody has taken one. Raises EngineError."""
+        """Start the program and wait until it is ready; use new ports if a port is taken. Raises EngineError."""
         for attempt in range(1, PORT_TRIES + 1):
             await asyncio.to_thread(self.start)
             try:
@@ -188,31 +188,31 @@ class Service(ABC):
             except StrangerError:
                 self._usurped = True
                 await asyncio.to_thread(self.kill)
-                if attempt == 2:  # at other ports, too: it is our own that is not what it should be
+                if attempt == 2:  # new ports did not help, so the program itself is wrong
                     raise
             except EngineError:
                 if self.alive or not self._tail.address_in_use or attempt == PORT_TRIES:
                     raise
 
     async def restart(self) -> None:
-        """End what runs of it by force and launch it again, at the same address if that is free. Raises EngineError."""
+        """Kill all its processes and launch it again, at the same address if that is free. Raises EngineError."""
         await asyncio.to_thread(self.kill)
         await self.launch()
 
     def ask_to_stop(self) -> None:
-        """Begin to stop, so that several stop at the same time."""
+        """Ask the program to stop without waiting, so that several can stop at the same time."""
         self._process.ask_to_stop()
 
     def stop(self) -> None:
-        """End it gently, by force if need be; returns when nothing of it runs. Safe twice. Raises EngineError."""
+        """Stop the program, by force if necessary, and wait for its processes; safe twice. Raises EngineError."""
         self._process.stop()
 
     def kill(self) -> None:
-        """End it at once; returns when nothing of it runs. Raises EngineError."""
+        """Kill the program at once and wait until all its processes have ended. Raises EngineError."""
         self._process.kill()
 
     def close(self) -> None:
-        """`stop`, and give its ports back; it is never started again."""
+        """Stop the program and release its ports; it cannot be started again."""
         try:
             self._process.retire()
         finally:

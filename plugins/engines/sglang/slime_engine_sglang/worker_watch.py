@@ -1,9 +1,9 @@
-"""The watch on a server that answers requests for tokens: does it answer, generate, and serve the weights it should?
+"""The watch over a server that answers generation requests: does it answer, generate, and serve the wanted weights?
 
-Asked at every beat, over the supervisor's own connections. Slow is not dead: a server in the middle of a long prefill
-answers no health request, so a refusal is asked again until the whole timeout has passed, and any answer that a client
-of ours got meanwhile counts as a sign of life. While weights are pushed or generation is paused it cannot generate and
-may have either version, so only its HTTP process must answer.
+The check runs at every beat, over the supervisor's own connections. A slow server is not dead: in the middle of a long
+prefill it answers no health request. A failed check is therefore repeated until the whole timeout has passed, and any
+answer that one of slime's clients gets meanwhile counts as a sign of life. While weights are pushed or generation is
+paused, the server cannot generate and may have either version, so only its HTTP process must answer.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 UPDATE_WAIT_S = 1800.0
-"""Longest wait for a weight update that is under way."""
+"""Longest wait, in seconds, for a weight update in progress."""
 _AGAIN_S = 0.25
-"""Between two questions of one look."""
+"""Seconds between two requests of a check."""
 _POLL_S = 0.05
 _GO_ON = "Start it again"
 
 
 class OtherWeightsError(EngineError):
-    """It answers, but with other weights than wanted: catching up may be enough."""
+    """A server answers, but serves other weights than wanted; sending it the current weights may be enough."""
 
 
 class WorkerWatch(Watch):
-    """Of ours, or of another's."""
+    """A watch over a worker, either slime's own server or an external one."""
 
     told = Told("", "restart_failed", "restarted", "lost")  # listeners of the pool tell "quarantined"
 
@@ -51,7 +51,7 @@ class WorkerWatch(Watch):
         super().__init__(model.name_of(worker), model.servers.get(worker), args, incidents)
         self._model, self._pool, self._worker, self._router, self._http = model, model.pool, worker, router, http
         self.timeout = float(args.rollout_health_check_timeout)
-        """Seconds that it has to answer."""
+        """Seconds within which the worker must answer."""
         if not self.tolerant:
             self.timeout = min(self.timeout, servers.COMEBACK_S / 2)
         if self.process is None:
@@ -60,11 +60,11 @@ class WorkerWatch(Watch):
 
     @property
     def url(self) -> str:
-        """The worker's."""
+        """URL of the worker."""
         return self._worker.url
 
     def problem(self) -> str:
-        """That somebody took it out, or that its process has ended."""
+        """Return the reason if the worker was quarantined or its process has ended."""
         if self._worker.state is WorkerState.QUARANTINED:
             return self._worker.reason or "taken out"
         return super().problem()
@@ -72,11 +72,11 @@ class WorkerWatch(Watch):
     # -- a look --------------------------------------------------------------------------------------------
 
     async def look(self) -> str:
-        """Takes at most twice the timeout."""
+        """Check the worker, in at most twice the timeout; return the problem, or an empty string."""
         try:
             await self.ask()
         except OtherWeightsError:
-            # An update may have passed between its answer and now, so it is asked again while none can.
+            # An update may have finished since the answer, so ask again while the lock prevents updates.
             if self._pool.update_lock.acquire(blocking=False):
                 try:
                     await self.ask_weights(locked=True)
@@ -89,7 +89,12 @@ class WorkerWatch(Watch):
         return ""
 
     async def ask(self) -> None:
-        """Everything. Raises OtherWeightsError; EngineError: it does not answer, or does not generate."""
+        """Check weights and generation.
+
+        Raises:
+            OtherWeightsError: The worker serves other weights.
+            EngineError: The worker does not answer, or does not generate.
+        """
 
         async def generate(left: float) -> None:
             await self._http.send("GET", self.url, "/health_generate", timeout=left, attempts=1)
@@ -99,16 +104,16 @@ class WorkerWatch(Watch):
             await self._persists(generate, self._unsure)
 
     async def ask_weights(self, *, locked: bool = False) -> None:
-        """Whether the HTTP process answers, with the version wanted and the model path of before.
+        """Check that the HTTP process answers with the wanted version and an unchanged model path.
 
-        The first is asked of it also during an update, which keeps its scheduler busy and not this process.
+        The process must answer during an update too, since an update occupies the scheduler and not the HTTP process.
 
         Args:
-            locked: The caller holds the pool's update lock, so no update can explain other weights.
+            locked: Whether the caller holds the pool's update lock, so that no update can explain other weights.
 
         Raises:
-            OtherWeightsError: It serves others.
-            EngineError: It does not answer.
+            OtherWeightsError: The worker serves other weights.
+            EngineError: The worker does not answer.
         """
 
         async def tell(left: float) -> dict[str, Any]:
@@ -131,7 +136,10 @@ class WorkerWatch(Watch):
             raise OtherWeightsError(f"serves {path}, it was {known[1]}")
 
     async def _persists(self, ask: Callable[[float], Awaitable[T]], excused: Callable[[], bool]) -> T | None:
-        """`ask` until it raises nothing; what it raises when the time is up. None: there is another sign of life."""
+        """Repeat `ask` until it succeeds, and return its result; None if the worker shows another sign of life.
+
+        Raises the last error when the timeout has passed.
+        """
         began = time.monotonic()
         while True:
             try:
@@ -147,13 +155,16 @@ class WorkerWatch(Watch):
             await asyncio.sleep(_AGAIN_S)
 
     def _unsure(self) -> bool:
-        """Whether silence means nothing now: weights are being pushed, or generation is paused."""
+        """Return whether a missing answer proves nothing: weights are being pushed, or generation is paused."""
         return self._pool.paused or self._pool.update_lock.locked()
 
     # -- out, and back -------------------------------------------------------------------------------------
 
     async def out(self, reason: str) -> float:
-        """Nothing new goes there; the router forgets it, and one that does not answer has nobody to send there."""
+        """Send no new requests to the worker, and remove it from the router; a failure of the router is reported only.
+
+        A router that does not answer sends no requests to the worker either. Returns the time since when it is out.
+        """
         if self._worker.state is WorkerState.READY:
             self._pool.set_state(self._worker, WorkerState.QUARANTINED, super().problem() or reason)
         if self._router is not None:
@@ -164,13 +175,12 @@ class WorkerWatch(Watch):
         return self._worker.since
 
     async def again(self) -> None:
-        """Restart it, or find out whether it answers again; then bring it to the current version and let requests go
-        to it.
+        """Restart the worker, or check that it answers again; then send the current weights and admit requests.
 
-        The update lock is held from the catching up on, or an update could pass it by.
+        The update lock is held while the worker catches up, so that it misses no update.
 
         Raises:
-            EngineError, WeightSyncError: It did not take the weights, or serves others; it stays out.
+            EngineError, WeightSyncError: The worker did not take the weights, or serves others; it stays out.
         """
         pool, worker, catch_up = self._pool, self._worker, self._model.catch_up
         await self._unpaused()
@@ -203,9 +213,10 @@ class WorkerWatch(Watch):
                 self.tell("router_refused", str(error))
 
     async def _goes_on(self) -> None:
-        """Whether one that is not ours, of which nobody asks anything, answers again. Raises EngineError.
+        """Check that an external worker that receives no requests answers again. Raises EngineError if it does not.
 
-        One that failed in the middle of an update was left paused, and a paused one cannot show that it generates.
+        A worker that failed in the middle of an update was left paused, and a paused worker cannot generate. Generation
+        is therefore continued first.
         """
         if not self._unsure():
             await self._http.send("POST", self.url, "/continue_generation", {}, timeout=self.timeout, accept=(404,))
@@ -215,12 +226,16 @@ class WorkerWatch(Watch):
             return
 
     async def _unpaused(self) -> None:
-        """The trainer may have the memory that a server would take, and one that comes back now would not be paused."""
+        """Wait while generation is paused.
+
+        During a pause the trainer may use the memory that a server would take, and a returning server would not be
+        paused.
+        """
         while self._pool.paused:
             await asyncio.sleep(_POLL_S)
 
     def failed(self, reason: str) -> None:
-        """The reason is shown to whoever finds no server."""
+        """Record a failed attempt; a request that finds no server reports the reason."""
         if self.process is not None:
             self._pool.set_state(self._worker, WorkerState.QUARANTINED, reason)
             super().failed(reason)
@@ -228,7 +243,7 @@ class WorkerWatch(Watch):
             logger.debug("%s stays out: %s", self.url, reason)
 
     async def lose(self, error: Exception | None) -> None:
-        """Whoever waits for it goes on without it."""
+        """Mark the worker as lost, so that waiting requests continue without it; kill its process, if slime's own."""
         if self.process is not None:
             most = f"{self.args.rollout_max_engine_restarts} restarts (--rollout-max-engine-restarts)"
             reason = f"out for good after {most}: {self._worker.reason}"

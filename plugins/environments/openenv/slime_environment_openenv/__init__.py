@@ -28,24 +28,24 @@ from slime_core.waits import waiting
 
 
 class Options(PluginOptions):
-    """What a user may set: `--set plugins.openenv.url=http://localhost:8000`."""
+    """Options that a user may set: `--set plugins.openenv.url=http://localhost:8000`."""
 
     url: str = ""
-    """Of the server; a row's metadata may have another as openenv_url."""
+    """URL of the server; a row's metadata may name another server as openenv_url."""
     transport: Literal["websocket", "http"] = "websocket"
-    """websocket is OpenEnv's own; http is for servers that keep an episode by its episode_id."""
+    """Transport: websocket is OpenEnv's own; http is for servers that keep an episode by its episode_id."""
     action_field: str = "message"
-    """The policy's text goes into this field of the action; "" sends a turn that is a JSON object as the action."""
+    """Field of the action that gets the policy's text; "" sends a turn that is a JSON object as the action."""
     observation_field: str = ""
-    """What of the observation the policy is shown; "" shows all of it as JSON, or its text where it is one field."""
+    """Field of the observation that the policy sees; "" shows all of it as JSON, or as text if it is a single field."""
     connect_timeout: float = 10.0
-    """Seconds to connect; every call as a whole has --environment-step-timeout."""
+    """Seconds to connect; --environment-step-timeout limits every call as a whole."""
     connect_tries: int = 3
-    """Times to connect, and over HTTP to reset."""
+    """Number of attempts to connect and, over HTTP, to reset."""
 
 
 class OpenEnv:
-    """One session; coroutines, in the event loop."""
+    """A session of an OpenEnv server; its methods are coroutines of the event loop."""
 
     def __init__(self, args: Args) -> None:
         self._own = options(args, "openenv", Options)
@@ -55,7 +55,7 @@ class OpenEnv:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def reset(self, sample: Sample) -> str:
-        """Begin, with the row's `openenv_reset` and, unless that has one, the group's number as seed.
+        """Begin with the row's `openenv_reset`; the group's number is the seed if `openenv_reset` has none.
 
         Raises:
             ConfigError: No url is set.
@@ -75,7 +75,7 @@ class OpenEnv:
         return self._shown(answer)
 
     async def step(self, action: str) -> Step:
-        """Act, once. Text that the action's schema does not take is told to the policy; a broken session raises."""
+        """Send one action. Return the schema's error to the policy as text; raise if the session is broken."""
         if self._own.action_field:
             sent: Any = {self._own.action_field: action}
         else:
@@ -95,7 +95,7 @@ class OpenEnv:
         return Step(self._shown(answer) or "(nothing)", float(answer.get("reward") or 0.0), bool(answer.get("done")))
 
     async def close(self) -> None:
-        """Tell the server, and close the connections."""
+        """Send the server a close message and close the connections."""
         try:
             if self._socket is not None and not self._socket.closed:
                 with waiting("an OpenEnv session to close", deadline=self._own.connect_timeout, then="it is dropped"):
@@ -130,7 +130,7 @@ class OpenEnv:
             return await self._http.ws_connect(f"{self._url}/ws", max_msg_size=1 << 26)
 
     async def _told(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Over the socket; an error of the action is _NotTaken, any other ends the session."""
+        """Send a message over the socket. An error of the action raises _NotTaken; any other error ends the session."""
         assert self._socket is not None, "reset comes first"
         with waiting(f"{self._url}: {message['type']}", deadline=None, then="--environment-step-timeout ends it"):
             try:
@@ -161,7 +161,7 @@ class OpenEnv:
         return answer
 
     def _shown(self, answer: Mapping[str, Any]) -> str:
-        """The observation as text."""
+        """Return the observation as text."""
         observation = answer.get("observation") or {}
         if not isinstance(observation, Mapping):
             return str(observation)

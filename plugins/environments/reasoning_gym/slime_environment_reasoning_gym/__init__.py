@@ -1,12 +1,12 @@
 """Tasks of the `reasoning-gym` package: prompts by seed and index, scored by the task's own verifier.
 
     data source   --data-source-path reasoning_gym    training prompts, made as they are drawn; the cursor is resumed
-    reward        --custom-rm-path reasoning_gym      of rows that either of the two others made
+    reward        --custom-rm-path reasoning_gym      scores rows of the data source or the recipe
     recipe        --prepare-path reasoning_gym        the missing files of --eval-prompt-data, for `slime eval` too
-    environment   --environment-path reasoning_gym    several tries at one row, told the score of each
+    environment   --environment-path reasoning_gym    several tries at a row, with the score of each try shown
 
-Training and evaluation differ by their seed alone, `seed` and `eval_seed`. Tasks with few different items may give the
-same one to both.
+Training and evaluation differ by their seeds only, `seed` and `eval_seed`. Tasks with few different items may give the
+same item to both.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ _ANSWER = re.compile(r"<answer>\s?(.*?)\s?</answer>", re.DOTALL)
 
 
 class Options(PluginOptions):
-    """What a user may set: `--set plugins.reasoning_gym.task=leg_counting`."""
+    """Options of the plugin: `--set plugins.reasoning_gym.task=leg_counting`."""
 
     task: str = "chain_sum"
-    """Any task of the package; "composite" mixes those of `datasets`."""
+    """Any task of the package; "composite" mixes the tasks of `datasets`."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The task's own settings: ranges, sizes, difficulty."""
     datasets: list[dict[str, Any]] = Field(default_factory=list)
-    """Of "composite": {name, weight, config} each."""
+    """Tasks of "composite", each as {name, weight, config}."""
     seed: int | None = None
-    """Of the training items; --rollout-seed when not given."""
+    """Seed of the training items; default --rollout-seed."""
     eval_seed: int = 1_000_003
-    """Of the items that the recipe writes for evaluation."""
+    """Seed of the evaluation items that the recipe writes."""
     size: int = 100_000
-    """Training items before they repeat."""
+    """Number of training items before they repeat."""
     eval_size: int = 200
-    """Items in each file that the recipe writes."""
+    """Number of items in each file that the recipe writes."""
     system_prompt: str | None = None
-    """Makes prompts chat messages with this before the question; "default", "direct", ... are the package's own.
+    """System prompt; the prompt is then chat messages. "default", "direct", ... name the package's own prompts.
     Without it the prompt is the question as text."""
     answer: Literal["tag", "boxed", "text"] = "tag"
-    """Where the answer is in a response: in the last <answer></answer>, in the last \\\\boxed{}, or all of it."""
+    """Place of the answer in a response: the last <answer></answer>, the last \\\\boxed{}, or the whole text."""
     tries: int = 1
-    """Of the environment: answers per episode; the last one counts, or the first that is right."""
+    """Answers per episode of the environment; the first right answer counts, or else the last answer."""
     curriculum: bool = False
-    """Training items by the package's curriculum of the task: their level moves with the scores of recent groups."""
+    """Whether training items follow the package's curriculum of the task, whose level follows recent groups' scores."""
     level: int = Field(0, ge=0)
     """The curriculum's first level."""
     level_window: int = Field(64, gt=0)
-    """Groups that are scored at a level before it moves."""
+    """Number of groups that are scored at a level before it changes."""
     raise_at: float = 0.8
-    """Mean score of them from which on the level goes up."""
+    """Mean score of these groups at or above which the level rises."""
     lower_at: float = 0.2
-    """Mean score of them below which it goes down."""
+    """Mean score of these groups below which the level falls."""
 
 
 class ReasoningGymSource(DatasetSource):
@@ -70,7 +70,7 @@ class ReasoningGymSource(DatasetSource):
     _curriculum: Curriculum | None = None
 
     def open_rows(self) -> TaskRows:
-        """Items of the task."""
+        """Return the items of the task as rows."""
         own = options(self.args, "reasoning_gym", Options)
         seed = self.args.rollout_seed if own.seed is None else own.seed
         of_items = _of_items(self.args, own, seed, own.size, self.args.input_key, self.args.label_key)
@@ -81,13 +81,13 @@ class ReasoningGymSource(DatasetSource):
         return rows
 
     def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
-        """The curriculum's level moves here."""
+        """Begin a rollout; the curriculum's level changes here."""
         super().begin_rollout(rollout_id, weight_version)
         if self._curriculum is not None:
             self._curriculum.move()
 
     def observe(self, groups: list[Group], trained: bool) -> None:
-        """Scored groups, for the buffer and the curriculum."""
+        """Pass scored groups to the buffer and the curriculum."""
         super().observe(groups, trained)
         if self._curriculum is None:
             return
@@ -96,27 +96,27 @@ class ReasoningGymSource(DatasetSource):
                 self._curriculum.observe(_facts(group[0]).get("level"), statistics.fmean(rewards))
 
     def take_metrics(self) -> dict[str, float]:
-        """The buffer's, and the curriculum's level."""
+        """Return the buffer's metrics, and the curriculum's level."""
         level = {} if self._curriculum is None else {"rollout/reasoning_gym/level": float(self._curriculum.level)}
         return {**super().take_metrics(), **level}
 
     def state_dict(self) -> dict[str, Any]:
-        """That of every data source, and the curriculum's."""
+        """Return the data source's state, and the curriculum's state."""
         own = {} if self._curriculum is None else {"curriculum": self._curriculum.state_dict()}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Raises CheckpointError."""
+        """Resume from a `state_dict`. Raises CheckpointError."""
         super().load_state_dict(state)
         if self._curriculum is not None:
             self._curriculum.load_state_dict(state["curriculum"])
 
 
 def reward(args: Args, sample: Sample) -> float:
-    """The verifier's score, mostly in [0, 1]; a verifier that raises on the answer gives 0.
+    """Return the verifier's score, mostly in [0, 1]; 0 if the verifier raises on the answer.
 
     Raises:
-        ConfigError: The sample is no row of reasoning-gym's.
+        ConfigError: The sample's row is not from reasoning-gym.
     """
     value, problem = score(_facts(sample), answer_in(sample.response, options(args, "reasoning_gym", Options).answer))
     if problem:
@@ -125,7 +125,7 @@ def reward(args: Args, sample: Sample) -> float:
 
 
 def answer_in(response: str, how: str) -> str | None:
-    """What of a response is its answer; None when there is none."""
+    """Return the answer in a response, or None if it has no answer."""
     if how == "boxed":
         return last_boxed(response)
     if how == "tag":
@@ -135,7 +135,7 @@ def answer_in(response: str, how: str) -> str | None:
 
 
 def prepare(args: Args) -> None:
-    """The recipe: write the files of `--eval-prompt-data` that are missing."""
+    """Write the missing files of `--eval-prompt-data` (the recipe)."""
     own = options(args, "reasoning_gym", Options)
     for path in map(Path, (args.eval_prompt_data or [])[1::2]):
         if path.exists():
@@ -150,7 +150,7 @@ def prepare(args: Args) -> None:
 
 
 class ReasoningGym:
-    """Answers until one is right or `tries` are used; plain methods, for verifiers take their time."""
+    """An episode of answers until an answer is right or `tries` is reached; plain methods, since verifiers are slow."""
 
     def __init__(self, args: Args) -> None:
         self._own = options(args, "reasoning_gym", Options)
@@ -158,11 +158,11 @@ class ReasoningGym:
         self._tries = 0
 
     def reset(self, sample: Sample) -> None:
-        """The row's prompt is all there is to see."""
+        """Begin a row; the row's prompt is the only observation."""
         self._facts, self._tries = _facts(sample), 0
 
     def step(self, action: str) -> Step:
-        """Score an answer."""
+        """Score an answer, and show the score."""
         self._tries += 1
         value, problem = score(self._facts, answer_in(action, self._own.answer))
         done = value >= 1.0 or self._tries >= self._own.tries
@@ -170,14 +170,14 @@ class ReasoningGym:
         return Step(f"Your answer scores {value:g}. Try again.", value if done else 0.0, done, info)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def snapshot(self) -> int:
-        """Tries so far."""
+        """Return the number of tries so far."""
         return self._tries
 
     def restore(self, sample: Sample, state: int) -> None:
-        """Go on after so many tries."""
+        """Resume after `state` tries."""
         self._facts, self._tries = _facts(sample), state
 
 
@@ -194,7 +194,7 @@ def _facts(sample: Sample) -> dict[str, Any]:
 def _of_items(
     args: Args, own: Options, seed: int, size: int, input_key: str | None, label_key: str | None
 ) -> tuple[dict[str, Any], dict[str, str], str | None]:
-    """What `TaskRows` is made of."""
+    """Return the arguments of `TaskRows`."""
     config = {**own.config, "seed": seed, "size": size}
     if own.datasets:
         config["datasets"] = [{"weight": 1.0, "config": {}, **part} for part in own.datasets]

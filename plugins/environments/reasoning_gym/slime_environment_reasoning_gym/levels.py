@@ -1,8 +1,8 @@
-"""The package's own curriculum of a task (`reasoning_gym.coaching`): items at a level that moves with recent success.
+"""The package's own curriculum of a task (`reasoning_gym.coaching`): the level of items follows recent success.
 
-The data source uses it with `plugins.reasoning_gym.curriculum`. The level moves between rollouts only, and looks at
-scores of its own level alone, in no order; so whatever finishes first, a run and the same run resumed draw the same
-items.
+The data source uses it with `plugins.reasoning_gym.curriculum`. The level changes only between rollouts, and depends
+only on scores of the current level, in any order. So a run and the same run resumed draw the same items, whichever
+group finishes first.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from slime_environment_reasoning_gym.tasks import TaskRows, dataset_of
 
 
 class LevelRows(TaskRows):
-    """`TaskRows` at one level of the task's curriculum; rows say which in their metadata."""
+    """`TaskRows` at one level of the task's curriculum; the metadata of each row has the level."""
 
     def __init__(
         self, spec: Mapping[str, Any], columns: Mapping[str, str], system_prompt: str | None, level: int
     ) -> None:
-        """As `TaskRows`; `level` is the first, from 0. Raises ConfigError."""
+        """Create rows as `TaskRows` does; `level` is the initial level, from 0. Raises ConfigError."""
         self.specs = level_specs(spec)
         """The spec of every level."""
         last = len(self.specs) - 1
@@ -40,37 +40,38 @@ class LevelRows(TaskRows):
         return row
 
     def go_to(self, level: int) -> None:
-        """Make items at this level from now on."""
+        """Generate items at this level from now on."""
         self.level, self.spec = level, self.specs[level]
         self._dataset = dataset_of(json.dumps(self.spec, sort_keys=True))
 
 
 class Curriculum:
-    """Scores of recent groups -> the level of the next rollout's items."""
+    """Sets the level of the next rollout's items from the scores of recent groups."""
 
     def __init__(self, rows: LevelRows, window: int, raise_at: float, lower_at: float) -> None:
-        """
+        """Start with the level of `rows`.
+
         Args:
-            rows: What moves.
-            window: Groups that are scored at a level before it moves.
-            raise_at: Mean score from which on it goes up by one.
-            lower_at: Mean score below which it goes down by one.
+            rows: Rows whose level changes.
+            window: Number of groups to score at a level before it changes.
+            raise_at: The level rises by one at a mean score of at least this.
+            lower_at: The level falls by one at a mean score below this.
         """
         self._rows, self._window, self._raise_at, self._lower_at = rows, window, raise_at, lower_at
         self._scores: list[float] = []
 
     @property
     def level(self) -> int:
-        """Of the items that are made."""
+        """Level of the generated items."""
         return self._rows.level
 
     def observe(self, level: int | None, score: float) -> None:
-        """The mean score of one group, of whose level this is."""
+        """Record the mean score of a group of this level; scores of other levels than the current one are ignored."""
         if level == self._rows.level:
             self._scores.append(score)
 
     def move(self) -> None:
-        """Look at what has come together, between two rollouts."""
+        """Change the level if enough scores were recorded; call it between two rollouts."""
         if len(self._scores) < self._window:
             return
         mean, level = math.fsum(self._scores) / len(self._scores), self._rows.level
@@ -79,22 +80,22 @@ class Curriculum:
         self._rows.go_to(min(max(level + step, 0), len(self._rows.specs) - 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the state as JSON values."""
         return {"level": self._rows.level, "scores": sorted(self._scores)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Load the output of `state_dict`."""
         self._rows.go_to(int(state["level"]))
         self._scores = [float(score) for score in state["scores"]]
 
 
 def level_specs(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The spec of each level of the task's curriculum, which sets what it knows of in `config`.
+    """Return the spec of each level of the task's curriculum, which overrides its own attributes in `config`.
 
     Raises:
-        ConfigError: The task has no curriculum, or one whose settings the task itself refuses at some level.
+        ConfigError: The task has no curriculum, or it refuses the curriculum's settings at some level.
     """
-    dataset_of(json.dumps(spec, sort_keys=True))  # the task and `config` by themselves, with their own messages
+    dataset_of(json.dumps(spec, sort_keys=True))  # check the task and `config` alone, for their own error messages
     from reasoning_gym.coaching.attributes import RangeAttributeDefinition
     from reasoning_gym.factory import CURRICULA, create_curriculum
 

@@ -1,8 +1,8 @@
 """A task of reasoning-gym -> rows by index, and a row's entry back for its verifier.
 
-The data source, the recipe and the reward use it. A row carries the whole entry, since making it again may cost
-seconds; and as entries hold tuples and keyed tables that JSON does not, `pack` marks them, for several verifiers tell a
-tuple from a list (arc_agi gives 0.05 instead of 1 otherwise).
+The data source, the recipe and the reward use it. A row holds the whole entry, since generating the entry again may
+take seconds. Entries contain tuples and tables with other keys than text, which JSON cannot hold, so `pack` marks them:
+several verifiers distinguish tuples from lists (arc_agi gives 0.05 instead of 1 for a list).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _TUPLE, _PAIRS = "__tuple__", "__pairs__"
 
 
 class TaskRows:
-    """Rows 0 to `size` - 1 of a task, each made when it is asked for (`slime_core.data.dataset.Rows`)."""
+    """Rows 0 to `size` - 1 of a task, each generated on access (`slime_core.data.dataset.Rows`)."""
 
     def __init__(self, spec: Mapping[str, Any], columns: Mapping[str, str], system_prompt: str | None) -> None:
         """
         Args:
             spec: {"name", "config"}, `config` with seed and size; "composite" has "datasets" in it.
-            columns: What the row's "input", "label" and "metadata" are called.
-            system_prompt: Before the question, which makes the prompt chat messages; None leaves it text.
+            columns: Names of the row's columns "input", "label" and "metadata".
+            system_prompt: Text before the question; the prompt is then chat messages. None: the prompt is text.
 
         Raises:
             ConfigError: There is no such task, or its configuration is wrong.
         """
         self.spec: dict[str, Any] = {"name": str(spec["name"]), "config": dict(spec["config"])}
         self.identity: dict[str, Any] = self.spec
-        """What a resumed run must have the same."""
+        """Spec that a resumed run must share."""
         self.path = Path(f"reasoning_gym-{self.spec['name']}")
         self._columns, self._system_prompt = columns, system_prompt
         self._dataset = dataset_of(json.dumps(self.spec, sort_keys=True))
@@ -66,11 +66,11 @@ class TaskRows:
         }
 
     def where(self, index: int) -> str:
-        """For messages."""
+        """Return the name of a row for messages."""
         return f"reasoning_gym task {self.spec['name']!r}, item {index}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares: task, configuration, version of reasoning-gym."""
+        """Return the facts that a resumed run compares: task, configuration, version of reasoning-gym."""
         version = metadata.version("reasoning-gym")
         facts = {"spec": self.identity, "system_prompt": self._system_prompt, "version": version}
         text = json.dumps(facts, sort_keys=True)
@@ -78,12 +78,12 @@ class TaskRows:
         return {"path": str(self.path), "size": len(text), "num_rows": len(self), "sha256": digest}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no files are open."""
 
 
 @functools.lru_cache(maxsize=64)
 def dataset_of(spec: str) -> Any:
-    """The package's data set of a spec in JSON. Raises ConfigError."""
+    """Return the package's data set for a spec in JSON. Raises ConfigError."""
     try:
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
@@ -108,7 +108,7 @@ def dataset_of(spec: str) -> Any:
 
 
 def check_hash_seed(spec: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a task that gives other items in each process unless Python's hash seed is set."""
+    """Raise ConfigError if a task's items depend on Python's hash seed and the seed is not set."""
     parts = spec["config"].get("datasets") or [spec]
     named = sorted({part["name"] for part in parts} & HASH_SEEDED)
     if named and not os.environ.get("PYTHONHASHSEED", "random").isdigit():
@@ -119,7 +119,7 @@ def check_hash_seed(spec: Mapping[str, Any]) -> None:
 
 
 def score(facts: Mapping[str, Any], answer: str | None) -> tuple[float, str | None]:
-    """The verifier's score of an answer to a row's entry, and what it raised, if it did: such an answer has score 0."""
+    """Return the verifier's score of an answer, and its error or None; an answer with an error has score 0."""
     dataset = dataset_of(json.dumps(facts["spec"], sort_keys=True))
     try:
         return float(dataset.score_answer(answer, unpack(facts["entry"]))), None
@@ -128,7 +128,7 @@ def score(facts: Mapping[str, Any], answer: str | None) -> tuple[float, str | No
 
 
 def pack(value: Any) -> Any:
-    """As JSON holds it; `unpack` restores tuples and keys that are no text. Numpy's scalars become Python's."""
+    """Return a JSON value from which `unpack` restores tuples and non-text keys; Numpy scalars become Python's."""
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and key not in (_TUPLE, _PAIRS) for key in value):
             return {str(key): pack(item) for key, item in value.items()}

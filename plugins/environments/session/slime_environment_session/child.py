@@ -1,7 +1,7 @@
-"""What an environment's own process runs: build it, answer calls (`slime_core.procs.worker`).
+"""Main program of an environment's own process: build the environment, answer calls (`slime_core.procs.worker`).
 
-`places.ProcessPlace` starts it. The environment is resolved here, from its spec; one that was registered by code in the
-run's process is not known.
+`places.ProcessPlace` starts it. This process resolves the environment from its spec, so it does not know environments
+that code registered in the run's process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(descriptor: int) -> None:
 
 
 class _Served:
-    """The environment, and an event loop for coroutines."""
+    """The served environment, and an event loop for coroutines."""
 
     def __init__(self) -> None:
         self._environment: Any = None
@@ -34,7 +34,7 @@ class _Served:
         asyncio.set_event_loop(self._loop)
 
     def answer(self, message: bytes) -> bytes:
-        """The pickled ("ok", answer) or ("error", text) to a pickled request."""
+        """Answer a pickled request with pickled ("ok", answer) or ("error", text)."""
         try:
             verb, *rest = pickle.loads(message)
             if verb == "build":
@@ -46,11 +46,11 @@ class _Served:
             return pickle.dumps(("error", f"raised {type(error).__name__}: {error} (at {raised_at(error)})"))
 
     def build(self, spec: str, args: bytes) -> None:
-        """Resolve and construct."""
+        """Resolve and construct the environment."""
         self._environment = construct(resolve("environments", spec).obj, unpack_args(args))
 
     def call(self, method: str, args: list[Any], keywords: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
-        """The method's answer, and what it changed in each sample it was given."""
+        """Call a method; return its answer, and its changes to each sample argument."""
         before = [pickle.dumps(dict(value)) for value in args if isinstance(value, PackedSample)]
         given = [restore(dict(value)) if isinstance(value, PackedSample) else value for value in args]
         answer = getattr(self._environment, method)(*given, **keywords)
@@ -61,4 +61,4 @@ class _Served:
 
 
 async def _answered(answer: Any) -> Any:
-    return await answer  # the deadline is on the other side, which kills this process
+    return await answer  # the calling process has the deadline and kills this process

@@ -1,8 +1,8 @@
-"""What policy and environment say to one another, as messages or as text, in step with the sample's tokens.
+"""The dialogue of policy and environment, as messages or as text, in step with the sample's tokens.
 
-`multi_turn` holds one per sample: the first observation follows the row's prompt, each later one the turn it answers.
-Chat rows (messages) go through the chat template by `turn_delta`; text rows are continued with text. `messages` is only
-what templates are asked with. Ids of sampled turns are the engine's and are never made from it.
+`multi_turn` holds a dialogue per sample. The first observation follows the row's prompt; each later observation follows
+the turn that it answers. Chat rows (messages) go through the chat template by `turn_delta`; text rows are continued
+with text. `messages` is only the input of templates: ids of sampled turns come from the engine, never from `messages`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from slime_core.types import Sample
 
 
 class Dialogue:
-    """The conversation of one sample."""
+    """The dialogue of one sample."""
 
     def __init__(
         self, args: Args, tokenizer: Any, sample: Sample, *, role: str = "user", template: str = "{observation}"
     ) -> None:
-        """Of a row whose prompt has its tokens.
+        """Create the dialogue of a row whose prompt is already tokenized.
 
         Args:
             args: The run's settings.
             tokenizer: HF tokenizer.
             sample: Chat messages or text as `prompt`.
-            role: Of observations that are text, in a chat.
-            template: Around observations of text rows; `{observation}` is replaced.
+            role: Role of text observations in a chat.
+            template: Template for observations of text rows; `{observation}` is replaced.
 
         Raises:
             DataError: The prompt is text that was rendered from chat messages, or `template` has no `{observation}`.
@@ -52,10 +52,10 @@ class Dialogue:
         self._kwargs = sample.apply_chat_template_kwargs or args.apply_chat_template_kwargs
         self._tools = sample.metadata.get("tools")
         self.messages: list[dict[str, Any]] = []
-        """The conversation so far, the row's prompt included; empty for text rows."""
+        """Messages of the conversation so far, the row's prompt included; empty for text rows."""
 
     def opening(self, observation: Observation | None) -> tuple[list[int], Spans]:
-        """Ids and spans of the row's prompt with a first observation behind it. Raises DataError."""
+        """Return ids and spans of the row's prompt followed by the first observation. Raises DataError."""
         if not self.chat:
             ids = encode_text(self._tokenizer, str(self._sample.prompt) + self._text(self._quoted(observation)))
             return ids, [Span(Source.USER, len(ids))] if ids else []
@@ -64,12 +64,12 @@ class Dialogue:
         return rendered_spans(self._tokenizer, messages, text, tools=self._tools, template_kwargs=self._kwargs)
 
     def open(self, observation: Observation | None) -> None:
-        """Begin with this first observation; the sample's ids are the caller's to set, to `opening`'s."""
+        """Begin with this first observation; the caller sets the sample's ids to those of `opening`."""
         self._quoted(observation, self._sample.metadata)
         self.messages = self._opened(observation) if self.chat else []
 
     def continued(self, text: str, ids: Sequence[int], observation: Observation) -> list[tuple[list[int], Source]]:
-        """What follows a turn: ids and who wrote them, up to where the policy begins again. Raises DataError.
+        """Return the ids after a turn with their authors, up to the start of the policy's next turn. Raises DataError.
 
         Args:
             text: The turn's text.
@@ -91,8 +91,8 @@ class Dialogue:
         return quoted(self._tokenizer, observation, self._args, noted)
 
     def _opened(self, observation: Observation | None) -> list[dict[str, Any]]:
-        """The row's messages and a first observation; its text joins a last message of the same role, since templates
-        want roles to alternate."""
+        """Return the row's messages and the first observation. Its text joins a last message of the same role, because
+        templates require alternating roles."""
         assert not isinstance(self._sample.prompt, str), "a chat"
         messages = [dict(message) for message in self._sample.prompt]
         new = self._as_messages(observation) if observation else []

@@ -1,13 +1,13 @@
-"""Where an environment runs, and what its deadline can do there.
+"""Places where an environment runs, and the effect of a deadline in each place.
 
     LoopPlace      coroutines, in the event loop                   at a deadline: cancelled
     ThreadPlace    plain methods, in a daemon thread of its own    at a deadline: left behind; it closes the
                                                                    environment and ends once its call returns
     ProcessPlace   anything, in a process of its own               at a deadline: killed, with all it started
 
-`EnvironmentSession` has one place per environment and keeps the deadlines. The threads of an event loop are at most
-`--environment-threads`, those left behind included, so environments that hang take places from others and never more
-memory. `abandon` never waits, and nothing may be called on the place after it.
+`EnvironmentSession` has one place per environment and enforces the deadlines. An event loop has at most
+`--environment-threads` threads, abandoned threads included, so hanging environments reduce the places for others but do
+not take more memory. `abandon` never waits; no method of the place may be called after it.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ END_DEADLINE = 10.0
 
 
 class Place(Protocol):
-    """Where one environment lives. Calls come one at a time."""
+    """The place where an environment runs. Calls are made one at a time."""
 
     async def build(self) -> None:
-        """Construct the environment; raises what its constructor raises."""
+        """Construct the environment. Raises the constructor's error."""
 
     async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
-        """Call a method; raises what it raises."""
+        """Call a method. Raises the method's error."""
 
     async def end(self) -> None:
-        """The environment is closed; free the place."""
+        """Free the place after the environment has been closed."""
 
     def abandon(self) -> None:
-        """Its call has overrun, or nobody waits for it any more; the environment is closed there if it can be."""
+        """Give up an overdue or unneeded environment; close it in its place if possible."""
 
 
 class LoopPlace:
@@ -63,19 +63,19 @@ class LoopPlace:
         self._environment: Any = None
 
     async def build(self) -> None:
-        """Construct it."""
+        """Construct the environment."""
         self._environment = construct(self._found.obj, self._args)
 
     async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
-        """Await it."""
+        """Call a method and await its result."""
         answer = getattr(self._environment, method)(*args, **keywords)
         return await _answered(answer) if inspect.isawaitable(answer) else answer
 
     async def end(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this place holds no resources."""
 
     def abandon(self) -> None:
-        """Its call was cancelled; a task of its own closes it."""
+        """Start a task that closes the environment, whose call was cancelled."""
         if self._environment is not None:
             task = asyncio.get_running_loop().create_task(self._close(), name="slime: close an environment")
             _CLOSING.add(task)
@@ -85,7 +85,7 @@ class LoopPlace:
         try:
             async with asyncio.timeout(END_DEADLINE):
                 await self.call("close")
-        except Exception as error:  # nobody waits for it; its sample has failed for another reason
+        except Exception as error:  # no caller waits for the task, and the sample has failed for another reason
             logger.warning("%s: close: %s: %s", self._found.ref.label, type(error).__name__, error)
 
 
@@ -93,7 +93,7 @@ _CLOSING: set[asyncio.Task[None]] = set()
 
 
 async def _answered(answer: Any) -> Any:
-    return await answer  # the deadline is the session's
+    return await answer  # the session keeps the deadline
 
 
 class ThreadPlace:
@@ -107,7 +107,7 @@ class ThreadPlace:
         self._thread: threading.Thread | None = None
 
     async def build(self) -> None:
-        """Wait for one of the places, start the thread, construct the environment in it."""
+        """Wait for a free place, start the thread, and construct the environment in it."""
         release = await THREADS.take(self._args.environment_threads, self._found.ref.label)
         self._thread = threading.Thread(
             target=self._work, args=(release,), name=f"slime: {self._found.ref.label}", daemon=True
@@ -120,16 +120,16 @@ class ThreadPlace:
         await self._in_thread(made)
 
     async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
-        """In the thread; a coroutine that a method returns is awaited here."""
+        """Call a method in the thread; if it returns a coroutine, await the coroutine here."""
         answer = await self._in_thread(lambda: getattr(self._environment, method)(*args, **keywords))
         return await _answered(answer) if inspect.isawaitable(answer) else answer
 
     async def end(self) -> None:
-        """The thread ends."""
+        """End the thread."""
         self._queue.put(None)
 
     def abandon(self) -> None:
-        """The thread ends when its call returns, having closed the environment."""
+        """Let the thread close the environment and end once its call returns."""
         if self._thread is None:
             return
         self._abandoned = True
@@ -148,7 +148,7 @@ class ThreadPlace:
                 continue
             try:
                 future.set_result(call())
-            except BaseException as error:  # whatever it is, it belongs to the caller
+            except BaseException as error:  # the caller handles every error
                 future.set_exception(error)
         if self._abandoned and self._environment is not None:
             try:
@@ -162,18 +162,19 @@ class ThreadPlace:
 
 
 class ThreadPlaces:
-    """At most so many threads with environments in each event loop."""
+    """A limit of threads with environments in each event loop."""
 
     def __init__(self) -> None:
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._of_loop = weakref.WeakKeyDictionary()
         self.left_behind: set[threading.Thread] = set()
-        """Threads whose call was given up and has not returned."""
+        """Threads whose call was abandoned and has not returned."""
 
     async def take(self, count: int, label: str) -> Callable[[], None]:
-        """Wait for one of `count` places (the first caller's number holds in an event loop); what gives it back.
+        """Wait for one of `count` places, and return a function that frees the place.
 
-        It waits for samples that have deadlines, so it has none of its own: the sample's is around it.
+        The first caller's `count` applies to an event loop. There is no deadline here: the samples that hold places
+        have deadlines, and so has the waiting sample.
         """
         loop = asyncio.get_running_loop()
         if loop not in self._of_loop:
@@ -191,11 +192,11 @@ class ThreadPlaces:
 
 
 THREADS = ThreadPlaces()
-"""Of this process."""
+"""Thread places of this process."""
 
 
 class ProcessPlace:
-    """An environment in a process of its own, which dies with this one."""
+    """An environment in its own process, which ends with this process."""
 
     def __init__(self, found: Resolved, args: Args, spec: str) -> None:
         self._found, self._args, self._spec = found, args, spec
@@ -210,7 +211,7 @@ class ProcessPlace:
         await self._ask("build", self._spec, pack_args(self._args))
 
     async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
-        """In the process; samples travel there, and what it changed in them comes back."""
+        """Call a method in the process; samples are sent there, and their changes are sent back."""
         samples = [value for value in args if isinstance(value, Sample)]
         sent = [PackedSample(sample_state(value)) if isinstance(value, Sample) else value for value in args]
         answer, changed = await self._ask("call", method, sent, keywords)
@@ -219,11 +220,11 @@ class ProcessPlace:
         return answer
 
     async def end(self) -> None:
-        """Kill and reap."""
+        """Kill and reap the process."""
         self.abandon()
 
     def abandon(self) -> None:
-        """Kill the process and all it started; a thread sees it end."""
+        """Kill the process and all its children; a thread waits for the end."""
         if self._writer is not None:
             self._writer.close()
         if self._worker is None:
@@ -248,7 +249,7 @@ class ProcessPlace:
 
 
 class PackedSample(dict[str, Any]):
-    """A sample on its way to the process."""
+    """A sample in the form in which it is sent to the process."""
 
 
 def _end(worker: Worker) -> None:

@@ -1,11 +1,11 @@
-"""One environment of one sample, every call of it named and bounded, whatever its methods are.
+"""The environment of a sample, with a name and a deadline for every call, for plain and async methods.
 
     open -> reset | restore -> step, snapshot ... -> score -> close
 
-Generators hold one session per sample. A call that overruns `--environment-step-timeout` raises
-EnvironmentTimeoutError, what the environment raises comes as PluginError with its place in the code, and after either
-nothing more is called: `close` then gives the environment up where it runs (`places.py`). `close` never raises, so that
-a sample that is finished stays finished; it returns what went wrong.
+Generators hold one session per sample. A call that exceeds `--environment-step-timeout` raises EnvironmentTimeoutError.
+An error of the environment is raised as PluginError with its place in the code. After either error the environment is
+not called again: `close` abandons it in its place (`places.py`). `close` never raises, so that a finished sample stays
+finished; it returns the error.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _EXECUTION = ("loop", "thread", "process")
 
 
 def environment_spec(args: Args, sample: Sample) -> str:
-    """Which environment a sample acts in: its metadata's `environment_path`, else `--environment-path`.
+    """Return the spec of a sample's environment: its metadata's `environment_path`, else `--environment-path`.
 
     Raises:
-        ConfigError: Neither names one.
+        ConfigError: Neither is set.
     """
     spec = sample.metadata.get("environment_path") or args.environment_path
     if not spec:
@@ -50,19 +50,19 @@ def environment_spec(args: Args, sample: Sample) -> str:
 
 
 def can_resume(found: Resolved) -> bool:
-    """Whether the environment tells its state and can be put into one."""
+    """Return True if the environment can save and restore its state."""
     return all(callable(getattr(found.obj, name, None)) for name in ("snapshot", "restore"))
 
 
 class EnvironmentSession:
-    """See the module. Made by `open`; not shared between samples."""
+    """The session of one sample (see the module); create it by `open`."""
 
     def __init__(self, found: Resolved, place: Place, name: str, step_timeout: float) -> None:
         self.label = found.ref.label
-        """As messages name it: `environment 'guess' (...)`."""
+        """Name in messages, such as `environment 'guess' (...)`."""
         self.resumable = can_resume(found)
         self.scores = callable(getattr(found.obj, "score", None))
-        """Whether it has a reward of its own for the trajectory."""
+        """True if the environment scores the trajectory itself."""
         self._takes_turn = bool(declared(found.obj.step, ("turn",)))
         self._place, self._name, self._step_timeout = place, name, step_timeout
         self._broken = self._closed = False
@@ -70,12 +70,12 @@ class EnvironmentSession:
 
     @classmethod
     async def open(cls, args: Args, sample: Sample) -> EnvironmentSession:
-        """The environment of a sample, constructed and not yet reset.
+        """Construct the environment of a sample, without a reset.
 
         Raises:
             ConfigError: No environment is named.
-            PluginError: It cannot be found, loaded or constructed.
-            EnvironmentTimeoutError: Constructing it took too long.
+            PluginError: The environment cannot be found, loaded or constructed.
+            EnvironmentTimeoutError: The constructor took too long.
         """
         spec = environment_spec(args, sample)
         found = _resolved(spec)
@@ -89,7 +89,10 @@ class EnvironmentSession:
         return session
 
     async def reset(self, sample: Sample) -> Observation | None:
-        """Begin. What is seen first: text or messages, or None. Raises PluginError, EnvironmentTimeoutError."""
+        """Begin an episode; return the first observation. Raises PluginError, EnvironmentTimeoutError.
+
+        The observation is text or messages, or None.
+        """
         return _checked_observation(await self._call("reset", "reset", sample), f"{self.label}: reset", none=True)
 
     async def restore(self, sample: Sample, state: Any, steps: int) -> None:
@@ -98,33 +101,33 @@ class EnvironmentSession:
         self._steps = steps
 
     async def step(self, action: str, turn: Turn) -> Step:
-        """Act. Raises as `reset`."""
+        """Execute an action. Raises as `reset`."""
         keywords = {"turn": turn} if self._takes_turn else {}
         self._steps += 1
         answer = await self._call("step", f"step {self._steps}", action, **keywords)
         return _checked_step(answer, f"{self.label}: step")
 
     async def snapshot(self) -> Any:
-        """Its state, as JSON holds it; None for an environment that has none. Raises as `reset`."""
+        """Return the environment's state as JSON values, or None if it has no snapshot. Raises as `reset`."""
         if not self.resumable:
             return None
         state = await self._call("snapshot", "snapshot")
         return _plain(state, f"{self.label}: snapshot")
 
     async def score(self, sample: Sample) -> Reward:
-        """The environment's own reward of the trajectory; the rollout checks it. Raises as `reset`."""
+        """Return the environment's reward of the trajectory; the rollout checks it. Raises as `reset`."""
         reward: Reward = await self._call("score", "score", sample)
         return reward
 
     async def limited(self, playing: Awaitable[T], seconds: float | None) -> T:
-        """The episode as a whole, which `playing` plays, under a deadline. Raises EnvironmentTimeoutError at it."""
+        """Await the whole episode `playing`, with a deadline. Raises EnvironmentTimeoutError when it passes."""
         return await within(
             playing, f"{self.label}: the episode of {self._name}", deadline=seconds, then=THEN,
             error=EnvironmentTimeoutError,
         )  # fmt: skip
 
     async def close(self) -> str | None:
-        """Close it, however the episode ended; safe to call twice. What went wrong, for the record."""
+        """Close the environment after any end of the episode; return an error text or None. Safe to call twice."""
         if self._closed:
             return None
         self._closed = True
@@ -149,7 +152,7 @@ class EnvironmentSession:
         return await self._bounded(self._place.call(method, *args, **keywords), what)
 
     async def _bounded(self, call: Any, what: str) -> Any:
-        """Await under the deadline; whatever goes wrong, the environment is not called again, but for its close."""
+        """Await a call with the deadline; after an error the environment is only closed."""
         name = f"{self.label}: {what} for {self._name}"
         try:
             answer = await within(
@@ -177,10 +180,10 @@ def _resolved(spec: str) -> Resolved:
 
 
 def _place(found: Resolved, args: Args, spec: str) -> Place:
-    """By the class attribute `execution`; without one, coroutines run in the event loop and plain methods in a thread.
+    """Return the place of the class attribute `execution`; by default, the event loop if async, else a thread.
 
     Raises:
-        PluginError: It declares another word, or "loop" for plain methods.
+        PluginError: `execution` has another value, or "loop" for plain methods.
     """
     all_async = is_async(found.obj.step) and is_async(found.obj.reset)
     execution = getattr(found.obj, "execution", "loop" if all_async else "thread")
@@ -215,7 +218,7 @@ def _checked_step(value: Any, where: str) -> Step:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A copy as JSON holds it: it goes into checkpoints with the sample."""
+    """Return a copy with JSON types, since the value is saved in checkpoints with the sample."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:

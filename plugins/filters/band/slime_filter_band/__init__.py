@@ -22,7 +22,7 @@ class Options(PluginOptions):
     high: float = Field(default=0.8, allow_inf_nan=False)
     """Highest value that is kept."""
     of: Literal["pass_rate", "reward"] = "pass_rate"
-    """What must lie in between: the share of executions that pass, or the mean reward."""
+    """Value that must lie in the band: the share of executions that pass, or the mean reward."""
     pass_reward: float = Field(default=1.0, allow_inf_nan=False)
     """Least reward of an execution that passes."""
     fallback: bool = False

@@ -1,13 +1,13 @@
-"""An unmodified agent program per sample: it knows a base URL and an API key, and its talk becomes trajectories.
+"""Run an unmodified agent program per sample: it gets a base URL and an API key, its requests become trajectories.
 
 ::
 
     sample -> sandbox, program with OPENAI_BASE_URL and ANTHROPIC_BASE_URL -> test -> samples of one rollout id
 
-The model sees what the program sends it, not the row's prompt. The program finds the row in `task.json`; the ids of the
-returned samples begin with whatever the program asked first.
+The model sees the program's messages, not the row's prompt. The program finds the row in `task.json`; the token ids of
+the returned samples begin with the program's first request.
 
-Options (`plugins: {agent: ...}`), each of which a row may override in `metadata["agent_options"]`, are in `Options`.
+`Options` has the options (`plugins: {agent: ...}`). A row may override each option in `metadata["agent_options"]`.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from slime_core.errors import ConfigError
 
 
 class Options(PluginOptions):
-    """What a user may set: `--set plugins.agent.command="python3 agent.py"`."""
+    """User options, such as `--set plugins.agent.command="python3 agent.py"`."""
 
     command: str | None = None
-    """Shell command line of the program, run in the sandbox. This, or `program`."""
+    """Shell command line of the program, run in the sandbox. Set either `command` or `program`."""
     program: str | None = None
     """Path to `async fn(args, sample, *, base_url, api_key, sandbox)`, called in the rollout's process."""
     files: dict[str, str] = Field(default_factory=dict)
-    """Path in the sandbox -> file of this machine, written before the program starts."""
+    """Path in the sandbox -> file on this machine, written before the program starts."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Further variables of the program."""
+    """Additional environment variables of the program."""
     timeout: float = Field(600.0, gt=0)
-    """Seconds of the program; then it is killed, and tested as it stands."""
+    """Seconds that the program may run; then it is killed, and its result so far is tested."""
     test_command: str | None = None
-    """Shell command line that tests what the program did; without one the run's reward scores the samples."""
+    """Shell command line that tests the program's result; by default the run's reward scores the samples."""
     test_files: dict[str, str] = Field(default_factory=dict)
     """Like `files`, written after the program has ended."""
     test_timeout: float = Field(60.0, gt=0)
-    """Seconds of the test."""
+    """Seconds that the test may run."""
     reward: Literal["exit_code", "printed"] = "exit_code"
-    """1.0 when the test's exit status is 0, else 0.0; or the number at the end of its last line."""
+    """Reward of the test: 1.0 if its exit status is 0, else 0.0; or the number at the end of its last line."""
     max_turns: int = Field(50, gt=0)
-    """Answers per sample; one more is 429."""
+    """Maximum number of answers per sample; further requests get status 429."""
     fork_threshold_tokens: int = Field(1024, ge=0)
-    """An answer of fewer tokens that the program rewrote is dropped from its trajectory; a longer one makes a fork."""
+    """Length from which an answer that the program rewrote makes a fork; shorter answers leave the trajectory."""
     client_sampling: bool = False
-    """Take temperature and top_p of requests; in evaluation only."""
+    """Use temperature and top_p of the requests; only in evaluation."""
     memory_mb: int = Field(2048, gt=0)
     """Memory of all processes in the sandbox."""
     processes: int = Field(64, gt=0)
-    """Processes and threads in the sandbox."""
+    """Maximum number of processes and threads in the sandbox."""
     isolation: Literal["require", "best-effort", "none"] = "require"
-    """As --sandbox-isolation: whether to refuse where something of the sandbox cannot be had, or do without."""
+    """Same as --sandbox-isolation: refuse to run if the host cannot provide the whole sandbox, or run without it."""
     sandbox_path: str | None = None
-    """Another sandbox: a path to fn(args, sample, url) -> (sandbox, url inside)."""
+    """Path to fn(args, sample, url) -> (sandbox, url inside), which replaces the default sandbox."""
     log_characters: int = Field(4000, ge=0)
-    """Of each output of program and test that are kept in the sample's metadata."""
+    """Number of characters of each output of program and test that are kept in the sample's metadata."""
 
 
 async def generate(
     args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> list[Sample]:
-    """Run the program, and test what it did; see `slime_agent_base_url.run_agent`.
+    """Run the program, then its test; see `slime_agent_base_url.run_agent`.
 
     `max_new_tokens` counts everything after the first prompt of a conversation.
 
@@ -111,7 +111,7 @@ def _options(args: Args, sample: Sample) -> Options:
 
 
 async def _context_length(args: Args, context: GenerateContext) -> int:
-    """The run's limit, or the engine's."""
+    """Return the context limit of the run, or of the engine."""
     name = "eval_max_context_len" if context.evaluation else "rollout_max_context_len"
     limits = [getattr(args, name, None), (await context.engine.info()).get("max_context_length")]
     return min(int(limit) for limit in limits if limit)

@@ -1,9 +1,9 @@
-"""N candidates of one prompt, and the best of them: best-of-n sampling, for evaluation.
+"""Best-of-n sampling for evaluation: sample N candidates of a prompt and return the best.
 
-The candidate that is returned is one that was sampled, token for token; what the others scored is in
-`metadata["best_of_n"]`. Chosen by the run's own reward, which knows the label, the score is what an oracle would get
-(pass@n of a 0/1 reward); only a `reward` that does not read the label, such as a reward model's, measures a method that
-could be deployed.
+The returned candidate is one that was sampled, token for token; the scores of the others are in
+`metadata["best_of_n"]`. If the run's own reward chooses, it reads the label, so the score is that of an oracle (pass@n
+of a 0/1 reward). Only a `reward` that does not read the label, such as a reward model's, measures a method that could
+be deployed.
 
 Options (`plugins: {best_of_n: ...}`, or a data set's own `plugins`) are in `Options`.
 """
@@ -36,25 +36,25 @@ _NAME = "best_of_n"
 
 
 class Options(PluginOptions):
-    """What a user may set: `--set plugins.best_of_n.n=16`."""
+    """The user's settings, such as `--set plugins.best_of_n.n=16`."""
 
     n: int = Field(default=4, gt=0)
-    """Candidates per sample."""
+    """Number of candidates per sample."""
     generator: str = "single_turn"
     """Generate function that makes a candidate, by name or path."""
     reward: str | None = None
-    """Reward that chooses, by name or path; the sample's, or the run's, when not given."""
+    """Reward that chooses, by name or path; by default the reward of the sample or of the run."""
     select: Literal["best", "weighted"] = "best"
-    """best: the highest reward, the first of equal ones. weighted: rewards of equal answers are added up, and the best
-    candidate of the answer with the highest sum wins."""
+    """Rule of the choice. best: the highest reward, the first of equal candidates. weighted: rewards of equal answers
+    are added up, and the best candidate of the answer with the highest sum wins."""
     answer: str | None = None
-    """For weighted: what extracts a candidate's answer, a reward's name or the path of a function (sample) -> text."""
+    """Extractor of a candidate's answer for weighted: name of a reward or path of a function (sample) -> text."""
     in_training: bool = False
-    """Allow it for samples that are trained on."""
+    """Allow best-of-n for samples that are trained on."""
 
 
 def _check(args: Args, *, training: bool) -> None:
-    """What the run asks before anything starts."""
+    """Check the options before the run starts."""
     _refuse_training(options(args, _NAME, Options), training=training)
 
 
@@ -62,12 +62,12 @@ def _check(args: Args, *, training: bool) -> None:
 async def generate(
     args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> Sample | list[Sample]:
-    """The best of `n` candidates. ABORTED, with nothing of it kept, when a rollout's end interrupted one of them.
+    """Return the best of `n` candidates, or an ABORTED sample without tokens if the rollout's end interrupted any.
 
     Raises:
-        ConfigError: It is used in training without `in_training`, or nothing scores or tells answers.
+        ConfigError: It is used in training without `in_training`, or there is no reward or no answer extractor.
         PluginError: The generate function, reward or extractor cannot be found or loaded.
-        Exception: What the generate function or the reward raised, when it raised for every candidate.
+        Exception: The generate function or the reward raised this exception for every candidate.
     """
     own = options(args, _NAME, Options)
     _refuse_training(own, training=not context.evaluation)
@@ -99,7 +99,7 @@ async def generate(
 
 
 def _weighted(args: Args, own: Options, found: list[Candidate], rewards: list[float]) -> int:
-    """Place of the best candidate of the answer whose rewards add up highest; the best of all where none answers."""
+    """Return the index of the best candidate of the answer with the highest reward sum, or of all without answers."""
     sums: dict[str, float] = defaultdict(float)
     members: dict[str, list[int]] = defaultdict(list)
     for i, candidate in enumerate(found):

@@ -1,8 +1,8 @@
-"""One prompt -> several candidates of another generate function, for generators that choose among them.
+"""A prompt -> several candidates of another generate function, for generators that choose among them.
 
 `best_of_n` and `self_consistency` call `sample_candidates` and return one of the candidates as it was sampled. A
-candidate is what one call returned, so it may be several samples (fan-out); and candidates hold one place of the engine
-together (`--sglang-server-concurrency` counts samples of the run).
+candidate is the result of one call, so it may have several samples (fan-out). All candidates together hold one place of
+the engine (`--sglang-server-concurrency` counts samples of the run).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PENDING = (SampleStatus.PENDING, SampleStatus.ABORTED)
 
 
 class Candidate(NamedTuple):
-    """What one call of the generate function made."""
+    """The result of a call of the generate function."""
 
     number: int
-    """From 0."""
+    """Index of the candidate, from 0."""
     samples: Group
 
 
@@ -38,26 +38,26 @@ async def sample_candidates(
     generator: str,
     origin: str,
 ) -> list[Candidate] | None:
-    """`num` candidates from the prompt, at once; each with a seed of its own made of the sample's and its number.
+    """Sample `num` candidates from the prompt at once; each has its own seed, made of the sample's seed and its number.
 
-    A candidate whose call raised is left out, unless all did.
+    A candidate whose call raised is skipped, unless all calls raised.
 
     Args:
         args: The run's settings.
         sample: The prompt; not changed.
-        sampling_params: As the sample's generate function got them.
-        context: Likewise.
-        num: How many.
+        sampling_params: Sampling parameters of the sample's generate function.
+        context: Context of the sample's generate function.
+        num: Number of candidates.
         generator: Name or path of the generate function.
         origin: The option that names it, for messages.
 
     Returns:
-        The candidates in order, or None when a rollout's end interrupted one of several: the sample is to be done
-        again. An only one is returned as it is, to be continued.
+        The candidates in order, or None when a rollout's end interrupted one of several, so the sample must be
+        repeated. A single candidate is returned as it is, to be continued.
 
     Raises:
-        PluginError: The generate function cannot be found or loaded, or takes no `context` while this one has to.
-        Exception: What the first call raised, when all did.
+        PluginError: The generate function cannot be found or loaded, or lacks the `context` that it needs here.
+        Exception: The error of the first call, if all calls raised.
     """
     caller = GenerateCaller(resolve("generators", generator, origin=origin))
 
@@ -86,20 +86,20 @@ async def sample_candidates(
 async def candidate_rewards(
     args: Args, candidates: Sequence[Candidate], spec: str | None, context: GenerateContext, origin: str
 ) -> list[float]:
-    """[candidates] mean reward over each one's samples; minus infinity for one that failed, or that no reward scores.
+    """Return [candidates] mean rewards over each candidate's samples; minus infinity if failed or not scored.
 
-    Rewards that a generate function has set count, where `spec` does not name another.
+    Rewards that a generate function has set count if `spec` does not name another reward.
 
     Args:
         args: The run's settings.
-        candidates: Of one prompt.
+        candidates: Candidates of one prompt.
         spec: Name or path of a reward; None is the sample's own, or the run's.
-        context: Of the sample.
+        context: Context of the sample.
         origin: The option that names it, for messages.
 
     Raises:
-        ConfigError: Nothing scores them.
-        Exception: What the reward raised, when it raised for every candidate.
+        ConfigError: No reward scores the candidates.
+        Exception: The reward's error, if it raised for every candidate.
     """
     results = await asyncio.gather(
         *(_reward(args, c.samples, spec, context, origin) for c in candidates), return_exceptions=True
@@ -148,7 +148,7 @@ def _number(args: Args, reward: Any, evaluation: bool) -> float:
 
 
 def _seed(seed: int | None, number: int) -> int | None:
-    """31 bits of the sample's seed and the candidate's number; None where the sample has none."""
+    """Return 31 bits of the sample's seed and the candidate's number; None if the sample has no seed."""
     if seed is None:
         return None
     return int.from_bytes(hashlib.blake2b(repr((seed, number)).encode(), digest_size=4).digest(), "little") >> 1
@@ -156,9 +156,10 @@ def _seed(seed: int | None, number: int) -> int | None:
 
 @contextmanager
 def _live_together(engine: Any, num: int) -> Iterator[Callable[[], None]]:
-    """Until all but one have ended, each candidate counts as live, so that a held engine waits for it as for a sample.
+    """Count each candidate as live until all but one have ended, so that a held engine waits for it as for a sample.
 
-    The sample itself is live already and stands for the last one. Yields what to call when one has ended.
+    The sample itself is live already and stands for the last candidate. Yields a function to call when a candidate has
+    ended.
     """
     live: Callable[[], AbstractContextManager[None]] | None = getattr(engine, "live", None)
     with ExitStack() as left:

@@ -1,13 +1,13 @@
-"""Turns of model and Python: code that ends a turn is run in a sandbox, and answered with what it printed, untrained.
+"""Turns of model and Python: code at the end of a turn runs in a sandbox, and its output follows as untrained tokens.
 
 ::
 
     prompt | <code>x = 12*34\nprint(x)</code> | 408<|end|><|assistant|> | The answer is 408.<|end|>
     mask   | 1 ...                          1 | 0 ...                 0 | 1 ...                    1
 
-Each sample has an interpreter of its own, whose names stay between its turns (`slime_sandbox_local`). The interpreter
-is not part of the sample. One that is interrupted, or whose sandbox another sample needed, gets its state back by
-running its earlier code again.
+Each sample has its own interpreter, whose names stay between turns (`slime_sandbox_local`). The interpreter is not part
+of the sample. If a sample was interrupted, or another sample needed its sandbox, its earlier code runs again to restore
+the interpreter's state.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from slime_core import Args, GenerateContext, GenerateTraits, PluginOptions, Sam
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""
 HISTORY, PENDING = "code_history", "code_pending"
-"""Keys of the sample's metadata: code that made the interpreter's state; a finished turn waits for its answer."""
+"""Keys of the sample's metadata: code that made the interpreter's state; True while a finished turn awaits output."""
 
 
 class Options(PluginOptions):
     """`plugins: {code_sandbox: {...}}`; a row's metadata may override each."""
 
     code: Literal["tag", "fence"] = "tag"
-    """How code is written: `<code>...</code>`, or a fenced block marked python."""
+    """Format of code: `<code>...</code>`, or a fenced block marked python."""
     max_turns: int = Field(4, ge=1)
-    """Turns of the model; a sample whose last one is code is TRUNCATED."""
+    """Maximum turns of the model; a sample whose last turn is code is TRUNCATED."""
     timeout: float = Field(10.0, gt=0)
-    """Seconds of one piece of code."""
+    """Maximum seconds for one piece of code."""
     output_tokens: int = Field(512, ge=1)
-    """Longest output that is shown; the rest is cut."""
+    """Maximum tokens of shown output; the rest is cut."""
     observation: str | None = None
-    """Text of an answer, with {result} in it; without it a message, by the tokenizer's chat template."""
+    """Text around the output, with {result} in it; null: a message, by the tokenizer's chat template."""
     observation_role: str = "user"
     """Role of that message."""
     empty: str = "(no output)"
-    """Shown for code that prints nothing."""
+    """Text shown for code that prints nothing."""
     memory_mb: int = Field(1024, ge=64)
-    """Memory of a sandbox."""
+    """Memory of a sandbox in MB."""
     disk_mb: int = Field(64, ge=1)
-    """Files that it may write, together, in memory."""
+    """Total size of files that a sandbox may write, in MB of memory."""
     processes: int = Field(16, ge=1)
-    """Processes and threads at a time."""
+    """Maximum number of processes and threads at a time."""
     network: bool = False
-    """Let code reach the network."""
+    """Allow code to use the network."""
 
 
 _BLOCKS = {
@@ -71,9 +71,9 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
 
     Raises:
         ValueError: The sample has no prompt tokens.
-        DataError: The observation cannot be written.
-        SandboxError: No sandbox could be had.
-        EngineError: The engine refused the request or stopped answering.
+        DataError: The observation cannot be rendered.
+        SandboxError: No sandbox could be started.
+        EngineError: The engine refused the request or stopped responding.
     """
     own = _options(args, sample)
     observations = Observations(args, sample, context.tokenizer, template=own.observation, role=own.observation_role)
@@ -120,7 +120,7 @@ async def _converse(
 
 
 def find_code(turn: str, form: Literal["tag", "fence"]) -> str | None:
-    """The code that ends a turn."""
+    """Return the code at the end of a turn; None if there is no code."""
     match = _BLOCKS[form].search(turn)
     return match[1].strip("\n") if match else None
 
@@ -128,7 +128,7 @@ def find_code(turn: str, form: Literal["tag", "fence"]) -> str | None:
 async def _run(
     sample: Sample, code: str, own: Options, observations: Observations, pool: InterpreterPool, key: object
 ) -> str:
-    """What the model is shown of a run."""
+    """Run the code and return the text that the model sees."""
     started = time.monotonic()
     history = sample.metadata.setdefault(HISTORY, [])
     try:

@@ -1,4 +1,4 @@
-"""Roles that answer one another: one prompt -> one trajectory per role, fan-out siblings with one `rollout_id`.
+"""Roles that answer one another: a prompt gives one trajectory per role, fan-out siblings with one `rollout_id`.
 
 ::
 
@@ -21,7 +21,7 @@ from slime_generator_multi_agent.trajectories import Trajectory, question_of, si
 __all__ = ["Options", "Role", "generate"]
 
 STATE = "multi_agent"
-"""Key of the metadata of a conversation that was interrupted."""
+"""Metadata key of the state of an interrupted conversation."""
 
 
 async def generate(
@@ -29,11 +29,11 @@ async def generate(
 ) -> Sample | list[Sample]:
     """Let the roles speak in turn; a turn that is cut at its limit ends the conversation.
 
-    `max_new_tokens` bounds each role's response, what it is told between turns included.
+    `max_new_tokens` bounds each role's response, text inserted between its turns included.
 
     Raises:
         ValueError: The sample has no prompt tokens.
-        ConfigError: The options do not fit together, or a question cannot be told.
+        ConfigError: The options contradict each other, or the question cannot be read from the row.
         DataError: The chat template refuses a role's messages.
         EngineError: The engine refused the request or stopped answering.
     """
@@ -50,15 +50,15 @@ async def generate(
 
 
 class _Talk:
-    """A conversation: whose turn it is, and who has said what."""
+    """A conversation: the current turn, and the answers of all roles."""
 
     def __init__(self, args: Args, sample: Sample, context: GenerateContext, chosen: Options) -> None:
         self._origin, self._chosen = sample, chosen
         state = sample.metadata.pop(STATE, None) or {}
         self.position = int(state.get("position", 0))
-        """Turns that are finished."""
+        """Number of finished turns."""
         self.is_open = bool(state.get("open", bool(sample.response_length)))
-        """The current turn has been begun."""
+        """True if the current turn has begun."""
         self.said: dict[str, str] = dict(state.get("said", {}))
         others = {name: Sample.from_dict(told) for name, told in state.get("others", {}).items()}
         self._trajectories: dict[str, Trajectory] = {}
@@ -70,7 +70,7 @@ class _Talk:
             self._trajectories[role.name] = Trajectory(args, role, own, context)
 
     async def go_on(self, params: dict[str, Any]) -> bool:
-        """Speak until the end; False when the engine was interrupted."""
+        """Continue the conversation to its end; return False if the engine was interrupted."""
         turns = self._chosen.turns()
         while self.position < len(turns):
             speaker = self._trajectories[turns[self.position]]
@@ -87,7 +87,7 @@ class _Talk:
         return True
 
     def interrupted(self) -> Sample:
-        """The given sample, with all that is needed to go on."""
+        """Return the given sample, with all state needed to continue."""
         first, *others = self._trajectories.values()
         if others:
             self._origin.metadata[STATE] = {
@@ -100,7 +100,7 @@ class _Talk:
         return first.sample
 
     def finished(self) -> dict[str, Sample]:
-        """The samples of the roles that have spoken, the last speaker's last."""
+        """Return the samples of the roles that have spoken, the last speaker's last."""
         turns = self._chosen.turns()[: self.position]
         spoke = [name for name in self._trajectories if name in turns]
         samples = {name: self._trajectories[name].sample for name in spoke}
@@ -112,7 +112,7 @@ class _Talk:
 
 
 async def _reward(args: Args, chosen: Options, samples: dict[str, Sample], context: GenerateContext) -> None:
-    """Give every role a reward: the last answer's, or what the user's function says."""
+    """Give every role a reward: the last answer's reward, or the result of the user's function."""
     last = samples[next(iter(samples.values())).metadata["last_speaker"]]
     spec = last.custom_rm_path or last.metadata.get("rm_type") or args_spec(args)
     final = None
@@ -131,5 +131,5 @@ async def _reward(args: Args, chosen: Options, samples: dict[str, Sample], conte
 
 
 def args_spec(args: Args) -> str | None:
-    """The run's reward: `--custom-rm-path`, else `--rm-type`."""
+    """Return the run's reward: `--custom-rm-path`, else `--rm-type`."""
     return args.custom_rm_path or args.rm_type

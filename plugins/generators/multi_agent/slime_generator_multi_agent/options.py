@@ -1,6 +1,7 @@
-"""Who speaks, in which order, and what each is told.
+"""Options of the multi-agent generator: the roles, their prompts and their order.
 
-Given as `plugins.multi_agent`, or as `multi_agent` in the file of `--custom-config-path`, which wins name by name.
+They are set in `plugins.multi_agent`, or in `multi_agent` of the file of `--custom-config-path`, which takes precedence
+for each name.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ QUESTION = "question"
 
 
 class Role(PluginOptions):
-    """One role."""
+    """A role of the conversation."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """What others refer to it by."""
+    """Name of the role, used in prompts and in `order`."""
     prompt: str | None = None
-    """Its first message; {question} and {ROLE}, a role's newest answer, are filled in. The row's prompt as it is when
-    not given."""
+    """First message to the role; {question} and {ROLE} (the newest answer of a role) are filled in. Default: the row's
+    prompt, unchanged."""
     again: str | None = None
-    """The message before each later turn, filled in alike; required of a role that speaks more than once."""
+    """Message before each later turn, filled in the same way; required for a role with several turns."""
     system: str | None = None
-    """Its system message; only with `prompt`."""
+    """System message of the role; only with `prompt`."""
     trainable: bool = True
-    """Train on what it says."""
+    """Train on the answers of the role."""
     max_new_tokens: Annotated[int | None, Field(gt=0)] = None
-    """Longest turn; what is left of the response by default."""
+    """Maximum tokens of a turn; by default the remaining tokens of the response."""
 
 
 _SOLVER = Role(name="solver", again="A critic says:\n{critic}\n\nAnswer again.")
@@ -45,14 +46,14 @@ class Options(PluginOptions):
     """Options of the generator `multi_agent`."""
 
     roles: list[Role] = Field(default_factory=lambda: [_SOLVER, _CRITIC])
-    """The first is the one whose sample the prompt's becomes."""
+    """Roles; the prompt's sample becomes the sample of the first role."""
     order: list[str] = Field(default_factory=lambda: ["solver", "critic", "solver"])
-    """Who speaks, in turn; the last one's answer is what counts."""
+    """Roles in the order of their turns; the last role's answer is the final answer."""
     rounds: Annotated[int, Field(gt=0)] = 1
-    """How often everything of `order` but its first entry is repeated."""
+    """Number of times that `order` without its first entry is repeated."""
     reward_path: str | None = None
-    """fn(args, samples, reward), plain or async: the role's sample by name, and the last answer's reward (None without
-    a reward function); returns the roles' rewards by name. All get the last answer's when not given."""
+    """Function fn(args, samples, reward), plain or async, that returns the rewards by role name. `samples`: role name
+    -> sample; `reward`: the final answer's reward (None without a reward function). Default: all roles get `reward`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Options:
@@ -73,11 +74,11 @@ class Options(PluginOptions):
         return self
 
     def turns(self) -> list[str]:
-        """The role of each turn."""
+        """Return the role name of each turn."""
         return [*self.order, *self.order[1:] * (self.rounds - 1)]
 
     def role(self, name: str) -> Role:
-        """The role of that name."""
+        """Return the role with this name."""
         return next(role for role in self.roles if role.name == name)
 
 
@@ -90,7 +91,7 @@ def _check_fields(role: Role, names: list[str]) -> None:
 
 
 def options_of(args: Args) -> Options:
-    """The run's. Raises ConfigError, or ValueError for those of `--custom-config-path`."""
+    """Return the run's options. Raises ConfigError, or ValueError for options of `--custom-config-path`."""
     chosen = options(args, "multi_agent", Options)
     custom = getattr(args, "multi_agent", None)
     return chosen if not custom else Options.model_validate({**chosen.model_dump(), **custom})

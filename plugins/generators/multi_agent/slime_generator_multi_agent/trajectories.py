@@ -1,7 +1,7 @@
-"""One role's trajectory: its prompt, its turns, and what it was told between them.
+"""A role's trajectory: its prompt, its turns, and the text inserted between its turns.
 
-Every role is a `Sample` of its own, with its own log-probs and versions; what others said is in it as text of a user,
-encoded once, and never as their tokens.
+Every role has a separate `Sample` with its own log-probs and versions. Answers of other roles are in it as user text,
+encoded once, and never as the other roles' tokens.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Trajectory:
 
     @property
     def turns(self) -> int:
-        """Turns that are finished."""
+        """Number of finished turns."""
         return int(self.sample.metadata.get("num_turns", 0))
 
     def prepare(self, said: Mapping[str, str]) -> None:
-        """Write what comes before its next turn.
+        """Write the text before the role's next turn.
 
         Args:
             said: The question, and the roles' newest answers.
 
         Raises:
-            DataError: The chat template refuses the messages, or there is none.
+            DataError: The chat template refuses the messages, or there is no chat template.
         """
         if self.turns:
             self._append(_filled(str(self.role.again), said))
@@ -64,7 +64,7 @@ class Trajectory:
             sample.append_response_tokens(self._args, ids, trainable=False, text=shown, source=source)
 
     async def speak(self, params: Mapping[str, Any]) -> bool:
-        """Sample a turn, or the rest of one; False when it was cut short or no token is left for it."""
+        """Sample a turn, or the rest of one; return False if it was cut short or no token is left for it."""
         sample = self.sample
         room = int(params["max_new_tokens"]) - sample.response_length
         if self.role.max_new_tokens is not None:
@@ -83,7 +83,7 @@ class Trajectory:
         return sample.status == SampleStatus.COMPLETED
 
     def answer(self) -> str:
-        """What it said last, without its reasoning."""
+        """Return the text of the role's last turn, without its reasoning."""
         text = self._context.tokenizer.decode(self._turn_tokens(), skip_special_tokens=True)
         return split_reasoning(text)[1].strip()
 
@@ -97,7 +97,7 @@ class Trajectory:
 
 
 def sibling(origin: Sample, role: Role) -> Sample:
-    """A sample for another role of the same execution, without prompt and response."""
+    """Return a sample for another role of the same execution, without prompt and response."""
     return Sample(
         group_index=origin.group_index,
         index=origin.index,
@@ -114,7 +114,7 @@ def sibling(origin: Sample, role: Role) -> Sample:
 
 
 def question_of(args: Args, sample: Sample) -> str:
-    """The text of the row's last user message, or its prompt. Raises ConfigError for one that was rendered."""
+    """Return the text of the row's last user message, or its prompt. Raises ConfigError for a rendered prompt."""
     if isinstance(sample.prompt, str):
         if args.apply_chat_template:
             raise ConfigError(

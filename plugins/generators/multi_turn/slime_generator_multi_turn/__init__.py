@@ -1,13 +1,13 @@
-"""Turns of model and environment: the policy acts, the environment answers, until it is done.
+"""Play turns of model and environment: the policy acts and the environment answers until the episode is done.
 
 ::
 
     prompt + first observation | turn <|end|> | observation <|assistant|> | turn <|end|>
     mask                         1 ...      1   0 ...                   0   1 ...      1
 
-The environment is `--environment-path`'s, or the row's (`metadata["environment_path"]`). A sample that was interrupted
-goes on only with the environment it left, put back by `restore`; where that cannot be, it starts again from the
-beginning, and `metadata["environment"]["restarts"]` says why.
+The environment is that of `--environment-path`, or of the row (`metadata["environment_path"]`). An interrupted sample
+continues only if `restore` returns the environment to its last state. Otherwise it starts from the beginning, and
+`metadata["environment"]["restarts"]` has the reason.
 
 Options (`plugins: {multi_turn: ...}`), each of which a row's metadata may override, are in `Options`.
 """
@@ -38,40 +38,40 @@ __all__ = ["UNTEMPLATED", "Observations", "Options", "cut", "finished_turns", "g
 
 
 class Options(PluginOptions):
-    """What a user may set: `--set plugins.multi_turn.max_turns=10`."""
+    """The user's settings, such as `--set plugins.multi_turn.max_turns=10`."""
 
     max_turns: int = Field(8, gt=0)
-    """Turns of the policy; an episode that is not done by then is TRUNCATED."""
+    """Maximum number of turns of the policy; an episode that is not done by then is TRUNCATED."""
     max_turn_tokens: int | None = Field(None, gt=0)
-    """Tokens of one turn; a longer one is cut and acted on as it is. Without it a turn may use what is left."""
+    """Maximum number of tokens of a turn; a longer turn is cut and used as it is. Default: all tokens that are left."""
     reward: Literal["sum", "last", "environment", "none"] | None = None
-    """Reward of the trajectory: the sum of the steps' rewards, the last step's, the environment's own (`score`), or
-    none here: --rm-type scores. Without it none where the run or the row names a reward, else sum."""
+    """Reward of the trajectory: the sum of the steps' rewards, the last step's reward, the environment's own (`score`),
+    or none, so that --rm-type scores. Default: none if the run or the row names a reward, else sum."""
     timeout: float | None = Field(None, gt=0)
-    """Seconds an episode may take, generation included; --rollout-timeout holds besides."""
+    """Seconds for an episode, including generation; --rollout-timeout applies as well."""
     on_timeout: Literal["fail", "truncate"] = "fail"
-    """At the deadline of a step or of the episode: the sample fails, or is TRUNCATED and keeps its turns and their
-    rewards. It fails in any case before the first step is done, and with reward environment."""
+    """Action at the deadline of a step or of the episode: the sample fails, or is TRUNCATED and keeps its turns and
+    their rewards. Before the end of the first step, and with reward environment, it always fails."""
     resume: Literal["snapshot", "restart", "fail"] = "snapshot"
-    """An interrupted sample: goes on from the environment's snapshot, and starts again where there is none; always
-    starts again; or fails."""
+    """Treatment of an interrupted sample. snapshot: continue from the environment's snapshot, or restart without a
+    snapshot. restart: always restart. fail: the sample fails."""
     observation_role: str = "user"
     """Role of observations that are text, in chat rows."""
     observation_template: str = "{observation}"
-    """Around each observation of text rows, such as "<|user|>{observation}<|end|><|assistant|>"."""
+    """Template of each observation in text rows, such as "<|user|>{observation}<|end|><|assistant|>"."""
 
 
 @declares(GenerateTraits(uses_environment=True))
 async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
     """Play one episode.
 
-    `max_new_tokens` counts observations too. COMPLETED is an episode that the environment ended; TRUNCATED one that ran
-    out of tokens or turns.
+    `max_new_tokens` counts observations too. An episode is COMPLETED if the environment ended it, and TRUNCATED if it
+    ran out of tokens or turns.
 
     Raises:
         ConfigError: No environment is named, or an option is wrong.
         PluginError: The environment cannot be built, or raised.
-        EnvironmentTimeoutError: It overran a deadline, under policy fail.
+        EnvironmentTimeoutError: The environment missed a deadline, and `on_timeout` is fail.
         EngineError: The engine refused the request or stopped answering.
     """
     own = _options(args, sample)
@@ -92,7 +92,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
     finally:
         if problem := await session.close():
             episode.note(close_error=problem)
-    # A sample with a first observation has another prompt than the one drawn, so it is another sample.
+    # A first observation changes the prompt, so the result is a different sample than the drawn one.
     return sample if sample.prompt_tokens == drawn else copy.copy(sample)
 
 

@@ -1,4 +1,4 @@
-"""One episode: the loop of turn, step and observation, and the record that lets an interrupted one go on.
+"""Play an episode: the loop of turn, step and observation, and the record from which an interrupted one resumes.
 
     begin ----> turn (engine) ----> step (environment) ----> observation --+
      ^ |          | abort                | done, or out of turns           | out of tokens
@@ -6,8 +6,8 @@
      | +----------|------------------ finished                          finished
      +--- record in metadata["environment"]: turns, rewards, snapshot
 
-The record is changed in the order of what happened, so it is right wherever a cancellation strikes. While `acting` is
-set, the turn is complete and its step is not: `snapshot` is the state before.
+The record is updated in the order of events, so it is consistent after a cancellation at any point. While `acting` is
+set, the turn is complete and its step is not; `snapshot` is then the state before the step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from slime_generator_multi_turn import Options
 
 KEY = "environment"
-"""Of the record in `Sample.metadata`."""
+"""Key of the record in `Sample.metadata`."""
 _WORKING = ("messages", "snapshot", "turn_start", "acting")
 """Entries of the record that only an unfinished sample needs."""
 
 
 class Episode:
-    """Plays one sample in one environment."""
+    """The episode of one sample in one environment."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class Episode:
 
     @property
     def turns(self) -> int:
-        """Steps that are done."""
+        """Number of completed steps."""
         return int(self._record.get("turns", 0))
 
     def note(self, **facts: Any) -> None:
-        """Put facts into the record."""
+        """Add entries to the record."""
         self._record.update(facts)
 
     async def play(self) -> None:
-        """From the beginning, or from where the sample was interrupted, to its end or the next interruption."""
+        """Play from the beginning or the last interruption to the end or the next interruption."""
         await self._begin()
         while True:
             if not self._record["acting"] and not await self._turn():
@@ -77,7 +77,7 @@ class Episode:
                 return await self._finish("length", SampleStatus.TRUNCATED)
 
     def cut(self, reason: str) -> None:
-        """A deadline passed: the turns so far are what there is."""
+        """End the episode with the turns so far, after a deadline has passed."""
         self._sample.status = SampleStatus.TRUNCATED
         self._seal("timeout", timeout=reason)
         self._sample.reward = self._reward()
@@ -118,7 +118,7 @@ class Episode:
         self._sample.metadata[KEY] = self._record
 
     def _is_where_it_was(self, before: Mapping[str, Any], observation: Any) -> bool:
-        """Nothing was done yet in the environment that was left, and this one shows the same."""
+        """Return True if the earlier environment had no steps yet, and this one has the same first observation."""
         first_turn = not before.get("turns") and all(version >= 0 for version in self._sample.token_weight_versions)
         return first_turn and self._dialogue.opening(observation)[0] == self._sample.prompt_tokens
 
@@ -140,7 +140,7 @@ class Episode:
     # -- one turn ------------------------------------------------------------------------------------
 
     async def _turn(self) -> bool:
-        """Let the policy speak; False when the sample is finished or aborted."""
+        """Generate a turn of the policy; return False if the sample is finished or aborted."""
         sample, own = self._sample, self._own
         room = self._limit - sample.response_length
         if room <= 0:
@@ -157,7 +157,7 @@ class Episode:
         if sample.status == SampleStatus.ABORTED:
             return False
         if sample.status == SampleStatus.TRUNCATED and sample.response_length >= self._limit:
-            await self._finish("length", SampleStatus.TRUNCATED)  # half an action is none
+            await self._finish("length", SampleStatus.TRUNCATED)  # an incomplete action is not executed
             return False
         self._record["cut"] = sample.status == SampleStatus.TRUNCATED
         self._record["acting"], sample.status = True, SampleStatus.PENDING
@@ -181,7 +181,7 @@ class Episode:
         return step
 
     def _observe(self, step: Step) -> bool:
-        """Append what the environment answered; False when it, or a turn after it, does not fit."""
+        """Append the observation; return False if it leaves no room for a further turn."""
         sample, ids = self._sample, self._turn_ids()
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         pieces = self._dialogue.continued(text, ids, step.observation)
@@ -216,7 +216,7 @@ class Episode:
             sample.reward = self._reward()
 
     def _reward(self) -> float | None:
-        """Of the steps; None leaves it to the run's reward."""
+        """Return the reward of the steps, or None if the run's reward function scores the sample."""
         rewards: list[float] = self._record["rewards"]
         if self.reward_rule == "none":
             return None
@@ -237,7 +237,7 @@ class Episode:
 
 
 def _rule_without(args: Args, sample: Sample) -> str:
-    """Who scores where nothing is said: a reward that is named, else the steps."""
+    """Return the default reward rule: "none" if a reward function is set, else "sum" of the steps."""
     named = (
         args.rm_type, args.custom_rm_path, sample.custom_rm_path,
         sample.metadata.get("rm_type"), sample.metadata.get("custom_rm_path"),

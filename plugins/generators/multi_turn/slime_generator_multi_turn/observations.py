@@ -1,9 +1,9 @@
-"""Answers to a sample's turns, written behind it as tokens that no policy sampled.
+"""Observations: answers to a sample's turns, appended as tokens that no policy sampled.
 
-Generators whose model asks in its text, and is answered in tokens (`code_sandbox`, `search`), hold one `Observations`
-per call of theirs; `tool_use`, whose turns have calls, has a `Conversation`. All state is in the sample, so one that
-was interrupted goes on anywhere; which tokens a turn has is told by `token_weight_versions`, since `loss_mask` may have
-been zeroed.
+Generators whose model makes requests in its text (`code_sandbox`, `search`) create one `Observations` per call;
+`tool_use`, whose turns have tool calls, uses a `Conversation`. All state is in the sample, so an interrupted sample can
+resume in any process. `token_weight_versions` shows which tokens belong to a turn, since `loss_mask` may have been
+zeroed.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from slime_core import Args, Sample, Source, encode_result, turn_delta
 from slime_core.errors import DataError
 
 UNTEMPLATED = "<|tool|>{result}<|end|><|assistant|>"
-"""An observation for a tokenizer without a chat template."""
+"""Template of an observation for a tokenizer without a chat template."""
 _MESSAGES = "observation_messages"
-"""Key of the sample's metadata: turns and answers so far, for chat templates to be asked with."""
+"""Key in the sample's metadata for turns and answers so far, the input of the chat template."""
 
 
 def turn_tokens(sample: Sample) -> list[int]:
-    """Ids of the current turn: what was sampled after the last token that no policy sampled."""
+    """Return the ids of the current turn: the tokens sampled after the last token that no policy sampled."""
     versions = sample.token_weight_versions
     start = next((i + 1 for i in range(len(versions) - 1, -1, -1) if versions[i] < 0), 0)
     return sample.response_tokens[start:]
 
 
 def finished_turns(sample: Sample) -> int:
-    """Turns before the current one: each is followed by one run of tokens that no policy sampled."""
+    """Return the number of turns before the current one: each is followed by a run of tokens that no policy sampled."""
     versions = sample.token_weight_versions
     return sum(1 for before, after in itertools.pairwise(versions) if before >= 0 > after)
 
 
 def cut(tokenizer: Any, text: str, most: int) -> str:
-    """At most that many tokens of a text."""
+    """Return at most `most` tokens of a text."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     return text if len(ids) <= most else f"{tokenizer.decode(ids[:most])} ... (cut)"
 
 
 class Observations:
-    """Reads the current turn of one sample, and answers it."""
+    """A reader of a sample's current turn, which also appends the answer."""
 
     def __init__(self, args: Args, sample: Sample, tokenizer: Any, *, template: str | None, role: str = "user") -> None:
-        """How answers are written.
+        """Set how answers are written.
 
         Args:
             args: The run's settings.
-            sample: With its prompt's tokens.
+            sample: Sample with its prompt's tokens.
             tokenizer: HF tokenizer.
-            template: Text with `{result}` in it; None: a chat message, by the tokenizer's chat template, or
-                `UNTEMPLATED` where it has none.
-            role: Of that message.
+            template: Text with `{result}` in it. None uses a chat message in the tokenizer's chat template, or
+                `UNTEMPLATED` if the tokenizer has no chat template.
+            role: Role of the chat message.
 
         Raises:
             ValueError: The sample has no prompt tokens.
@@ -68,25 +68,27 @@ class Observations:
 
     @property
     def finished_turns(self) -> int:
-        """Turns before the current one."""
+        """Number of turns before the current one."""
         return finished_turns(self._sample)
 
     @property
     def turn_ids(self) -> list[int]:
-        """Of the current turn."""
+        """Ids of the current turn."""
         return turn_tokens(self._sample)
 
     @property
     def turn_text(self) -> str:
-        """Of the current turn; special tokens are kept, since tags may be some."""
+        """Text of the current turn; special tokens are kept, since tags may be special tokens."""
         return str(self._tokenizer.decode(self.turn_ids, skip_special_tokens=False))
 
     def cut(self, text: str, most: int) -> str:
-        """At most that many tokens of a text."""
+        """Return at most `most` tokens of a text."""
         return cut(self._tokenizer, text, most)
 
     def append(self, result: str, limit: int) -> bool:
-        """Answer the current turn, untrained; False, and nothing is changed, when the response would exceed `limit`.
+        """Append an untrained answer to the current turn.
+
+        Return False, and change nothing, if the response would exceed `limit`.
 
         Raises:
             DataError: The chat template refuses the message.

@@ -1,4 +1,4 @@
-"""Turns of model and retriever: `<search>query</search>` is answered with documents, untrained, until `<answer>`.
+"""Turns of model and retriever: documents, untrained, follow each `<search>query</search>`, until `<answer>`.
 
 ::
 
@@ -6,8 +6,8 @@
     mask   | 1 ...                       1 | 0 ...                             0  | 1 ...             1
 
 The workflow of Search-R1. Documents come from a JSONL corpus on disk by BM25 (`corpus.py`) or from a retrieval server
-(`server.py`). By default the model goes on in the turn it was in, as Search-R1 does it; with `observation: null` the
-documents are a chat message of their own.
+(`server.py`). By default the model continues in the same turn, as in Search-R1; with `observation: null` the documents
+are a separate chat message.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ class Options(PluginOptions):
     """`plugins: {search: {...}}`; give either `corpus` or `url`."""
 
     corpus: str | None = None
-    """JSONL file with a document a line: `contents`, or `title` and `text`."""
+    """JSONL file with one document per line: `contents`, or `title` and `text`."""
     index_dir: str | None = None
-    """Where the corpus's index is kept; beside the corpus when not given."""
+    """Directory of the corpus's index; by default next to the corpus."""
     url: str | None = None
-    """Retrieval server, asked as Search-R1's: POST {"queries", "topk", "return_scores"}."""
+    """Address of a retrieval server with Search-R1's protocol: POST {"queries", "topk", "return_scores"}."""
     top_k: int = Field(3, ge=1)
     """Documents per query."""
     document_tokens: int = Field(128, ge=1)
-    """Longest document shown; the rest is cut."""
+    """Maximum tokens shown of a document; the rest is cut."""
     max_turns: int = Field(4, ge=1)
-    """Turns of the model; a sample whose last one is a query is TRUNCATED."""
+    """Maximum turns of the model; a sample whose last turn is a query is TRUNCATED."""
     timeout: float = Field(30.0, gt=0)
-    """Seconds per query, retries and waiting for a connection included; then the model is shown an error."""
+    """Seconds per query, including retries and waiting for a connection; afterwards the model sees an error."""
     connections: int = Field(32, ge=1)
-    """Queries to the server, or into the corpus, at a time."""
+    """Maximum concurrent queries to the server or the corpus."""
     attempts: int = Field(4, ge=1)
-    """Requests per query."""
+    """Maximum requests per query."""
     observation: str | None = "\n\n<information>{result}</information>\n\n"
     """Text around documents, with {result} in it; null: a message, by the tokenizer's chat template."""
     observation_role: str = "user"
@@ -71,9 +71,9 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
 
     Raises:
         ConfigError: Neither or both of `corpus` and `url` are given.
-        DataError: The corpus is not there or cannot be read, or an observation not be written.
+        DataError: The corpus is missing or cannot be read, or an observation cannot be rendered.
         ValueError: The sample has no prompt tokens.
-        EngineError: The engine refused the request or stopped answering.
+        EngineError: The engine refused the request or stopped responding.
     """
     own = options(args, "search", Options)
     search = _retriever(args, own)
@@ -107,7 +107,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
 
 
 Search = Callable[[str], Awaitable[list[Document] | str]]
-"""Query -> documents, best first; or what went wrong, for the model to read."""
+"""Query -> documents, best first; or an error message for the model."""
 
 
 def _retriever(args: Args, own: Options) -> Search:
@@ -129,7 +129,7 @@ def _retriever(args: Args, own: Options) -> Search:
 
 
 async def _found(sample: Sample, query: str, search: Search, own: Options, observations: Observations) -> str:
-    """What the model is shown for a query."""
+    """Search and return the text that the model sees."""
     started = time.monotonic()
     try:
         answer: list[Document] | str = await search(query) if query else "error: the query is empty"

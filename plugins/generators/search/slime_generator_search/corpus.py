@@ -1,12 +1,12 @@
-"""A JSONL corpus -> documents for a query, by BM25 (the library bm25s), with the index kept on disk.
+"""Find documents of a JSONL corpus for a query by BM25 (the library bm25s), with an index on disk.
 
 ::
 
     CORPUS.bm25/<digest>/       index files, and the documents' places in the corpus; made once, renamed into place
 
-The first query of a process loads the index, or makes it, in a thread, while every other query waits for that. The
-digest is of the corpus's path, size and time of change, so a changed corpus gets another index, and the old one stays
-on disk.
+The first query of a process loads or creates the index in a thread, and all other queries wait for it. The digest is
+computed from the corpus's path, size and modification time, so a changed corpus gets a new index, and the old index
+remains on disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Corpus:
         return len(self._offsets)
 
     def search(self, query: str, top_k: int) -> list[Document]:
-        """The best documents that share a word with the query, best first."""
+        """Return the best documents that share a word with the query, best first."""
         import bm25s
 
         words = bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
@@ -61,7 +61,7 @@ class Corpus:
 
 
 def open_corpus(path: str | Path, index_dir: str | None = None) -> Corpus:
-    """The corpus with its index, which is made where there is none. Raises DataError: the corpus cannot be used."""
+    """Open the corpus and its index; create the index if it is missing. Raises DataError if the corpus is unusable."""
     path = Path(path)
     try:
         state = path.stat()
@@ -108,7 +108,7 @@ def _make_index(path: Path, index: Path) -> None:
         try:
             os.rename(partial, index)
         except OSError:
-            if not index.is_dir():  # else another process has made it meanwhile
+            if not index.is_dir():  # otherwise another process has created it meanwhile
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -120,7 +120,7 @@ _places: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Semaphore] = {}
 
 
 def check_corpus(path: str, index_dir: str | None) -> None:
-    """Before a query needs it. Raises DataError: there is no such file."""
+    """Check that the file exists, before a query needs it. Raises DataError."""
     if (path, index_dir) not in _opened and not Path(path).is_file():
         raise DataError(f"plugins.search.corpus {path!r}: No such file; it is JSONL, a document a line")
 
@@ -128,7 +128,7 @@ def check_corpus(path: str, index_dir: str | None) -> None:
 async def search_corpus(
     path: str, query: str, top_k: int, *, index_dir: str | None, timeout: float, threads: int
 ) -> list[Document] | str:
-    """Documents for a query; or an error for the model to read, where it took too long."""
+    """Return the documents for a query, or an error text for the model after a timeout."""
     corpus = await _shared(path, index_dir)
     loop = asyncio.get_running_loop()
     for old in [key for key in _places if key[0].is_closed()]:
@@ -142,7 +142,7 @@ async def search_corpus(
 
 
 async def _shared(path: str, index_dir: str | None) -> Corpus:
-    """The corpus of this process, opened by the first who asks."""
+    """Return the corpus of this process; the first call opens it."""
     name = (path, index_dir)
     if name in _opened:
         return _opened[name]

@@ -1,4 +1,4 @@
-"""A document, from the forms in which corpora and servers write one."""
+"""Documents, read from the formats of corpora and servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Document:
-    """What is searched, and shown."""
+    """A document that is searched and shown."""
 
     title: str
     """May be empty."""
@@ -17,14 +17,14 @@ class Document:
 
     @property
     def searched(self) -> str:
-        """Both."""
+        """Text to search: title and text."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
 def read_document(row: Any) -> Document:
-    """`{"contents": "title\\ntext"}`, or `{"text"[, "title"]}`. Raises ValueError: neither.
+    """Read `{"contents": "title\\ntext"}`, or `{"text"[, "title"]}`. Raises ValueError for another form.
 
-    The first line of `contents` in quotation marks is the title, as in Search-R1's corpora.
+    If the first line of `contents` is in quotation marks, it is the title, as in Search-R1's corpora.
     """
     if isinstance(row, Mapping):
         if isinstance(row.get("text"), str):

@@ -1,8 +1,8 @@
-"""N candidates of one prompt, and one with the commonest answer: self-consistency (Wang et al., 2022), for evaluation.
+"""Sample N candidates of a prompt and return one with the most common answer: self-consistency (Wang et al., 2022).
 
-The candidate that is returned is one that was sampled, token for token; the votes are in
-`metadata["self_consistency"]`. Answers are compared as text, as the extractor normalises them, and a candidate without
-one does not vote; the label is not looked at.
+For evaluation. The returned candidate is a sampled response, token for token; the votes are in
+`metadata["self_consistency"]`. Answers are compared as text, after the extractor's normalisation. A candidate without
+an answer does not vote. The label is not used.
 
 Options (`plugins: {self_consistency: ...}`, or a data set's own `plugins`) are in `Options`.
 """
@@ -33,23 +33,23 @@ _NAME = "self_consistency"
 
 
 class Options(PluginOptions):
-    """What a user may set: `--set plugins.self_consistency.n=16`."""
+    """Options of the plugin: `--set plugins.self_consistency.n=16`."""
 
     n: int = Field(default=8, gt=0)
     """Candidates per sample."""
     generator: str = "single_turn"
-    """Generate function that makes a candidate, by name or path."""
+    """Generate function that makes a candidate, as a name or path."""
     answer: str | None = None
-    """What extracts a candidate's answer: a reward's name, or the path of a function (sample) -> text or None; the
-    sample's own reward, or the run's, when not given."""
+    """Extractor of a candidate's answer: a reward's name, or the path of a function (sample) -> text or None. By
+    default the sample's own reward, or the run's."""
     pick: Literal["first", "shortest", "likeliest"] = "first"
-    """Which candidate of the winning answer: the first sampled, the shortest response, or the highest mean log-prob."""
+    """Candidate of the winning answer: the first sampled, the shortest response, or the highest mean log-prob."""
     in_training: bool = False
-    """Allow it for samples that are trained on."""
+    """Allow the generator for samples that are trained on."""
 
 
 def _check(args: Args, *, training: bool) -> None:
-    """What the run asks before anything starts."""
+    """Check the options before anything starts."""
     _refuse_training(options(args, _NAME, Options), training=training)
 
 
@@ -57,15 +57,15 @@ def _check(args: Args, *, training: bool) -> None:
 async def generate(
     args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> Sample | list[Sample]:
-    """A candidate with the commonest answer of `n`; of equally common ones, the answer that was given first.
+    """Return a candidate with the most common answer of `n`; among equally common answers, the first one sampled.
 
-    Where no candidate has an answer, `pick` chooses among all. ABORTED, with nothing of it kept, when a rollout's end
-    interrupted one of them.
+    If no candidate has an answer, `pick` chooses among all. If a rollout's end interrupted a candidate, the sample is
+    ABORTED and no candidate is kept.
 
     Raises:
-        ConfigError: It is used in training without `in_training`, or nothing tells answers.
+        ConfigError: It is used in training without `in_training`, or there is no extractor of answers.
         PluginError: The generate function or the extractor cannot be found or loaded.
-        Exception: What the generate function raised, when it raised for every candidate.
+        Exception: The error of the generate function, if it raised for every candidate.
     """
     own = options(args, _NAME, Options)
     _refuse_training(own, training=not context.evaluation)
@@ -84,7 +84,7 @@ async def generate(
         return sample
     answers = [answer_of(candidate.samples[-1], extract) for candidate in found]
     votes = Counter(answer for answer in answers if answer is not None)
-    winner = votes.most_common(1)[0][0] if votes else None  # of equal counts, the one that came first
+    winner = votes.most_common(1)[0][0] if votes else None  # of equal counts, the first one
     among = [candidate for candidate, answer in zip(found, answers) if answer == winner]
     chosen = among[0] if own.pick == "first" else min(among, key=_length if own.pick == "shortest" else _surprise)
     for each in chosen.samples:
@@ -105,7 +105,7 @@ def _length(candidate: Candidate) -> int:
 
 
 def _surprise(candidate: Candidate) -> float:
-    """Mean negative log-prob of the sampled tokens; infinite without any."""
+    """Return the mean negative log-prob of the sampled tokens; infinite without sampled tokens."""
     log_probs = [
         p
         for s in candidate.samples

@@ -1,6 +1,6 @@
-"""One prompt, one response: the default generate function.
+"""Default generate function: a single response to each prompt.
 
-A partial sample is continued where it stopped; the tokens it has count against `max_new_tokens`.
+A partial sample is continued from its last token; its response tokens count against `max_new_tokens`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The calls of a turn -> what each came to, in the order of the text; and per-tool counts in the sample's metadata.
+"""Run the calls of a turn and return their results in the order of the text; count per tool in the sample's metadata.
 
-Nothing here fails the sample. A call that cannot be read, names no tool, has wrong arguments, raises or takes too long
-is answered with `error: ...`, which the model may react to.
+Nothing here fails the sample. A call that cannot be parsed, names an unknown tool, has wrong arguments, raises or takes
+too long gets the result `error: ...`, to which the model may react.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from slime_generator_tool_use.settings import Settings
 STATS = "tool_stats"
 """Key of the sample's metadata: {tool: {"calls", "errors", "seconds"}}."""
 UNKNOWN, ILL_FORMED = "unknown", "ill_formed"
-"""Counted under these: calls of tools that there are not, and calls that cannot be read."""
+"""Names in the counts for calls of unknown tools, and for calls that cannot be parsed."""
 
 
 async def answers(args: Args, sample: Sample, turn: ParsedTurn, settings: Settings) -> list[ToolResult]:
-    """One result per call of the turn; the calls run at the same time."""
+    """Run the calls of the turn concurrently and return one result per call."""
     called = turn.attempts[: settings.max_calls_per_turn]
     results = list(await asyncio.gather(*(_answered(args, sample, attempt, settings) for attempt in called)))
     dropped = len(turn.attempts) - len(called)

@@ -1,4 +1,4 @@
-"""The turns of one sample: which tokens the current one has, and how answers to its calls are written behind it.
+"""The turns of a sample: the tokens of the current turn, and the answers to its calls that follow it.
 
 Sampled tokens are never encoded again. What stands behind a turn is the chat template's text behind a placeholder
 (`turn_delta`); a tokenizer without a template is given `tool_observation`.
@@ -18,11 +18,11 @@ from slime_generator_tool_use.running import ToolResult
 from slime_generator_tool_use.settings import Settings
 
 MESSAGES = "tool_messages"
-"""Key of the sample's metadata: what followed the prompt so far, as chat messages."""
+"""Key of the sample's metadata: chat messages after the prompt so far."""
 
 
 class Piece(NamedTuple):
-    """Tokens of one writer."""
+    """Tokens of one author."""
 
     tokens: list[int]
     source: str
@@ -30,14 +30,14 @@ class Piece(NamedTuple):
 
 
 class Observation(list[Piece]):
-    """What is appended behind a turn."""
+    """The pieces that are appended to a turn."""
 
     messages: Sequence[Mapping[str, Any]] = ()
-    """The turn and its answers."""
+    """Messages of the turn and of the answers to its calls."""
 
 
 class Conversation:
-    """What the sample's prompt began."""
+    """The conversation that begins with the sample's prompt."""
 
     def __init__(self, args: Args, sample: Sample, tokenizer: Any, settings: Settings) -> None:
         self.sample, self.settings = sample, settings
@@ -46,7 +46,7 @@ class Conversation:
             sample.metadata[MESSAGES] = self._past()
 
     def observation(self, turn: ParsedTurn, results: Sequence[ToolResult]) -> Observation:
-        """The answers as tokens, up to where the model goes on. Raises DataError for a template that refuses them."""
+        """Return the answers as tokens, up to the model's next turn. Raises DataError if the template refuses them."""
         texts = [cut(self._tokenizer, result.text, self.settings.tool_result_tokens) for result in results]
         answered = [_tool_message(attempt, i, text) for i, (attempt, text) in enumerate(zip(turn.attempts, texts))]
         assistant = _assistant_message(turn)
@@ -67,7 +67,7 @@ class Conversation:
         return observation
 
     def append(self, observation: Observation) -> None:
-        """Put it behind the sample's response, untrained."""
+        """Append the observation to the sample's response, untrained."""
         self.sample.metadata.setdefault(MESSAGES, []).extend(observation.messages)
         for piece in observation:
             self.sample.append_response_tokens(
@@ -75,7 +75,7 @@ class Conversation:
             )
 
     def _past(self) -> list[Mapping[str, Any]]:
-        """Messages of the turns that the response has; the metadata of one that was cut back tells of more."""
+        """Return the messages of the response's turns; the metadata of a response that was cut back has more."""
         messages: list[Mapping[str, Any]] = self.sample.metadata.get(MESSAGES, [])
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         return messages[: [*turns, len(messages)][min(finished_turns(self.sample), len(turns))]]
@@ -99,7 +99,7 @@ class Conversation:
 
 
 def _assistant_message(turn: ParsedTurn) -> dict[str, Any]:
-    """The turn as a message, for templates that look at the calls of earlier turns; its text is never encoded."""
+    """Return the turn as a message, for templates that read the calls of earlier turns; never encode its text."""
     calls = [
         {
             "id": attempt.id or f"call_{i}",

@@ -1,10 +1,10 @@
-"""One call -> its result as text, with a deadline; what goes wrong is text for the model, too.
+"""Run a tool call with a deadline and return its result, or the error, as text for the model.
 
     coroutine functions    in the event loop                  at the deadline: cancelled
-    plain functions        in a daemon thread of their own    at the deadline: left behind there
+    plain functions        in a daemon thread of their own    at the deadline: the thread is left running
 
-Generators call it, several calls at once. It raises nothing that a tool may raise. A tool that fails is an observation
-like another, which the model can react to.
+Generators run several calls at once. Exceptions of a tool are not raised: a failed call is an observation like any
+other, and the model can react to it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from slime_core import Args
 
 MAX_LEFT_BEHIND = 256
-"""Threads of plain functions that overran their deadline; while there are so many, no other is started."""
+"""Maximum number of threads that run past their deadline; at this number, no further thread is started."""
 _LONGEST_ERROR = 500
-"""Characters of an error that the model is shown."""
+"""Maximum number of characters of an error text for the model."""
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call came to."""
+    """The result of a tool call."""
 
     text: str
-    """For the model: the result, or `error: ...`."""
+    """Text for the model: the result, or `error: ...`."""
     failed: bool
     seconds: float
 
 
 class _Overdue:
-    """How many threads still run what nobody waits for."""
+    """The number of threads that still run after their deadline."""
 
     count = 0
     lock = threading.Lock()
@@ -53,7 +53,7 @@ async def call_tool(
     """Call the tool by name of argument.
 
     Args:
-        tool: What to call.
+        tool: The tool to call.
         arguments: Checked against its schema already.
         deadline: Seconds; None waits as long as the tool takes.
         args: The run's settings, for tools that take `args`.
@@ -65,7 +65,7 @@ async def call_tool(
     try:
         with waiting(f"tool {tool.name}", deadline=deadline, then="the call is answered with an error"):
             value = await by_deadline(_value(tool.function, call), deadline)
-    except Exception as error:  # the tool's code: what it raises is for the model to read
+    except Exception as error:  # the tool's code: the model gets its exceptions as text
         overran = isinstance(error, Overdue)
         text = f"{tool.name} did not answer within {deadline:g} s" if overran else f"{type(error).__name__}: {error}"
         result = ToolResult(error_text(text), True, time.monotonic() - started)
@@ -77,7 +77,7 @@ async def call_tool(
 
 
 def error_text(problem: str) -> str:
-    """An error as the model reads it, on one line."""
+    """Return an error as text for the model, on one line."""
     text = _encodable(" ".join(problem.split()))
     return f"error: {text if len(text) <= _LONGEST_ERROR else text[:_LONGEST_ERROR] + '...'}"
 
@@ -90,7 +90,7 @@ async def _value(function: Callable[..., Any], call: Mapping[str, Any]) -> Any:
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """The result of a call that may block, or that never returns."""
+    """Return the result of a call that may block or never return."""
     if _Overdue.count >= MAX_LEFT_BEHIND:
         raise RuntimeError(f"{MAX_LEFT_BEHIND} calls that overran their deadlines still run; no other is started")
     loop = asyncio.get_running_loop()
@@ -102,12 +102,12 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
         failure: BaseException | None = None
         try:
             value = call()
-        except BaseException as error:  # belongs to the caller, whatever it is
+        except BaseException as error:  # any exception is passed to the caller
             failure = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
         with _Overdue.lock:
             state["ended"] = True
             _Overdue.count -= state["left"]
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
             loop.call_soon_threadsafe(_settle, done, value, failure)
 
     threading.Thread(target=run, name="slime: tool", daemon=True).start()
@@ -137,5 +137,5 @@ def _as_text(value: Any) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Without lone surrogates, which no tokenizer takes."""
+    """Return the text without lone surrogates, which tokenizers do not accept."""
     return text.encode("utf-8", "replace").decode("utf-8")

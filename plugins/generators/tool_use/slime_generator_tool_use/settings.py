@@ -1,6 +1,7 @@
-"""What one sample's turns are made with: options, tools, parser.
+"""Settings for the turns of a sample: options, tools, parser.
 
-`sample.metadata` wins over `args` (`--custom-config-path`), and that over `plugins.tool_use` for the same name.
+For each name, `sample.metadata` takes precedence over `args` (`--custom-config-path`), and `args` over
+`plugins.tool_use`.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class Options(PluginOptions):
     max_turns: Annotated[int, Field(gt=0)] = 4
     """Model turns per sample."""
     max_calls_per_turn: Annotated[int, Field(gt=0)] = 16
-    """Calls of one turn that are made; further ones are answered with an error."""
+    """Maximum number of executed calls per turn; further calls get an error as result."""
     tool_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds that one call may take; then it is answered with an error."""
+    """Time limit of a call in seconds; a longer call gets an error as result."""
     tool_result_tokens: Annotated[int, Field(gt=0)] = 1024
-    """Longer results are cut, in tokens."""
+    """Maximum tokens of a result; longer results are truncated."""
     tool_observation: str | None = None
-    """Text of an observation with {result} in it; the chat template's tool message when not given."""
+    """Text of an observation, containing {result}. Default: the chat template's tool message."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of one sample, with what they are used on."""
+    """The options, tools and parser of one sample."""
 
     max_turns: int
     max_calls_per_turn: int
@@ -43,16 +44,16 @@ class Settings:
     tool_result_tokens: int
     tool_observation: str | None
     tools: dict[str, Tool]
-    """By name: what may be called."""
+    """Tools that may be called, by name."""
     schemas: list[ToolSchema]
-    """Of `tools`."""
+    """Schemas of `tools`."""
     told: list[dict[str, Any]]
-    """Schemas that the chat template was given."""
+    """Schemas that were passed to the chat template."""
     parser: ToolParser
 
     @classmethod
     def of(cls, args: Args, sample: Sample, tokenizer: Any) -> Settings:
-        """Raises ConfigError for options, tools or a parser that cannot be used."""
+        """Build the settings of a sample. Raises ConfigError for unusable options, tools or parser."""
         declared = options(args, "tool_use", Options).model_dump()
         given = {name: sample.metadata.get(name, getattr(args, name, None)) for name in declared}
         chosen = Options.model_validate({**declared, **{k: v for k, v in given.items() if v is not None}})

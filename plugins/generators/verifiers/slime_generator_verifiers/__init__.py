@@ -4,9 +4,9 @@
     generator     --custom-generate-function-path verifiers     one episode per sample; its rewards and metrics
     recipe        --prepare-path verifiers                      the missing files of --eval-prompt-data
 
-An episode is played by verifiers itself. The model calls of its programs go to verifiers' server, which records the
-trace that rewards read, and on to the endpoints of `slime_agent_base_url`, where the tokens are ours; the trace's id
-names the session. The row's prompt is shown to nobody; the prompt that is sampled from is the program's, in the chat
+The verifiers package plays the episode. The model calls of its programs go to verifiers' server, which records the
+trace for the rewards. The server forwards them to the endpoints of `slime_agent_base_url`, which record the tokens; the
+trace's id names the session. The row's prompt is not used: the model samples from the program's prompt in the chat
 template.
 """
 
@@ -31,43 +31,43 @@ if TYPE_CHECKING:
     from slime_agent_base_url import AgentServer, SessionLimits
 
 NO_KEY = "SLIME_VERIFIERS_NO_KEY"
-"""Environment variable that is not set: verifiers' client sends "EMPTY" then, and the trace's id in `X-Session-ID`."""
+"""Name of a variable that is never set: verifiers' client then sends "EMPTY", and the trace's id in `X-Session-ID`."""
 
 
 class EpisodeTimeout(Exception):
-    """The seconds of an episode are over."""
+    """Raised if an episode exceeds its time limit."""
 
 
 class Options(PluginOptions):
-    """What a user may set: `--set plugins.verifiers.env=gsm8k-v1`."""
+    """The user's settings, such as `--set plugins.verifiers.env=gsm8k-v1`."""
 
     env: str = ""
-    """The installed package that has the tasks (verifiers' `env.taskset.id`)."""
+    """Installed package that has the tasks (verifiers' `env.taskset.id`)."""
     taskset: dict[str, Any] = Field(default_factory=dict)
-    """Its own settings (`env.taskset.*`)."""
+    """Settings of the tasks (`env.taskset.*`)."""
     pair: str = ""
-    """Another environment to play the tasks in (`env.id`), perhaps of several seats."""
+    """Another environment to play the tasks in (`env.id`), which may have several seats."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Further settings (`env.*`), the seats' among them: {"agent": {"max_turns": 4}}."""
+    """Further settings (`env.*`), including those of the seats: {"agent": {"max_turns": 4}}."""
     select: dict[str, Any] = Field(default_factory=dict)
-    """Training tasks: include, exclude, shuffle, seed, skip, limit of verifiers."""
+    """Selection of the training tasks: include, exclude, shuffle, seed, skip, limit of verifiers."""
     eval_select: dict[str, Any] = Field(default_factory=dict)
-    """Tasks that the recipe writes for evaluation, likewise."""
+    """Selection of the tasks that the recipe writes for evaluation, in the same format."""
     timeout: float = Field(600.0, gt=0)
-    """Seconds of an episode; at the end of them the sample fails."""
+    """Time limit of an episode in seconds; then the sample fails."""
 
 
 class VerifiersSource(DatasetSource):
-    """The data source: `--rollout-shuffle`, `--buffer-filter-path` and so on work as with a file."""
+    """The data source of tasks: `--rollout-shuffle`, `--buffer-filter-path` and so on work as with a file."""
 
     def open_rows(self) -> TaskRows:
-        """The tasks of `select`."""
+        """Return the tasks of `select`."""
         own = options(self.args, "verifiers", Options)
         return TaskRows(json.loads(_spec(own)), own.select, _columns(self.args, self.args.input_key))
 
 
 def prepare(args: Args) -> None:
-    """The recipe: write the files of `--eval-prompt-data` that are missing."""
+    """Write the missing files of `--eval-prompt-data`; this is the recipe."""
     own = options(args, "verifiers", Options)
     for path in map(Path, (args.eval_prompt_data or [])[1::2]):
         if path.exists():
@@ -85,12 +85,12 @@ async def generate(
     """Play one episode of the sample's task.
 
     Returns:
-        The trajectories of all runs that train, which share a `rollout_id` and have their run's reward each, FAILED
-        where the run failed; one FAILED sample where nothing was sampled; one ABORTED sample, without response, when
-        the framework interrupted.
+        The trajectories of all runs that train. They share a `rollout_id`, each has the reward of its run, and they are
+        FAILED if the run failed. If no token was sampled, a single FAILED sample; if the rollout was interrupted, a
+        single ABORTED sample without response.
 
     Raises:
-        ConfigError: There is no such environment, or the row is none of its tasks.
+        ConfigError: There is no such environment, or the row is not a task of it.
     """
     from slime_agent_base_url import SessionLimits, serving  # an HTTP server: not for `slime plugins list`
 
@@ -118,7 +118,7 @@ async def generate(
 
 
 class _Runs:
-    """The runs of one episode: for each trace that verifiers makes, a session that its id names."""
+    """The runs of an episode: a session for each trace that verifiers makes, named by the trace's id."""
 
     def __init__(
         self, server: AgentServer, base: Sample, params: Mapping[str, Any], limits: SessionLimits, *, evaluation: bool
@@ -127,11 +127,11 @@ class _Runs:
         self.traces: dict[str, Any] = {}
         self.discarded: set[str] = set()
         self.aborted = asyncio.Event()
-        """Shared by the sessions: an interruption of one ends the episode."""
+        """Event shared by the sessions: an interruption of one session ends the episode."""
         self.engine_seconds = 0.0
 
     def begin(self, trace: Any) -> None:
-        """A run begins; called before it does anything."""
+        """Begin a run; called before the run does anything."""
         session = self.server.open_session(
             self.base, self.params, key=trace.id, limits=self.limits, evaluation=self.evaluation
         )
@@ -139,7 +139,7 @@ class _Runs:
         self.traces[trace.id] = trace
 
     def discard(self, trace: Any) -> None:
-        """It failed, and verifiers begins it again."""
+        """Discard a failed run, which verifiers restarts."""
         self.discarded.add(trace.id)
 
     async def finish(self, problem: str) -> list[Sample]:
@@ -169,7 +169,7 @@ class _Runs:
         return samples
 
     async def close(self) -> None:
-        """Forget what is left."""
+        """Close the remaining sessions."""
         for key in self.traces:
             await self.server.drop_session(key)
 
@@ -195,7 +195,7 @@ async def _play(spec: str, task: Any, server: AgentServer, runs: _Runs, timeout:
 
 
 def _outcome(trace: Any) -> tuple[float, dict[str, Any]]:
-    """(the run's reward, what its samples' metadata keeps)."""
+    """Return (reward of the run, notes for its samples' metadata)."""
     errors: list[str] = []
     if not trace.ok:
         errors = [f"{e.type}: {e.message}" for e in trace.errors] or [f"it ended by {trace.stop_condition}"]
@@ -205,7 +205,7 @@ def _outcome(trace: Any) -> tuple[float, dict[str, Any]]:
 
 
 def _metrics(notes: Mapping[str, Any]) -> dict[str, float]:
-    """`verifiers/reward/NAME` and `verifiers/metric/NAME`; `verifiers/SEAT/...` where seats have names."""
+    """Return `verifiers/reward/NAME` and `verifiers/metric/NAME`; `verifiers/SEAT/...` if seats have names."""
     start = "verifiers" if notes["seat"] == "agent" else f"verifiers/{notes['seat']}"
     kinds = (("reward", notes["rewards"]), ("metric", notes["metrics"]))
     return {f"{start}/{kind}/{name}": v for kind, values in kinds for name, v in values.items() if v is not None}

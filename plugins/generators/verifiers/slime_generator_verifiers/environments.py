@@ -1,8 +1,8 @@
-"""Options -> an environment of the verifiers package, its tasks as rows, and the servers that its episodes share.
+"""Build an environment of the verifiers package from options, with its tasks as rows and the servers of its episodes.
 
-The generator, the data source and the recipe use it. A seat for which neither the environment's author nor the user
-chose a program or a place gets this distribution's chat harness, on this machine; verifiers' own defaults are a program
-that `uv` installs, and a paid sandbox.
+The generator, the data source and the recipe use it. If neither the environment's author nor the user chose a program
+or a place for a seat, the seat gets this distribution's chat harness on this machine. The defaults of verifiers are a
+program that `uv` installs, and a paid sandbox.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHAT = "slime_verifiers_chat"
 
 
 def load(spec: str) -> Any:
-    """A new environment of a spec in JSON: {"id", "taskset", "config"}. Raises ConfigError."""
+    """Return a new environment for a spec in JSON: {"id", "taskset", "config"}. Raises ConfigError."""
     try:
         from pydantic import ValidationError
         from verifiers.v1.utils import loaders
@@ -44,11 +44,11 @@ def load(spec: str) -> Any:
 
 
 environment_of = functools.lru_cache(maxsize=16)(load)
-"""The one whose tasks are read; the ones that play belong to an event loop each, see `served`."""
+"""Cached environment to read tasks from; environments that play belong to an event loop each, see `served`."""
 
 
 def _roles(config_class: Any, given: Mapping[str, Any], without_harness: bool) -> dict[str, Any]:
-    """Each seat's configuration, with this distribution's harness and this machine where nothing is chosen."""
+    """Return each seat's configuration, with this distribution's harness and this machine as defaults."""
     from verifiers.v1.configs.agent import AgentConfig
 
     roles = {}
@@ -102,17 +102,17 @@ class TaskRows:
         return self._rows[index]
 
     def where(self, index: int) -> str:
-        """For messages."""
+        """Return the name of a row for messages."""
         return f"{self.path}, task {index}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run compares: environment, selection, version of verifiers, and the tasks themselves."""
+        """Return the facts that a resumed run compares: environment, selection, version of verifiers, and the tasks."""
         text = json.dumps([self._facts, self._rows], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return {"path": str(self.path), "size": len(text), "num_rows": len(self), "sha256": digest}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since no file is open."""
 
 
 def _row(task: Any, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -126,14 +126,14 @@ def _row(task: Any, columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def task_of(environment: Any, data: Mapping[str, Any]) -> Any:
-    """A row's task, as the environment's taskset would have made it."""
+    """Return the task of a row, as the environment's taskset makes it."""
     kind = type(environment.taskset).task_type()
     return kind(kind.data_type().model_validate(data), environment.taskset.config.task)
 
 
 @asynccontextmanager
 async def served(spec: str) -> AsyncIterator[Any]:
-    """The environment with its servers up; started by the first who asks, stopped when the last one leaves."""
+    """Yield the environment with running servers; the first user starts them, the last one stops them."""
     places = _places.setdefault(asyncio.get_running_loop(), {})
     if spec not in places:
         places[spec] = _Place(spec)
@@ -157,7 +157,7 @@ async def served(spec: str) -> AsyncIterator[Any]:
 
 
 class _Place:
-    """An environment of an event loop. Its servers are its attributes, so they are never up twice at a time."""
+    """An environment of an event loop. Its servers are attributes, so they are never started twice at a time."""
 
     def __init__(self, spec: str) -> None:
         self.environment = load(spec)
@@ -166,7 +166,7 @@ class _Place:
 
 
 class _Serving:
-    """An environment inside `serving()`, which is entered and left in one task, as its contexts demand."""
+    """An environment inside `serving()`, which must be entered and left in the same task."""
 
     def __init__(self, place: _Place) -> None:
         self.users = 0

@@ -1,8 +1,8 @@
-"""A harness of the verifiers package that talks in this process: the task's prompt, the model, its tools, to the end.
+"""A chat harness for the verifiers package: runs a task's prompt, model and tools in this process.
 
-verifiers finds it by the id `slime_verifiers_chat`; the generator `verifiers` gives it to seats that name no other. It
-is no shortcut past verifiers. Every model call goes to the endpoint that verifiers hands over, which records the trace
-that its rewards read.
+verifiers finds it by the id `slime_verifiers_chat`; the generator `verifiers` uses it for seats without a harness of
+their own. It does not bypass verifiers: every model call goes to the endpoint that verifiers provides, which records
+the trace that its rewards read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ChatHarness"]
 
 
 class ChatHarnessConfig(HarnessConfig):  # type: ignore[misc]  # verifiers has no type information
-    """No setting of its own."""
+    """Settings of the harness; it adds none."""
 
 
 class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]
@@ -47,7 +47,7 @@ class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: TaskData,
     ) -> ProgramResult:
-        """Talk until the model calls no tool. An error of the endpoint ends it; verifiers has recorded why."""
+        """Chat until the model calls no tool. An endpoint error ends the chat; verifiers has recorded the error."""
         messages = self._opening(data)
         async with AsyncExitStack() as stack:
             client = openai.AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None)
@@ -77,7 +77,7 @@ class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]
 
 
 async def _result(call: Any, dispatch: dict[str, Any], connections: dict[str, Any]) -> Any:
-    """What a tool answers; a call that cannot be made is told to the model."""
+    """Call a tool and return its output, or an error message for the model if the call is invalid."""
     name = call.function.name
     if name not in dispatch:
         return f"error: unknown tool {name!r}; there are {', '.join(sorted(dispatch)) or 'none'}"

@@ -1,6 +1,6 @@
-"""A rollout that has been trained on -> incidents: what is compared is in `of_rewards`, `of_tokens` and `of_steps`.
+"""Check a trained rollout and yield incidents; the checks are in `of_rewards`, `of_tokens`, `of_steps`, `of_updates`.
 
-`Batches` remembers, between rollouts, what one rollout alone does not show.
+`Batches` keeps state between rollouts for the checks that need more than one rollout.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["Batches", "Trained"]
 
 
 _FIRST, _EVERY = 5, 8
-"""Gradients and updates are computed again in the first rollouts of a process, then in two of so many."""
+"""Gradients and updates are recomputed in the first `_FIRST` rollouts of a process, then in two of every `_EVERY`."""
 
 
 class Batches:
-    """What must hold of every rollout that is trained on, in one process."""
+    """Checks of the invariants of every trained rollout, in a process."""
 
     def __init__(self) -> None:
         self._signal, self._gaps, self._references, self._weights = Signal(), Gaps(), References(), Weights()
         self._updates, self._rollouts = Updates(), 0
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
-        """What does not hold. Of losses without advantages (SFT) only what is true of any optimizer step."""
+        """Yield violated invariants; for losses without advantages (SFT), check only those of any optimizer step."""
         moved = yield from self._weights.incidents(it)
         self._rollouts += 1
         closely = self._rollouts <= _FIRST or self._rollouts % _EVERY < 2

@@ -1,11 +1,11 @@
-"""What an invariant that does not hold leaves behind."""
+"""The record of an invariant that does not hold."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 FILE = "incidents.jsonl"
-"""In the run's directory, a JSON object a line: `rollout_id` and the fields of `Incident`."""
+"""File in the run's directory with one JSON object per line: `rollout_id` and the fields of `Incident`."""
 
 
 CENTRED = ("grpo", "gspo", "cispo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
@@ -16,15 +16,18 @@ class Incident(NamedTuple):
     """An invariant that does not hold."""
 
     check: str
-    """Its name."""
+    """Name of the invariant."""
     cause: str
-    """What this comes from, most likely first."""
+    """Possible causes, most likely first."""
     numbers: str
-    """What was seen."""
+    """Observed values, as text."""
 
 
 def foreign_tokens(count: int) -> Incident:
-    """Of two checks, one of which may be in another process than the samples."""
+    """Make the incident for trained tokens that the policy did not sample.
+
+    Two checks use it, one of which may run in another process than the samples.
+    """
     return Incident(
         "mask_within_the_sampled",
         "tokens are trained that the policy did not sample: the mask is shifted, or tool output is in it",

@@ -1,4 +1,4 @@
-"""Rewards, advantages, and whether there is anything to learn from them."""
+"""Checks of rewards and advantages, and of whether they carry a training signal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slime_hook_invariants.trained import Trained
 
 _SCALED = ("grpo", "gspo", "cispo")
 _EPSILON = 1e-6
-"""What is added to the deviation; rewards that differ by little more do not deviate by 1 then."""
+"""Epsilon added to the deviation; rewards with a deviation near epsilon do not deviate by 1 after scaling."""
 _PATIENCE = 3
 
 
 def normalised(it: Trained) -> Iterator[Incident]:
-    """Where the estimator centres, the shaped rewards of a group add up to 0; where it scales, they deviate by 1."""
+    """Check that a group's shaped rewards add up to 0 if the estimator centres, and deviate by 1 if it scales."""
     args, batch = it.args, it.batch
     by_others = args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path
     if args.advantage_estimator not in CENTRED or not args.rewards_normalization or by_others:
@@ -61,7 +61,7 @@ def normalised(it: Trained) -> Iterator[Incident]:
 
 
 def advantages_of_rewards(it: Trained) -> Iterator[Incident]:
-    """GRPO's advantage of every trained token is its sample's shaped reward."""
+    """Check that GRPO's advantage of every trained token is its sample's shaped reward."""
     args, local = it.args, it.local
     added = args.kl_coef or args.use_opd or args.normalize_advantages or args.rollout_data_postprocess_path
     if args.advantage_estimator not in _SCALED or added or args.custom_advantage_function_path:
@@ -83,13 +83,13 @@ def advantages_of_rewards(it: Trained) -> Iterator[Incident]:
 
 
 class Signal:
-    """Whether samples carry gradient, over the rollouts."""
+    """A check over several rollouts that samples carry gradient."""
 
     def __init__(self) -> None:
         self._flat = self._same = 0
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
-        """No gradient in any sample, or rewards that tell prompts apart and never answers, for some rollouts."""
+        """Report rollouts in a row without gradient, or with rewards that differ between prompts but not answers."""
         self._flat = 0 if it.carries else self._flat + 1
         groups = [{it.batch.raw_rewards[p] for p in members} for members in it.groups.values() if len(members) > 1]
         values = set().union(*groups) if groups else set()

@@ -1,4 +1,4 @@
-"""Ratio, loss, gradients and learning rate of the optimizer steps."""
+"""Invariants of optimizer steps: ratio, loss, gradients and learning rate."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SURROGATE = ("grpo", "gspo", "rloo", "ppo", "reinforce_plus_plus", "reinforce_p
 _RATIO = 0.01
 _PATIENCE = 3
 _RARE = ("expert", "router", "visual", "vision", "embed", "lm_head")
-"""Parts of names of tensors that some rollouts, or some of their elements, do not reach."""
+"""Parts of names of tensors that some rollouts do not reach, entirely or in some of their elements."""
 _LOOKED_AT = 256
 
 
 def ratio_one(it: Trained) -> Iterator[Incident]:
-    """The first step's policy is the old one: no distance, and nothing to clip."""
+    """Check that the first step's policy equals the old policy: no distance, and nothing to clip."""
     if not it.plain:
         return
     first = it.steps[0]
@@ -48,7 +48,7 @@ def ratio_one(it: Trained) -> Iterator[Incident]:
 
 
 def loss_of_its_terms(it: Trained) -> Iterator[Incident]:
-    """The loss is policy loss - coefficient * entropy + coefficient * KL, and both are not negative."""
+    """Check that the loss is policy loss - coefficient * entropy + coefficient * KL, and entropy and KL are >= 0."""
     args = it.args
     if args.loss_type != "policy_loss":
         return
@@ -71,7 +71,7 @@ def loss_of_its_terms(it: Trained) -> Iterator[Incident]:
 
 
 def loss_of_the_batch(it: Trained) -> Iterator[Incident]:
-    """At ratio 1 the first step's policy loss is minus the mean advantage, by the batch's own denominators."""
+    """Check that at ratio 1 the first step's policy loss is minus the mean advantage, by the batch's denominators."""
     args, local, first = it.args, it.local, it.steps[0]
     alone = getattr(it.trainer, "world_size", 1) == 1
     if not it.plain or not alone or args.advantage_estimator not in _SURROGATE or "pg_loss" not in first.metrics:
@@ -98,7 +98,7 @@ def loss_of_the_batch(it: Trained) -> Iterator[Incident]:
 
 
 def gradient_of_the_loss(it: Trained) -> Iterator[Incident]:
-    """What each step propagated by its log-probs is the gradient of the clipped surrogate and the KL, computed here."""
+    """Compare each step's gradient by its log-probs with that of the clipped surrogate and KL, recomputed here."""
     args, local = it.args, it.local
     alone = getattr(it.trainer, "world_size", 1) == 1
     known = args.kl_loss_type in ("k1", "k2", "k3", "low_var_kl") and not args.use_unbiased_kl
@@ -138,7 +138,7 @@ def gradient_of_the_loss(it: Trained) -> Iterator[Incident]:
 
 
 def _by_log_prob(args: Args, advantages: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
-    """[T] derivative of PPO's clipped surrogate (Schulman et al., 2017) by the log-prob; with the dual clip's floor."""
+    """Return [T] derivatives of PPO's clipped surrogate (Schulman et al., 2017) by the log-prob, dual clip included."""
     ratio = log_ratio.clamp(-20.0, 20.0).exp()
     high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
     clipped = torch.where(advantages > 0, ratio > 1 + high, ratio < 1 - args.eps_clip)
@@ -148,7 +148,7 @@ def _by_log_prob(args: Args, advantages: torch.Tensor, log_ratio: torch.Tensor) 
 
 
 def _kl_by_log_prob(kind: str, r: torch.Tensor) -> torch.Tensor:
-    """[T] derivative of an estimate of the KL (Schulman, 2020) by the policy's log-prob, r = log p - log p_ref."""
+    """Return the [T] derivative of a KL estimate (Schulman, 2020) by the policy's log-prob, r = log p - log p_ref."""
     if kind == "k1":
         return torch.ones_like(r)
     if kind == "k2":
@@ -158,7 +158,7 @@ def _kl_by_log_prob(kind: str, r: torch.Tensor) -> torch.Tensor:
 
 
 def learning_rate(it: Trained) -> Iterator[Incident]:
-    """It is what the settings say without a schedule, and a schedule is not over before the run is."""
+    """Check that the rate is the setting's without a schedule, and that a schedule does not end before the run."""
     args = it.args
     rates = [step.metrics["lr"] for step in it.steps if "lr" in step.metrics]
     warms = args.lr_warmup_iters or args.lr_warmup_fraction
@@ -177,7 +177,7 @@ def learning_rate(it: Trained) -> Iterator[Incident]:
 
 
 def _handed_out(it: Trained, named: Mapping[str, torch.nn.Parameter]) -> Iterator[Incident]:
-    """Each trained parameter is among the weights that engines are sent; of models without adapters, in one process."""
+    """Check that engines receive every trained parameter; for models without adapters, in one process."""
     if it.args.lora_rank or getattr(it.trainer, "world_size", 1) != 1:
         return
     sent = {tensor.data_ptr() for _, tensor in it.trainer.named_weights()}
@@ -191,7 +191,7 @@ def _handed_out(it: Trained, named: Mapping[str, torch.nn.Parameter]) -> Iterato
 
 
 class Weights:
-    """Which tensors had a gradient, and which moved, over the rollouts; of trainers whose model is a torch module."""
+    """The tensors that had a gradient, or moved, over the rollouts; for trainers whose model is a torch module."""
 
     def __init__(self) -> None:
         self._before: dict[str, torch.Tensor] = {}
@@ -199,7 +199,7 @@ class Weights:
         self._without: dict[str, int] = {}
 
     def incidents(self, it: Trained) -> Generator[Incident, None, bool]:
-        """What has none or stands still; returns whether any tensor moved since the rollout before."""
+        """Yield tensors without gradient or movement; return whether any tensor moved since the last rollout."""
         model = getattr(it.trainer, "model", None)
         stepped = [s for s in it.steps if not s.metrics.get("skipped_steps") and s.metrics.get("lr")]
         if not isinstance(model, torch.nn.Module) or not stepped:

@@ -1,4 +1,4 @@
-"""Masks, versions and log-probs, token by token."""
+"""Invariants of masks, versions and log-probs, token by token."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _ROWS = 4
 _NATS = 0.1
 """Mean distance of trainer and engine that rounding in bfloat16 does not reach."""
 _GROWN = 3e-5
-"""How far they come apart in float32 where sharper policies make rounding count for more."""
+"""Growth of their distance in float32 when sharper policies amplify rounding."""
 _DRIFT = 1e-3
 """Mean distance of the reference from itself, on one sample, in two packings."""
 _FORWARD = 0.02
-"""The same of two passes of the trainer, and of both in float32."""
+"""Mean distance of two passes of the trainer, and of both in float32."""
 
 
 def mask_of_the_sampled(it: Trained) -> Iterator[Incident]:
-    """What trains was sampled, from its first token to its last."""
+    """Check that all trained tokens were sampled, from the first sampled token to the last."""
     batch = it.batch
     foreign = ended = unended = begun = unbegun = last = unlast = 0
     for position, mask in enumerate(batch.loss_masks):
@@ -57,7 +57,7 @@ def mask_of_the_sampled(it: Trained) -> Iterator[Incident]:
 
 
 def versions_known(it: Trained) -> Iterator[Incident]:
-    """No token is newer than the weights that it trains."""
+    """Check that no token is newer than the weights that it trains."""
     versions = it.batch.token_weight_versions or ()
     newest = max((max(row, default=0) for row in versions), default=0)
     if newest > it.batch.weight_version:
@@ -69,13 +69,13 @@ def versions_known(it: Trained) -> Iterator[Incident]:
 
 
 class Gaps:
-    """Distance of trainer and engine on tokens of the weights that are trained, over the rollouts."""
+    """Distance of trainer and engine on tokens of the trained weights, over the rollouts."""
 
     def __init__(self) -> None:
         self._least: float | None = None
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
-        """It is that of rounding, and stays so."""
+        """Check that the distance is due to rounding, and stays so."""
         trained_since_the_push = it.batch.rollout_id % it.args.update_weights_interval
         if it.tensors.rollout_log_probs is None or trained_since_the_push:
             return
@@ -115,14 +115,14 @@ class Gaps:
 
 
 class References:
-    """The reference begins as the policy, and stays."""
+    """Checks that the reference begins as the policy, and does not change."""
 
     def __init__(self) -> None:
         self._first: tuple[TrainBatch, torch.Tensor] | None = None
-        """A short sample of the first rollout seen, and the reference's log-probs of it then."""
+        """A short sample of the first rollout seen, with the reference's log-probs at that time."""
 
     def _drifted(self, it: Trained) -> Iterator[Incident]:
-        """Ask the reference again about that sample, in the rollouts 3, 5, 9, 17, ... since, in one process."""
+        """Compute the reference's log-probs of the sample again, in rollouts 3, 5, 9, 17, ... since, in one process."""
         reference, local = it.tensors.ref_log_probs, it.local
         if self._first is None:
             lengths = [(len(local.tokens[p]), p) for p in range(len(local)) if local.response_lengths[p] >= _ROWS]
@@ -145,7 +145,7 @@ class References:
             )
 
     def incidents(self, it: Trained, *, moved: bool) -> Iterator[Incident]:
-        """Yield what the reference is not."""
+        """Yield incidents of a reference that differs or changes."""
         reference, args = it.tensors.ref_log_probs, it.args
         known = [p for p, own in it.known.items() if reference is not None and len(own) == len(reference[p])]
         if reference is None or args.ref_update_interval:

@@ -1,6 +1,6 @@
-"""How far the weights moved, against what Adam makes of its own moments; and whether all passes' gradients are there.
+"""Compare the weights' change with Adam's update from its moments, and check that no pass's gradient is missing.
 
-For trainers whose `model` is a torch module and whose `optimizer` has `moments()` and `moment_steps`, in one process.
+For trainers in one process whose `model` is a torch module and whose `optimizer` has `moments()` and `moment_steps`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from slime_hook_invariants.incident import Incident
 from slime_hook_invariants.trained import Trained
 
 _TENSORS, _ELEMENTS = 32, 256
-"""Tensors that are looked at, spread over the model, and how many elements of each."""
+"""Number of checked tensors, spread over the model, and number of checked elements of each."""
 _OFF = 0.03
-"""Relative error that rounding does not reach."""
+"""Relative error that exceeds rounding errors."""
 
 
 class _State(NamedTuple):
-    """Parts of the weights and of what moves them, laid end to end, in float64."""
+    """Parts of the weights, gradients and moments, concatenated, in float64."""
 
     values: torch.Tensor
     grads: torch.Tensor
-    """Of the last step, clipped."""
+    """Clipped gradients of the last step."""
     mean: torch.Tensor
     square: torch.Tensor
     decayed: torch.Tensor
-    """True where weight decay applies: in matrices."""
+    """True for parameters with weight decay: matrices."""
     steps: int
-    """Steps that the moments have seen."""
+    """Number of steps in the moments."""
 
 
 class Updates:
-    """The state after the rollout before, and the gradients of the passes since."""
+    """The state after the previous rollout, and the gradients of later passes."""
 
     def __init__(self) -> None:
         self._before: _State | None = None
@@ -60,7 +60,7 @@ class Updates:
             yield from _moved(it.args, before, counted, [step.metrics["lr"] for step in it.steps])
 
     def _accumulated(self, it: Trained, named: dict[str, torch.nn.Parameter], *, known: bool) -> Iterator[Incident]:
-        """The last step's gradient is the sum of its passes', scaled by the clipping."""
+        """Check that the last step's gradient is the sum of its passes' gradients, scaled by clipping."""
         passes, watched, self._passes = self._passes, self._watched, []
         if watched is None or watched.grad is None:
             self._watched = min(named.values(), key=torch.Tensor.numel, default=None)
@@ -89,7 +89,7 @@ class Updates:
 
 
 def _least(passes: int, steps: int) -> int:
-    """Passes that the last step has at least; steps may have a few more or less than others."""
+    """Return the minimum number of passes of the last step; steps may differ by a few passes."""
     return passes if steps == 1 else max(1, min(2, passes // steps - 1))
 
 
@@ -115,7 +115,10 @@ def _state(named: dict[str, torch.nn.Parameter], optimizer: Any) -> _State | Non
 
 
 def _moved(args: Args, before: _State, now: _State, rates: Sequence[float]) -> Iterator[Incident]:
-    """Of one or two steps the update is known to rounding; of more, how long a way may be."""
+    """Compare the parameters' change with the update rule.
+
+    For one or two steps the update is known up to rounding; for more steps only a bound on its size is known.
+    """
     wanted, steps = before.values, len(rates)
     if steps <= 2:
         states = [now] if steps == 1 else [_undone(args, now), now]
@@ -143,14 +146,14 @@ def _moved(args: Args, before: _State, now: _State, rates: Sequence[float]) -> I
 
 
 def _undone(args: Args, now: _State) -> _State:
-    """The moments before the last step, whose gradient is known."""
+    """Return the state with the moments before the last step, whose gradient is known."""
     mean = (now.mean - (1 - args.adam_beta1) * now.grads) / args.adam_beta1
     square = (now.square - (1 - args.adam_beta2) * now.grads.square()) / args.adam_beta2
     return now._replace(mean=mean, square=square.clamp(min=0.0), steps=now.steps - 1)
 
 
 def _direction(args: Args, state: _State) -> torch.Tensor:
-    """Adam's step at rate 1, with bias correction (Kingma & Ba, 2015)."""
+    """Return Adam's step at rate 1, with bias correction (Kingma & Ba, 2015)."""
     mean = state.mean / (1 - args.adam_beta1**state.steps)
     square = state.square / (1 - args.adam_beta2**state.steps)
     return mean / (square.sqrt() + args.adam_eps)

@@ -1,4 +1,4 @@
-"""A rollout's samples -> incidents: groups, prompts, text and rewards, before they are a batch."""
+"""Check a rollout's samples before they become a batch: groups, prompts, text and rewards."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from slime_hook_invariants.incident import CENTRED, Incident, foreign_tokens
 
 _FEW = 2
 _DECODED, _LONGEST = 8, 256
-"""Samples whose text is compared, and how many tokens of each."""
+"""Number of samples whose text is compared, and number of tokens compared of each."""
 _BY_CHANCE = -20.0
-"""Logarithm of a chance that is none."""
+"""Log-probability below which an event does not happen by chance."""
 
 
 class Kept(NamedTuple):
-    """What is remembered of a rollout's samples until they are trained on, by sample index."""
+    """Values of a rollout's samples, kept until the samples are trained on, by sample index."""
 
     tokens: Counter[int | None]
-    """Tokens that the mask trains; parts of one sample together."""
+    """Number of tokens that the mask trains, summed over the parts of a sample."""
     groups: dict[int | None, int | None]
     rewards: dict[int | None, float]
-    """Reward as it was scored, of samples with one that count in their group."""
+    """Reward as scored, for samples that have a reward and count in their group."""
     reported: dict[int | None, float]
-    """The same, or `metadata["raw_reward"]`, which is reported instead."""
+    """The reported reward: `metadata["raw_reward"]` if set, otherwise the reward as scored."""
 
 
 def sample_incidents(args: Args, samples: Sequence[Sample]) -> Iterator[Incident]:
-    """Yield what does not hold of a rollout's samples."""
+    """Yield an incident for each violated invariant of a rollout's samples."""
     groups: dict[int | None, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample.group_index].append(sample)
@@ -47,7 +47,7 @@ def sample_incidents(args: Args, samples: Sequence[Sample]) -> Iterator[Incident
 
 
 def kept(args: Args, samples: Sequence[Sample]) -> Kept:
-    """Return what `trained_as_sampled` compares a batch with."""
+    """Return the values that `trained_as_sampled` compares a batch with."""
     found = Kept(Counter(), {}, {}, {})
     parts = Counter(sample.index for sample in samples)
     for sample in samples:
@@ -61,7 +61,10 @@ def kept(args: Args, samples: Sequence[Sample]) -> Kept:
 
 
 def sampled_among(samples: Sequence[Sample], vocab_size: int) -> dict[str, float]:
-    """Of the tokens that were drawn from a part of the vocabulary: its ids in the mean, and as a share of all."""
+    """Return the mean number of ids that a token was drawn from, and its share of the vocabulary.
+
+    Only tokens that were drawn from a part of the vocabulary count.
+    """
     offsets = [sample.rollout_top_p_token_offsets or () for sample in samples]
     sizes = [after - before for row in offsets for before, after in itertools.pairwise(row) if after > before]
     if not sizes:
@@ -91,7 +94,7 @@ def trained_as_sampled(args: Args, known: Kept, batch: TrainBatch) -> Iterator[I
 
 
 def _rewards_kept(args: Args, known: Kept, batch: TrainBatch) -> Iterator[Incident]:
-    """The batch reports each reward as it was scored, and a centring estimator's are a line over it in each group."""
+    """Check that the batch has each reward as scored, and a centring estimator's as a line over it per group."""
     cause = (
         "the rewards that train are not those that were scored: they are clipped, rounded, replaced or another sample's"
     )
@@ -153,7 +156,7 @@ def _doubled_start(samples: Sequence[Sample]) -> Iterator[Incident]:
 
 
 def _answers(groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
-    """One list of tokens has one text, and, after one prompt, one reward."""
+    """Check that equal tokens have equal texts and, after the same prompt, equal rewards."""
     texts = rewards = 0
     for members in groups.values():
         first: dict[tuple[int, ...], Sample] = {}
@@ -186,7 +189,7 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _same_answers(args: Args, groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
-    """All answers of every group are equal, which their log-probs make next to impossible."""
+    """Report groups whose answers are all equal, although their log-probs make that next to impossible."""
     if not args.rollout_temperature or args.rollout_top_k == 1:
         return
     compared, chance = 0, 0.0
@@ -208,7 +211,7 @@ def _same_answers(args: Args, groups: dict[int | None, list[Sample]]) -> Iterato
 
 
 def _decoded(args: Args, samples: Sequence[Sample]) -> Iterator[Incident]:
-    """The text that is scored is that of the tokens, by the run's own tokenizer."""
+    """Check that the scored text is the text of the tokens, by the run's own tokenizer."""
     file = Path(args.hf_checkpoint or "", "tokenizer.json")
     if args.custom_generate_function_path or args.rollout_function_path or not file.is_file():
         return
@@ -228,14 +231,14 @@ def _decoded(args: Args, samples: Sequence[Sample]) -> Iterator[Incident]:
 
 @functools.cache
 def _tokenizer(file: str) -> Any:
-    """Read the tokenizer apart from the run, so that what was done to the run's does not reach it."""
+    """Read a separate tokenizer, so that changes to the run's tokenizer do not affect it."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(file)
 
 
 def _is_text_of(tokenizer: Any, sample: Sample) -> bool:
-    """Return whether the text and the tokens agree from the start, as far as both go, but for spaces."""
+    """Return whether text and tokens agree from the start, up to the shorter one, ignoring spaces."""
     ids = sample.tokens[-sample.response_length :][:_LONGEST]
     given = _letters(sample.response)
     for skip in (True, False):

@@ -1,4 +1,4 @@
-"""What the hook `slime_rollout_trained` tells, and what the checks ask of it."""
+"""The data that the hook `slime_rollout_trained` passes, and the quantities that the checks compute from it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Trained:
     batch: TrainBatch
     """All samples of the rollout."""
     local: TrainBatch
-    """Those of this process."""
+    """Samples of this process."""
     indices: Sequence[int]
-    """Where they are in the batch."""
+    """Positions of the `local` samples in the batch."""
     tensors: Any
     """`learning.tensors.TrainTensors` of `local`."""
     steps: list[Any]
-    """Of the actor."""
+    """Optimizer steps of the actor."""
     known: Mapping[int, torch.Tensor]
     """Position in `local` -> the trainer's log-probs before the update, [response_length]."""
 
     @property
     def plain(self) -> bool:
-        """The first step's policy is its own old policy, and its loss nothing but the estimator's."""
+        """Whether the first step's policy is its own old policy, and its loss is the estimator's alone."""
         args = self.args
         return not (
             args.use_rollout_logprobs
@@ -50,12 +50,12 @@ class Trained:
 
     @property
     def withholds(self) -> bool:
-        """Tokens that were sampled are withheld from training on purpose."""
+        """Whether settings withhold some sampled tokens from training."""
         return bool(self.args.mask_offpolicy_in_partial_rollout) or self.args.staleness_policy == "mask"
 
     @cached_property
     def groups(self) -> dict[int, list[int]]:
-        """Group -> positions in the batch of its samples that are trained on."""
+        """Group -> positions in the batch of its trained samples."""
         found: dict[int, list[int]] = defaultdict(list)
         for position, group in enumerate(self.batch.group_indices):
             if any(self.batch.loss_masks[position]):
@@ -63,7 +63,7 @@ class Trained:
         return found
 
     def sampled(self, position: int) -> list[bool]:
-        """[response_length] whether the policy wrote each token of a sample of the batch."""
+        """Return [response_length] whether the policy sampled each token of a sample of the batch."""
         versions = self.batch.token_weight_versions
         if versions is None:
             return [True] * self.batch.response_lengths[position]
@@ -71,18 +71,18 @@ class Trained:
         return [version != NOT_SAMPLED for version in of] if NOT_SAMPLED in of else [True] * len(of)
 
     def fresh(self, position: int) -> bool:
-        """The weights that are trained wrote all that was sampled of a local sample."""
+        """Return whether the current weights sampled all sampled tokens of a local sample."""
         versions = self.local.token_weight_versions
         return versions is None or set(versions[position]) <= {NOT_SAMPLED, self.local.weight_version}
 
     @property
     def carries(self) -> bool:
-        """Some token that is trained has an advantage."""
+        """Whether any trained token has a nonzero advantage."""
         tensors = self.tensors
         return bool(((torch.cat(tensors.advantages) != 0) & (torch.cat(tensors.loss_masks) > 0)).any())
 
 
 def sums(values: torch.Tensor, rows: Sequence[torch.Tensor]) -> list[float]:
-    """Return the sum over each row of values, which are laid end to end as the rows are."""
+    """Return the sum over each row of `values`, which has the rows concatenated."""
     found: list[float] = segment_sums(values.double(), [len(row) for row in rows]).tolist()
     return found

@@ -1,7 +1,7 @@
-"""Shadow components: rewards and filters that see copies of every rollout, while the run's own decide.
+"""Shadow components: rewards and filters that see copies of every rollout, while the run's own components decide.
 
-Copies are made when a rollout is done; scoring them is a thread's business, with processes of its own, so training
-waits for nothing and sees nothing. `slime_runs.Run.shadow` reads what is written to `RUN/samples/shadow_*.jsonl.zst`.
+Copies are made when a rollout is done. A thread with its own processes scores them, so training does not wait and is
+not affected. The results are in `RUN/samples/shadow_*.jsonl.zst`, which `slime_runs.Run.shadow` reads.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["Shadows"]
 logger = logging.getLogger(__name__)
 
 _BEHIND = 8
-"""Rollouts that may wait to be judged; later ones are left out."""
+"""Maximum number of rollouts that wait to be judged; further ones are skipped."""
 _DEADLINE = 60.0
-"""Seconds that the end of a run waits for them."""
+"""Seconds that the end of a run waits for the results."""
 
 
 class Shadows:
@@ -41,7 +41,7 @@ class Shadows:
 
     @hookimpl
     def slime_configure(self, args: Args) -> None:
-        """Raises PluginError for what cannot be found or called."""
+        """Raise PluginError if a shadow component cannot be found or called."""
         for setting, kind in (("shadow_rm_path", "rewards"), ("shadow_filter_path", "filters")):
             specs = [absolute_spec(spec) for spec in getattr(args, setting)]
             setattr(args, setting, specs)
@@ -50,12 +50,12 @@ class Shadows:
 
     @hookimpl
     def slime_process_all_samples(self, args: Args, all_groups: list[Group]) -> None:
-        """Dropped groups are known here alone."""
+        """Keep all groups: only this hook sees dropped groups."""
         self._all_groups = all_groups if args.shadow_rm_path or args.shadow_filter_path else None
 
     @hookimpl
     def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
-        """A rollout is done."""
+        """Copy the groups of a finished rollout and queue them for judging."""
         groups, self._all_groups = self._all_groups, None
         if groups is None or not args.run_dir:
             return
@@ -75,7 +75,7 @@ class Shadows:
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
-        """What waits is judged, up to a deadline."""
+        """Judge the waiting rollouts, up to a deadline."""
         if self._thread is None or self._judge is None:
             return
         late = wait(self._pending, timeout=_DEADLINE if error is None else 0.0).not_done

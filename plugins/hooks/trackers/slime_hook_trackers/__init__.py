@@ -1,9 +1,9 @@
-"""Trackers: what a run measures, for whoever draws it. The hooks of all of them are here.
+"""Trackers: send a run's metrics to TensorBoard, Weights & Biases and others. The hooks of all trackers are here.
 
-Each tracker is a class of a module of its own, which knows nothing of slime's hooks, and works on a thread of its own
-(`worker.py`): one that hangs or fails costs its numbers, not the run. `--use-tensorboard` and `--use-wandb` choose the
-two that have flags, `plugins.trackers.use` the others. They get numbers; texts of samples only where
-`plugins.trackers.texts` asks for some.
+Each tracker is a class in a separate module, which does not depend on slime's hooks, and runs on a separate thread
+(`worker.py`): a tracker that hangs or fails loses its numbers, but the run continues. `--use-tensorboard` and
+`--use-wandb` choose the two trackers with flags, `plugins.trackers.use` chooses the others. Trackers get numbers, and
+texts of samples only if `plugins.trackers.texts` is set.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["Options", "Trackers"]
 
 class _Kind(NamedTuple):
     module: str
-    """Of the package that it needs."""
+    """Module of the package that the tracker needs."""
     target: str
     asked: str
-    """What the user types to have it."""
+    """Flag that chooses the tracker; empty without a flag."""
 
 
 _KINDS = {
@@ -45,20 +45,20 @@ _KINDS = {
 
 
 class Options(PluginOptions):
-    """`--set plugins.trackers.use=[mlflow]`."""
+    """Options of the plugin: `--set plugins.trackers.use=[mlflow]`."""
 
     use: list[Literal["mlflow", "trackio", "prometheus", "otel"]] = Field(default=[])
-    """Trackers besides those that have flags."""
+    """Trackers besides the two with flags."""
     texts: Annotated[int, Field(ge=0)] = 0
-    """Samples of each rollout whose prompt and response trackers get, from its first ones on."""
+    """Number of samples, from the start of each rollout, whose prompt and response are sent to trackers."""
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] = 9464
     """Port of /metrics on this machine; 0: a free one, which is printed."""
     deadline: Annotated[float, Field(gt=0)] = 20.0
-    """Seconds that the end of a run waits for a tracker to have written what it was given."""
+    """Seconds that the end of a run waits for a tracker to write its queue."""
 
 
 class Trackers:
-    """The hooks of one process."""
+    """The hooks of a process."""
 
     def __init__(self) -> None:
         self._workers: list[Worker] = []
@@ -66,7 +66,7 @@ class Trackers:
 
     @hookimpl
     def slime_configure(self, args: Args) -> None:
-        """Refuse what is not installed. The key of Weights & Biases goes where its library looks, and nowhere else."""
+        """Refuse trackers that are not installed; move the key of Weights & Biases to its environment variable."""
         self._options = options(args, "trackers", Options)
         for name in self._chosen(args):
             kind = _KINDS[name]
@@ -80,7 +80,7 @@ class Trackers:
 
     @hookimpl
     def slime_run_start(self, args: Args, run_dir: Path) -> None:
-        """Each tracker opens on its thread."""
+        """Start a thread for each tracker, which opens there."""
         began = time.time()
         for name in self._chosen(args):
             make = _loader(_KINDS[name].target)
@@ -88,16 +88,16 @@ class Trackers:
             worker.start(make, Tracked(args, run_dir, self._options, began))
             self._workers.append(worker)
 
-    @hookimpl(trylast=True)  # the run's own record says first what is wrong with its directory
+    @hookimpl(trylast=True)  # the run's own record reports errors of its directory first
     def slime_log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of a step."""
+        """Queue the metrics of a step for every tracker."""
         numbers = {name: float(value) for name, value in metrics.items()}
         for worker in self._workers:
             worker.put("metrics", step, numbers)
 
     @hookimpl
     def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
-        """Distributions and, where asked for, texts; in a process of its own the rollout has no trackers."""
+        """Queue distributions and optional texts of a rollout; a separate rollout process has no trackers."""
         if self._workers:
             found: Rollout = of_rollout(args, rollout_id, samples, self._options.texts)
             for worker in self._workers:
@@ -105,7 +105,7 @@ class Trackers:
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
-        """What is queued is written, up to the deadline."""
+        """Wait until the trackers have written their queues, up to the deadline."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.close()
@@ -119,7 +119,7 @@ class Trackers:
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would be in
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 

@@ -11,14 +11,14 @@ from pathlib import PurePosixPath
 from slime_hook_trackers.numbers import Tracked, settings_of
 
 _LONGEST = 500
-"""Characters of a parameter that every store takes."""
+"""Length of a parameter, in characters, that every store accepts."""
 _AT_ONCE = 100
 _OTHERS = re.compile(r"[^\w\-. :/]")
-"""What the names of its metrics may not contain: `eval/aime-pass@8` is `eval/aime-pass_8`."""
+"""Characters not allowed in MLflow's metric names: `eval/aime-pass@8` becomes `eval/aime-pass_8`."""
 
 
 class MLflow:
-    """One run, in the experiment `MLFLOW_EXPERIMENT_NAME` or "slime"."""
+    """An MLflow run, in the experiment `MLFLOW_EXPERIMENT_NAME` or "slime"."""
 
     def __init__(self, run: Tracked) -> None:
         from mlflow.entities import Param
@@ -37,11 +37,11 @@ class MLflow:
             self._client.log_batch(self._run, params=params[first : first + _AT_ONCE])
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the numbers."""
+        """Log the metrics of a step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        # In files a name is a path: `eval/aime`, beside `eval/aime/response_len/max`, would be a file and a folder.
+        # In a file store a name is a path: `eval/aime` with `eval/aime/response_len/max` would be a file and a folder.
         folders = {str(parent) for name in metrics for parent in PurePosixPath(name).parents}
         names = {name: f"{name}/value" if name in folders else name for name in metrics}
         named = {_OTHERS.sub("_", names[name]): value for name, value in metrics.items()}

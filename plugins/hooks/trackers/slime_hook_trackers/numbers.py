@@ -1,4 +1,4 @@
-"""What trackers are told besides metrics: distributions and texts of a rollout, and the settings of a run."""
+"""Data for trackers besides metrics: distributions and texts of a rollout, and the settings of a run."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from slime_core.provenance import Source
 from slime_core.secrets import hidden_values, learn
 
 _PRIVATE = ("system_prompt", "plugins", "custom_config_path")
-"""Settings that trackers are not told: prompts, and what plugins are given."""
+"""Settings that are not sent to trackers: prompts, and plugin options."""
 
 
 class Tracked(NamedTuple):
-    """The run that a tracker is opened for."""
+    """The run for which a tracker is opened."""
 
     args: Args
     run_dir: Path
     options: Any
     """`slime_hook_trackers.Options`."""
     began: float
-    """Seconds since 1970."""
+    """Start of the run, in seconds since 1970."""
 
 
 class Text(NamedTuple):
-    """A sample to read."""
+    """The texts of a sample."""
 
     prompt: str
     response: str
@@ -38,7 +38,7 @@ class Turn(NamedTuple):
     """A piece of a response."""
 
     tool: bool
-    """A tool's answer; otherwise the model's."""
+    """True for a tool's answer, False for the model's text."""
     tokens: int
 
 
@@ -58,21 +58,21 @@ class Traced:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Of one rollout."""
+    """Tracker data of one rollout."""
 
     step: int
-    """Finished rollouts, this one included."""
+    """Number of finished rollouts, including this one."""
     distributions: Mapping[str, Sequence[float]]
     samples: Sequence[Traced]
 
     @property
     def texts(self) -> list[Text]:
-        """Of the samples that have one."""
+        """Return the texts of the samples that have a text."""
         return [sample.text for sample in self.samples if sample.text is not None]
 
 
 def of_rollout(args: Args, rollout_id: int, samples: Sequence[Sample], texts: int) -> Rollout:
-    """Copies, for another thread; `texts`: how many samples keep their texts."""
+    """Copy a rollout's data for another thread; the first `texts` samples keep their texts."""
     known = [traced(sample, sample.finite_reward(args), with_text=i < texts) for i, sample in enumerate(samples)]
     return Rollout(
         rollout_id + 1,
@@ -85,7 +85,7 @@ def of_rollout(args: Args, rollout_id: int, samples: Sequence[Sample], texts: in
 
 
 def traced(sample: Sample, reward: float | None, *, with_text: bool = False) -> Traced:
-    """What trackers are told of one sample."""
+    """Return the tracker data of one sample."""
     spans = [s for s in sample.known_spans() if s.source in (Source.SAMPLED, Source.TOOL, Source.TEXT)]
     text = Text(str(sample.prompt), sample.response, str(sample.reward)) if with_text else None
     return Traced(
@@ -101,20 +101,20 @@ def traced(sample: Sample, reward: float | None, *, with_text: bool = False) -> 
 
 
 def settings_of(args: Args) -> dict[str, Any]:
-    """Numbers, switches and words of the settings, without secrets, addresses and prompts."""
+    """Return the numbers, switches and strings of the settings, without secrets, addresses and prompts."""
     found = {}
     for name, value in vars(args).items():
         plain = isinstance(value, (bool, int, float)) or (isinstance(value, str) and "://" not in value)
         if plain and not name.startswith("_") and name not in _PRIVATE:
-            learn(name, value)  # a program that made its settings itself has told of none
+            learn(name, value)  # a program that builds its own settings has recorded none
             found[name] = hidden_values(value)
     return found
 
 
 def histogram(values: Sequence[float], buckets: int) -> tuple[Any, Any]:
-    """Return counts and edges of equal buckets; numbers that are equal but for rounding get buckets a little wider.
+    """Return counts and edges of equal buckets; numbers that differ only by rounding get slightly wider buckets.
 
-    `numpy.histogram` raises ValueError where the edges of two buckets are the same float.
+    `numpy.histogram` raises ValueError if the edges of two buckets are the same float.
     """
     import numpy
 

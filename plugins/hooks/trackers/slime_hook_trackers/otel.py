@@ -25,7 +25,7 @@ from slime_hook_trackers.tail import Tail
 
 
 class OpenTelemetry:
-    """Reads the run's timeline as it grows."""
+    """Tracker that reads the run's timeline as it grows and sends spans."""
 
     def __init__(self, run: Tracked) -> None:
         self._provider, self._own = provider()
@@ -35,25 +35,25 @@ class OpenTelemetry:
         self._samples: dict[tuple[int, int | None], Traced] = {}
 
     def rollout(self, found: Rollout) -> None:
-        """What the samples of the timeline's next lines are."""
+        """Remember the samples to which the timeline's next lines belong."""
         self._samples = {(found.step - 1, sample.index): sample for sample in found.samples}
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The samples that were finished since the last time."""
+        """Send spans of the samples that finished since the last call."""
         for event in self._timeline.new():
-            if event["e"] == "sample" and event["t"][0] >= self._began:  # an earlier part of the run has told of others
+            if event["e"] == "sample" and event["t"][0] >= self._began:  # an earlier part of the run sent the others
                 traced = self._samples.get((event["r"], event["i"])) if not event.get("ev") else None
                 sample_spans(self._tracer, event, traced, self._model)
 
     def close(self) -> None:
-        """Send the rest."""
+        """Send the remaining spans."""
         self.metrics(0, {})
         if self._own:
             self._provider.shutdown()
 
 
 def check(*, trace_kept: bool = True) -> None:
-    """Raises ConfigError where times are not recorded, or nothing says where spans go."""
+    """Raise ConfigError if times are not recorded, or no destination of spans is configured."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -67,7 +67,7 @@ def check(*, trace_kept: bool = True) -> None:
 
 
 def provider(processor: Callable[[Any], Any] | None = None) -> tuple[Any, bool]:
-    """(tracer provider, whether it was made here); `processor` of an exporter in place of a queue that drops spans."""
+    """Return (tracer provider, whether it was created here); `processor` replaces the queue, which drops spans."""
     from opentelemetry import trace
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -84,7 +84,7 @@ def provider(processor: Callable[[Any], Any] | None = None) -> tuple[Any, bool]:
 
 
 def sample_spans(tracer: Any, event: Mapping[str, Any], sample: Traced | None, model: str) -> None:
-    """The spans of one sample.
+    """Write the spans of a sample.
 
     Args:
         tracer: Of the provider they go to.

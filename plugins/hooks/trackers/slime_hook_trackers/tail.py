@@ -1,4 +1,4 @@
-"""A file of JSON lines that grows: what was added since the last time."""
+"""Read the new lines of a growing file of JSON lines (`Tail`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import orjson
 
 
 class Tail:
-    """Of one file, which need not be there yet."""
+    """A reader of one file, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """The lines that are whole; those that a kill tore are left out."""
+        """Yield the complete lines since the last call; lines broken by a kill are skipped."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:

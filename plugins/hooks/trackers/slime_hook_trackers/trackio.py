@@ -1,4 +1,4 @@
-"""trackio: a local data base (`TRACKIO_DIR`), drawn by `trackio show`."""
+"""Record metrics with trackio: a local database (`TRACKIO_DIR`), shown by `trackio show`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slime_hook_trackers.numbers import Tracked, settings_of
 
 
 class Trackio:
-    """One run of project "slime"."""
+    """A run in trackio's project "slime"."""
 
     def __init__(self, run: Tracked) -> None:
         import trackio
@@ -18,7 +18,7 @@ class Trackio:
         )
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the numbers."""
+        """Record the metrics of a step."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases, by the flags `--wandb-*`."""
+"""Track a run with Weights & Biases, configured by the flags `--wandb-*`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from slime_hook_trackers.numbers import Rollout, Tracked, histogram, settings_of
 
 _ID = "wandb_run_id"
-"""File of the run directory with the run's id, for a resume."""
+"""File in the run directory with the Weights & Biases id, for a resume."""
 
 
 class Wandb:
-    """One run of Weights & Biases."""
+    """A run in Weights & Biases."""
 
     def __init__(self, run: Tracked) -> None:
         import wandb
@@ -41,15 +41,15 @@ class Wandb:
         self._axis, self._scale = (
             ("train/step", per_step) if run.args.wandb_always_use_train_step else ("rollout/step", 1)
         )
-        # A step of its own: an evaluation in the background is told of after later rollouts.
+        # Own step metric: a background evaluation is logged after later rollouts.
         self._run.define_metric("*", step_metric=self._axis)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the numbers."""
+        """Log the metrics of a step."""
         self._run.log({self._axis: step * self._scale, **metrics})
 
     def rollout(self, found: Rollout) -> None:
-        """Add the histograms, and the texts as a table."""
+        """Log the histograms, and the texts as a table."""
         values: dict[str, Any] = {
             f"{name}_histogram": self._wandb.Histogram(np_histogram=histogram(numbers, 64))
             for name, numbers in found.distributions.items()

@@ -1,9 +1,9 @@
-"""One thread and queue for each tracker: it never holds up the run, and what it raises is a warning.
+"""A thread and a queue for each tracker, which never blocks the run; its exceptions are logged as warnings.
 
 ::
 
     hooks --put--> queue (bounded) --> thread: open, metrics, rollout, ... close
-                     | full: the newest is lost, and counted
+                     | full: the newest message is lost, and counted
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _ROOM = 1000
-"""Messages that wait; a tracker that is so far behind hangs."""
+"""Size of the queue in messages; a tracker with a full queue counts as hanging."""
 _MOST_FAILURES = 5
-"""In a row, after which a tracker is asked no more."""
+"""Consecutive failures after which a tracker is not called any more."""
 
 
 class Worker:
-    """A tracker, from the side of the run."""
+    """The run's handle of a tracker and its thread."""
 
     def __init__(self, name: str, deadline: float) -> None:
-        """`deadline`: seconds that `close` waits."""
+        """`deadline` is the time in seconds that `close` waits."""
         self._name, self._deadline = name, deadline
         self._queue: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(_ROOM)
         self._thread: threading.Thread | None = None
@@ -35,13 +35,13 @@ class Worker:
         self._ended = False
 
     def start(self, make: Callable[..., Any], *values: Any) -> None:
-        """Have the thread make the tracker of the values."""
+        """Start the thread, which constructs the tracker as `make(*values)`."""
         work = threading.Thread(target=self._work, args=(make, values), name=f"slime-{self._name}", daemon=True)
         work.start()
         self._thread = work
 
     def put(self, method: str, *values: Any) -> None:
-        """Have the tracker do this when its turn comes; it returns at once."""
+        """Queue a call of the tracker's method, and return at once."""
         if self._ended:
             self._lost += 1
             return
@@ -53,7 +53,7 @@ class Worker:
                 logger.warning("tracker %s is %d messages behind; what follows is lost to it", self._name, _ROOM)
 
     def close(self) -> None:
-        """Have it finish; after the deadline it is left behind, with a warning."""
+        """Wait for the thread to finish; after the deadline abandon it with a warning."""
         if self._thread is None:
             return
         with contextlib.suppress(queue.Full):

@@ -1,10 +1,10 @@
-"""The actors of a run: created, told apart, compared, built side by side; and all gone at the end.
+"""Create the actors of a run, introduce and compare them, build them in parallel, and end all of them.
 
     Actors.assemble   empty actors -> logs and addresses -> same code everywhere? -> rollout stage, then trainer ranks
     Actors.close      engine, workers and process groups end by themselves; then every actor is killed
 
-An actor that fails while it is built fails the run, with its own error, and `close` takes the others with it.
-`end_ranks` and `replace_ranks` are for `recovery`.
+If building an actor fails, the run fails with the actor's error, and `close` ends the other actors. `recovery` uses
+`end_ranks` and `replace_ranks`.
 """
 
 from __future__ import annotations
@@ -53,34 +53,34 @@ from slime_launcher_ray.wait import (
 _LANES = {WORK: 1, TURNS: 1, CONTROL: 2, BUCKETS: 1, WEIGHTS: 1, EVALUATION: 1}
 _ENGINE_LANES = {CONTROL: 2, BUCKETS: 1}
 _AT_ONCE = 100_000
-"""Requests that an engine actor may have."""
+"""Maximum number of concurrent requests of an engine actor."""
 _NUMBERS = itertools.count()
 _ASK = 10.0
-"""Seconds for an answer on the way out."""
+"""Seconds for an answer during shutdown."""
 _GONE = 30.0
 """Seconds for the processes of killed actors on this host to end."""
 
 
 @dataclass
 class Actors:
-    """The actors."""
+    """The actors of a run."""
 
     rollout: Member
     ranks: list[Member]
     engine: Member | None = None
     carried: Carried | None = None
-    """Files that Ray brings to the nodes."""
+    """Files that Ray copies to the nodes."""
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> what the actor's `open` told."""
+    """Name -> facts returned by the actor's `open`."""
 
     @property
     def members(self) -> list[Member]:
-        """All of them."""
+        """Return all actors."""
         return [*self.ranks, self.rollout, *([self.engine] if self.engine is not None else [])]
 
     @classmethod
     def create(cls, run: Prepared, placement: Placement, reserved: Reserved, carried: Carried | None = None) -> Actors:
-        """Empty actors in their places; `carried` are files that Ray brings to the nodes."""
+        """Create empty actors in their places; `carried` are files that Ray copies to the nodes."""
         make = _Maker(run, reserved, carried)
         manager = placement.manager
         rollout = make(RolloutActor, "rollout", RolloutError, (manager.bundle, manager.cpus, 0.0), _LANES)
@@ -99,11 +99,11 @@ class Actors:
     def assemble(
         self, run: Prepared, placement: Placement, reserved: Reserved, start_rollout_id: int, *, tell_groups: bool
     ) -> None:
-        """Everything up to the first call of the loop.
+        """Do all steps before the first call of the loop.
 
         Raises:
-            ConfigError: A node lacks the run's directories, or has other code.
-            SlimeError: What loading the data or a model raises.
+            ConfigError: A node lacks the run's directories, or has different code.
+            SlimeError: Loading the data or a model failed.
         """
         self._introduce(self.members, run, placement)
         self._show_gpus(run, placement, reserved)
@@ -115,11 +115,11 @@ class Actors:
         gather(self.ranks, references, "loading the models")
 
     def end_ranks(self) -> None:
-        """Kill what is left of the trainer."""
+        """Kill the remaining trainer ranks."""
         self._end(self.ranks)
 
     def _show_gpus(self, run: Prepared, placement: Placement, reserved: Reserved) -> None:
-        """For an engine that starts servers from the rollout actor, which has no GPU from Ray."""
+        """Set the rollout actor's visible GPUs, if its engine starts servers there; Ray gives this actor no GPU."""
         if placement.device != "cuda" or self.engine is not None or not placement.engines:
             return
         seen = seen_by_tasks(placement, reserved)
@@ -130,11 +130,11 @@ class Actors:
         self.rollout.call("set_environment", {"CUDA_VISIBLE_DEVICES": visible})
 
     def replace_ranks(self, run: Prepared, placement: Placement, reserved: Reserved, start_rollout_id: int) -> None:
-        """New trainer ranks in the places of those that `end_ranks` killed; in the same list, which stand-ins have.
+        """Start new trainer ranks in place of those that `end_ranks` killed; update the list that stand-ins share.
 
         Raises:
-            TrainerDied: One of the new ones died.
-            TrainError: A node has gone for good.
+            TrainerDied: A new rank died.
+            TrainError: A node is lost permanently.
         """
         while True:
             reserved.wait_for_nodes(run.args.ray_placement_timeout)
@@ -145,37 +145,37 @@ class Actors:
             except TrainerDied:
                 if reserved.complete:
                     raise
-                self.end_ranks()  # they never ran: Ray notices only now that the node has gone
+                self.end_ranks()  # they never ran: Ray notices only now that the node is lost
         build = [r.submit("build", run.args.num_rollout, start_rollout_id, self.rollout, True) for r in self.ranks]
         gather(self.ranks, build, "loading the models again")
 
     def _introduce(self, members: list[Member], run: Prepared, placement: Placement) -> None:
-        """Logs, addresses and ranks; then every one of them must have the driver's code."""
+        """Exchange logs, addresses and ranks; then check that every actor has the driver's code."""
         self.facts |= dict(zip([m.name for m in members], _all(members, "open")))
         remove_tokens(run_dir_of(run.args) / FOLDER)
         for member in members:
             known = self.facts[member.name]
             member.place = f"{known['host']} ({known['ip']}, node {known['node'][:8]})"
         if self.engine in members and self._several_nodes:
-            own = {"SLIME_HOST_IP": self.facts[self.engine.name]["ip"]}  # others may ask it over HTTP
+            own = {"SLIME_HOST_IP": self.facts[self.engine.name]["ip"]}  # other programs may call it over HTTP
             self.engine.call("set_environment", own)
         self._set_environment(placement)
         theirs = [(m.name, self.facts[m.name]["host"], found) for m, found in zip(members, _all(members, "prepare"))]
         check_same_code(fingerprint(run.plugins), theirs)
 
     def _set_environment(self, placement: Placement) -> None:
-        """As torchrun: who is who, and where rank 0 is to be met."""
+        """Set torchrun's environment variables on every rank: ranks, sizes, and the address of rank 0."""
         places, count = placement.trainers, len(self.ranks)
         port = self.ranks[0].call("free_port")
         address = self.facts[self.ranks[0].name]["ip"]
-        # As Ray has laid them: without GPUs the plan does not know what a node has.
+        # Ray's actual placement: without GPUs the plan does not know which ranks share a node.
         nodes = [self.facts[rank.name]["node"] for rank in self.ranks]
         numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
         references = []
         for index, (rank, place) in enumerate(zip(self.ranks, places)):
             node = nodes[index]
             here = nodes.count(node)
-            # With a GPU of its own an actor sees that one only.
+            # An actor with its own GPU sees only this GPU.
             local = (0, 1) if place.gpus else (nodes[:index].count(node), here)
             variables = {
                 "RANK": place.rank,
@@ -196,13 +196,13 @@ class Actors:
         return len({facts["node"] for facts in self.facts.values()}) > 1
 
     def _newest_engine(self) -> None:
-        """Facts of the engine's actor that runs, where one has been brought back."""
+        """Update the facts of the engine's actor, if it was restarted."""
         facts = ray.get(self.rollout.submit("engine_facts", group=CONTROL), timeout=_ASK) if self.engine else None
         if self.engine is not None and facts is not None:
             self.facts[self.engine.name] = dict(facts)
 
     def close(self) -> None:
-        """End what the actors have started, then the actors; safe to call twice, whatever state they are in."""
+        """End the processes that the actors have started, then the actors; safe to call twice and in any state."""
         end_quietly(lambda: relay_last(self.members))
         end_quietly(self._newest_engine)
         end_quietly(lambda: stopped([self.rollout], "stop"))
@@ -222,7 +222,7 @@ class Actors:
 
 
 def has_own_process(engine: Any) -> bool:
-    """Whether the engine's class works in its process, so that it gets an actor; others are clients of servers."""
+    """Return True if the engine's class runs in its own process and so gets an actor; others are clients of servers."""
     return engine is not None and not traits_of(engine, EngineTraits).runs_elsewhere
 
 
@@ -243,7 +243,7 @@ def _all(members: list[Member], method: str) -> list[Any]:
 
 
 class _Maker:
-    """Creates actors."""
+    """A factory of actors."""
 
     def __init__(self, run: Prepared, reserved: Reserved, carried: Carried | None = None) -> None:
         self._run = run
@@ -255,7 +255,7 @@ class _Maker:
             order = dataclasses.replace(
                 order, environment={**order.environment, "SLIME_CLUSTER_GPUS": str(cluster_gpus(run.args))}
             )
-        self._order = order  # by value: Ray starts an engine again with the same
+        self._order = order  # by value: Ray restarts an engine with the same arguments
 
     def __call__(
         self,
@@ -267,7 +267,7 @@ class _Maker:
         **options: Any,
     ) -> Member:
         options = {"max_restarts": 0, **options, **self._reserved.options(*where)}
-        as_actor: Any = ray.remote  # whose type knows no concurrency groups
+        as_actor: Any = ray.remote  # its type does not declare concurrency groups
         remote = as_actor(concurrency_groups=lanes)(actor_class)
         label = f"{self._run_dir.name} {name} of {os.getpid()} ({next(_NUMBERS)})"
         handle = remote.options(name=label, **options).remote(self._order, name)

@@ -1,12 +1,12 @@
-"""Files that the settings name and nodes may lack: found, put into one folder, and named anew where they arrive.
+"""Find files that the settings name and nodes may lack, copy them into one folder, and rename them on arrival.
 
     driver   `find` -> `stage` -> Ray's runtime environment (py_modules, or a job's working directory)
     actor    `root_of` -> `Carried.localized(args)`: the same settings with the paths that this node has
 
-Called by `launcher`, `shell` and `submit`. Carried are plugins given as files, with the modules and packages beside
-them, directories of `--plugin-dir`, and small YAML files and chat templates; models, data and run directories are not.
-A value is replaced where it is, as a whole, the string of a setting or of an evaluation data set; so the node's own
-file of the same path is not looked at.
+Called by `launcher`, `shell` and `submit`. Carried are plugins given as files, with the modules and packages next to
+them, directories of `--plugin-dir`, and small YAML files and chat templates. Models, data and run directories are not
+carried. A value is replaced only if it is the whole string of a setting or of an evaluation data set. A node's own file
+of the same path is then not read.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from slime_core.protocols import Args
 PREFIX = "slime_carried_"
 """Beginning of the folder's name; the rest is a digest of what is in it."""
 LIMIT = 64 << 20
-"""Bytes that may be carried, far below what Ray takes."""
+"""Maximum bytes to carry, far below Ray's limit."""
 _PLUGIN = re.compile(r"(?P<file>.+\.py)(?P<attr>:[A-Za-z_][\w.]*)?")
 _SMALL = (".yaml", ".yml", ".jinja", ".jinja2")
 _LEFT_OUT = ("__pycache__", "node_modules", "site-packages")
 _DIRECTORIES = "plugin_dir"
-"""The setting whose values are directories; other processes read them from the environment."""
+"""Setting whose values are directories; other processes read them from the environment."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """One folder on its way to the nodes."""
+    """A folder on its way to the nodes."""
 
     package: str
-    """Its name."""
+    """Name of the folder."""
     moved: Mapping[str, str]
-    """A setting's value -> what it is below the folder: `0/rm.py:reward`."""
+    """A setting's value -> the value relative to the folder: `0/rm.py:reward`."""
     origins: Mapping[str, str]
-    """What it is below the folder -> the driver's, absolute."""
+    """Path relative to the folder -> the driver's absolute path."""
 
     def localized(self, value: Any, root: Path) -> Any:
-        """The value, which may be nested and is not changed, with what was carried named as below `root`."""
+        """Return a copy of the value, which may be nested, with carried paths replaced by paths below `root`."""
         if isinstance(value, str):
             return str(root / self.moved[value]) if value in self.moved else value
         if isinstance(value, BaseModel):
@@ -70,7 +70,7 @@ class Carried:
         return value
 
     def localized_environment(self, variables: Mapping[str, str], root: Path) -> dict[str, str]:
-        """Environment variables with the directories of plugins as below `root`."""
+        """Return the environment variables with plugin directories replaced by paths below `root`."""
         changed = dict(variables)
         if parts := changed.get(PLUGIN_DIR_VARIABLE):
             local = [self.localized(part, root) for part in parts.split(os.pathsep)]
@@ -78,12 +78,12 @@ class Carried:
         return changed
 
     def originally(self, root: Path) -> dict[str, str]:
-        """Localized value -> the driver's, absolute."""
+        """Return localized value -> the driver's absolute path."""
         return {str(root / there): here for there, here in self.origins.items()}
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All strings in a nested value."""
+    """Yield all strings in a nested value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, BaseModel):
@@ -96,7 +96,7 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def find(args: Args) -> dict[str, Path]:
-    """What is to be carried: a setting's value -> the file or directory that it names here."""
+    """Return the files to carry: a setting's value -> the file or directory that it names on this machine."""
     found: dict[str, Path] = {}
     for value in dict.fromkeys(strings(args)):
         match = _PLUGIN.fullmatch(value.strip())
@@ -110,10 +110,10 @@ def find(args: Args) -> dict[str, Path]:
 
 
 def stage(found: Mapping[str, Path], folder: Path) -> tuple[Carried, Path]:
-    """Copy what was found into a new folder below `folder`; what it is, and where.
+    """Copy the found files into a new folder below `folder`. Return its description and its path.
 
     Raises:
-        ConfigError: It is more than `LIMIT`, or cannot be read.
+        ConfigError: The files exceed `LIMIT`, or cannot be read.
     """
     building = folder / PREFIX
     numbers: dict[Path, str] = {}
@@ -128,7 +128,7 @@ def stage(found: Mapping[str, Path], folder: Path) -> tuple[Carried, Path]:
         match = _PLUGIN.fullmatch(value.strip())
         _copy(_beside(path) if match else [path], top, building / number)
         attr = (match["attr"] or "") if match else ""
-        # As it was written, and as resolving it leaves it.
+        # The path as written, and the resolved path.
         moved[value] = moved[f"{path}{attr}"] = f"{number}/{path.name}{attr}"
     files = sorted(p for p in building.rglob("*") if p.is_file())
     size = sum(p.stat().st_size for p in files)
@@ -147,7 +147,7 @@ def stage(found: Mapping[str, Path], folder: Path) -> tuple[Carried, Path]:
 
 @contextmanager
 def carrying(args: Args, wanted: bool) -> Iterator[tuple[Carried | None, Path | None]]:
-    """What goes to the nodes and the folder that holds it, until the block ends; None where there is nothing."""
+    """Yield what goes to the nodes and its folder, which lives until the block ends; None if there are no files."""
     found = find(args) if wanted else {}
     if not found:
         yield None, None
@@ -157,10 +157,10 @@ def carrying(args: Args, wanted: bool) -> Iterator[tuple[Carried | None, Path | 
 
 
 def root_of(carried: Carried) -> Path:
-    """Where the folder arrived: Ray puts what it unpacked on `sys.path`.
+    """Return the path at which the folder arrived: Ray adds unpacked files to `sys.path`.
 
     Raises:
-        ConfigError: It is nowhere.
+        ConfigError: The folder was not found.
     """
     for place in [os.getcwd(), *sys.path]:
         root = Path(place, carried.package)
@@ -174,7 +174,7 @@ def _absolute(name: str) -> Path:
 
 
 def _beside(file: Path) -> list[Path]:
-    """A module, its neighbours and the packages beside it, which it may import."""
+    """Return a module, and the modules and packages in its directory, which it may import."""
     found = [p for p in file.parent.iterdir() if p.suffix == ".py" and p.is_file()]
     for folder in file.parent.iterdir():
         if (folder / "__init__.py").is_file() and folder.name not in _LEFT_OUT:

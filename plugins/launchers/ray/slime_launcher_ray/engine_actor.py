@@ -1,10 +1,10 @@
-"""The engine's class in a process of its own; `engine_proxy` in the rollout actor is what the stage sees of it.
+"""The engine in a process of its own; the rollout stage uses it through `engine_proxy` in the rollout actor.
 
-An asynchronous actor: its methods share one event loop, in which the engine lives, so requests run side by side. An
-engine that `notify` can wake makes a step only when the proxy allows it, as it does inline when every live sample
-waits: `advance` adds the waiting requests and lets it step until one of them ends. Ray neither begins calls nor returns
-their results in order, and the stage's order of events follows both, so calls are numbered (`turns`), and results by
-the order in which the engine finished them.
+The actor is asynchronous: its methods and the engine share one event loop, so requests run concurrently. An engine with
+`notify` steps only when the proxy allows it, as it does inline when every live sample waits: `advance` adds the waiting
+requests and lets the engine step until a request ends. Ray does not keep the order of calls or of results, and the
+order of the stage's events depends on both. So calls are numbered (`turns`), and results are numbered in the order in
+which the engine finished them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from slime_launcher_ray.shell import Shell
 from slime_launcher_ray.wait import EngineGone, as_known
 
 Request: TypeAlias = tuple[int, list[int], Mapping[str, Any], Mapping[str, Any]]
-"""Number, prompt ids, sampling parameters, and what the engine's `generate` takes by name: `rid`, `session_id`, and
-where there are images `image_data`, which not every engine takes."""
+"""Number, prompt ids, sampling parameters, and keyword arguments of the engine's `generate`: `rid`, `session_id`, and
+with images `image_data`, which not every engine accepts."""
 Finished: TypeAlias = list[tuple[int, int, GenerationOutput | EngineError]]
 """(Place in the order of finishing, counted from the start of the engine; the request's number; its result)."""
 
 
 UPDATE = "update_weights_from_"
-"""With the name of a transport, the engine's method for it."""
+"""Prefix of the engine's update methods, followed by the name of a transport."""
 
 
 class EngineActor(Shell):
-    """The engine of the run's settings."""
+    """The actor that holds the engine of the run's settings."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -51,7 +51,7 @@ class EngineActor(Shell):
         self._life: int | None = None
 
     async def start(self, life: int) -> tuple[str, ...]:
-        """Bring it up; the transports it takes weights by. `life`: the caller's count of starts."""
+        """Start the engine and return its weight transports; `life` is the caller's count of starts."""
         self._life, self._turns, self._places = life, CallOrder(self._patience), itertools.count()
         self._engine = self.prepared.parts.engine(self.prepared.args)
         try:
@@ -61,29 +61,29 @@ class EngineActor(Shell):
         return tuple(self._engine.weight_transports)
 
     async def stop(self) -> None:
-        """Abort what runs and free everything; safe to call twice."""
+        """Abort running requests and free the engine; safe to call twice."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.stop()
 
     async def in_turn(self, life: int, number: int, method: str, *args: Any) -> Any:
-        """A call of the proxy, which begins when those before it have begun.
+        """Run a call of the proxy after all earlier calls have begun.
 
         Raises:
-            EngineGone: It was meant for the actor that was here before.
+            EngineGone: The call was for an earlier start of the engine.
         """
         if life != self._life:
             raise EngineGone("the engine has been started again since it was called")
         turns = self._turns
         await turns.come(number)
         call = asyncio.ensure_future(getattr(self, method)(*args))
-        await asyncio.sleep(0)  # it has come to its first wait
+        await asyncio.sleep(0)  # let the call run to its first wait
         turns.begun()
         return await call
 
     @property
     def _started(self) -> Any:
-        """The engine. Raises EngineGone in a process that Ray has started anew."""
+        """The engine. Raises EngineGone in a process that Ray has restarted."""
         if self._engine is None:
             raise EngineGone("the engine has not been started")
         return self._engine
@@ -93,7 +93,7 @@ class EngineActor(Shell):
     async def generate(
         self, input_ids: Sequence[int], params: Mapping[str, Any], named: Mapping[str, Any]
     ) -> GenerationOutput:
-        """As the engine's, for requests that it may step on at once."""
+        """Call the engine's `generate` for a request that may step at once."""
         try:
             output: GenerationOutput = await self._engine.generate(input_ids, params, **named)
         except Exception as error:
@@ -101,16 +101,16 @@ class EngineActor(Shell):
         return output
 
     async def submit(self, requests: list[Request]) -> None:
-        """Add requests without a step; from the first of them on the engine steps only in `advance`."""
+        """Add requests without a step; from the first call on, the engine steps only in `advance`."""
         self._engine.may_step = self._allowed
         for request in requests:
             task = asyncio.create_task(self._one(*request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        await asyncio.sleep(0)  # every one of them has now told the engine
+        await asyncio.sleep(0)  # now every request has reached the engine
 
     async def advance(self, requests: list[Request]) -> Finished:
-        """Add requests, then step until at least one ends; those that ended."""
+        """Add requests, step until at least one request ends, and return the finished requests."""
         await self.submit(requests)
         self._may_step = True
         try:
@@ -135,36 +135,36 @@ class EngineActor(Shell):
             result = error
         except Exception as error:
             result = EngineError(f"{type(error).__name__}: {error}")
-        # No await since the engine finished it, so that it makes no further step before it is seen.
+        # No await between the engine's result and this line, so the engine makes no step before `advance` sees it.
         self._finished.append((next(self._places), number, result))
         self._news.set()
 
     def take(self) -> Finished:
-        """Those that ended and have not been told."""
+        """Return the finished requests that were not returned before."""
         finished, self._finished = self._finished, []
         return finished
 
     async def control(self, method: str, *args: Any) -> tuple[Any, Finished]:
-        """Any other method of the engine: its result, and the requests that it ended."""
+        """Call another method of the engine; return its result and the requests that it ended."""
         try:
             result = await getattr(self._engine, method)(*args)
         except Exception as error:
             raise as_known(error) from error
-        await asyncio.sleep(0)  # those who waited for requests that this ended have been told
+        await asyncio.sleep(0)  # let the tasks of requests that this call ended finish
         return result, self.take()
 
     # -- weights -------------------------------------------------------------------------------------------
 
     async def open_stream(self, number: str) -> None:
-        """Weights are about to come."""
+        """Open a stream of weights."""
         self._streams.open(number, "the rollout actor")
 
     async def bucket(self, number: str, what: Any) -> None:
-        """Some of them; runs in an event loop of its own, since the engine's is busy with the ones before."""
+        """Add weights to a stream; runs in an event loop of its own, since the engine's loop is busy loading."""
         self._streams.put(number, what)
 
     async def take_weights(self, number: str, method: str, *rest: Any) -> Any:
-        """The engine's method with the pairs that come."""
+        """Call the engine's update method with the pairs of a stream."""
         call = self._method(method)
         try:
             return await call(self._streams.take(number), *rest)
@@ -174,7 +174,7 @@ class EngineActor(Shell):
             self._streams.close(number)
 
     async def update_from(self, method: str, payload: Any, version: int) -> Any:
-        """The engine's method with what a transport hands over that is no tensors, such as a directory."""
+        """Call the engine's update method with a payload that is not tensors, such as a directory."""
         call = self._method(method)
         try:
             return await call(payload, version)
@@ -182,12 +182,12 @@ class EngineActor(Shell):
             raise as_known(error) from error
 
     def _method(self, name: str) -> Callable[..., Any]:
-        """Of the engine; an update, whether the engine or its transport knows how."""
+        """Return a method of the engine; for an update, the engine's method or the transport's `deliver`."""
         if not name.startswith(UPDATE):
             method: Callable[..., Any] = getattr(self._started, name)
             return method
         return partial(deliver, self.prepared.args, self._started, name.removeprefix(UPDATE))
 
     def compares_weights(self) -> bool:
-        """Whether it tells differing weights itself."""
+        """Return whether the engine has `differing_weights`."""
         return hasattr(self._engine, "differing_weights")

@@ -1,4 +1,4 @@
-"""A `RolloutEngine` whose work is done by an engine actor; lives in the rollout stage, which cannot tell.
+"""A `RolloutEngine` that forwards its work to an engine actor, transparently for the rollout stage that holds it.
 
     GatedEngine -> EngineProxy.generate -> [driver: all live samples wait] -> EngineActor.advance -> results, in order
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class EngineProxy:
-    """Constructed as `EngineProxy(args)` of a class from `proxy_class`."""
+    """Base of the classes that `proxy_class` makes; constructed as `EngineProxy(args)`."""
 
     weight_transports: tuple[str, ...] = ()
     member: ClassVar[Member]
@@ -42,7 +42,7 @@ class EngineProxy:
     def __init__(self, args: Args) -> None:
         self._args = args
         self.may_step: Callable[[], bool] | None = None
-        """Set by the stage where steps depend on the order of events."""
+        """Set by the stage if steps depend on the order of events."""
         self._numbers = itertools.count()
         self._new: list[Request] = []
         self._open: dict[int, tuple[Request, asyncio.Future[GenerationOutput]]] = {}
@@ -52,10 +52,10 @@ class EngineProxy:
         self._stepping = False
         self._started = False
         self._life = -1
-        """How often the engine has been started, less one: calls to an earlier one are refused over there."""
+        """Number of starts of the engine, less one; the actor refuses calls to an earlier life."""
         self._turns = itertools.count()
         self._early: dict[int, tuple[int, GenerationOutput | EngineError]] = {}
-        """Results that came before others that ended before them."""
+        """Results that arrived before the results of requests that finished earlier."""
         self._next_result = 0
         self._coming: asyncio.Task[None] | None = None
         self._known_state = EngineState()
@@ -63,7 +63,7 @@ class EngineProxy:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Bring the engine up over there. Raises what it raises."""
+        """Start the engine in its actor. Raises what the engine raises."""
         if self._started:
             return
         self.weight_transports = await self._call("start", self._life + 1)
@@ -71,7 +71,7 @@ class EngineProxy:
         self._started = True
 
     def _lives(self, life: int) -> None:
-        """Calls and results are counted anew."""
+        """Begin a new life of the engine: reset the numbers of calls and results."""
         self._life, self._turns = life, itertools.count()
         self._early, self._next_result = {}, 0
 
@@ -92,7 +92,7 @@ class EngineProxy:
             await self._call("stop")
 
     async def address(self) -> tuple[str, int]:
-        """Host and port that answer SGLang's HTTP API."""
+        """Return host and port of SGLang's HTTP API."""
         host, port = await self._control("address")
         return str(host), int(port)
 
@@ -107,7 +107,7 @@ class EngineProxy:
         session_id: str | None = None,
         image_data: Sequence[str] = (),
     ) -> GenerationOutput:
-        """As `RolloutEngine.generate`. Raises EngineError."""
+        """Generate as `RolloutEngine.generate` does. Raises EngineError."""
         number = next(self._numbers)
         name = rid if rid is not None else f"request-{number}"
         ids, params = list(input_ids), dict(sampling_params)
@@ -138,24 +138,24 @@ class EngineProxy:
             raise
 
     def _abort_later(self, name: str) -> None:
-        """No await, as the caller may be being cancelled."""
+        """Start an abort without awaiting it, as the caller may be in cancellation."""
         if not self._started:
             return
         self._keep(asyncio.ensure_future(self.abort(name)))
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
-        """A task that nobody may be left to await."""
+        """Keep a reference to a task that may never be awaited."""
 
         def done(task: asyncio.Task[Any]) -> None:
             self._cleanups.discard(task)
             if not task.cancelled():
-                task.exception()  # whoever awaits it is told
+                task.exception()  # mark the error as retrieved; an awaiting caller still gets it
 
         self._cleanups.add(task)
         task.add_done_callback(done)
 
     def notify(self) -> None:
-        """`may_step` may have changed its answer, or a request came."""
+        """Wake the driver: the result of `may_step` may have changed, or a request arrived."""
         self._wake.set()
 
     async def _drive(self) -> None:
@@ -165,7 +165,7 @@ class EngineProxy:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Everything that is waited for."""
+        """Fail every open request with the error."""
         failure = error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
         self._new.clear()
         for number in list(self._open):
@@ -183,7 +183,7 @@ class EngineProxy:
             await self._wake.wait()
 
     async def _advanced(self, life: int, reference: Any) -> None:
-        """The end of a call of `advance`, which has been made: its place among the calls is when it was decided."""
+        """Await a call of `advance` that was already submitted, so that its place among the calls is fixed."""
         try:
             self._settle(await awaited(self.member, reference, "advance"))
         except EngineGone as error:
@@ -203,7 +203,7 @@ class EngineProxy:
             try:
                 await awaited(self.member, self._in_turn("submit", new), "submit")
             except EngineGone as error:
-                await self._survive(life, error)  # then all that are open are new
+                await self._survive(life, error)  # then all open requests count as new
 
     def _settle(self, finished: Finished) -> None:
         """Hand results to their callers, in the order in which the engine finished them."""
@@ -233,7 +233,7 @@ class EngineProxy:
         await self._control("pause", mode)
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         await self._control("resume")
 
     async def flush_cache(self) -> None:
@@ -241,20 +241,20 @@ class EngineProxy:
         await self._control("flush_cache")
 
     async def release_memory(self, tags: Sequence[str] | None = None) -> None:
-        """As the engine's, which the launcher has looked for."""
+        """Release memory as the engine does; the launcher has checked that the engine has this method."""
         await self._control("release_memory", tags)
 
     async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
-        """As the engine's."""
+        """Resume memory as the engine does."""
         await self._control("resume_memory", tags)
 
     async def info(self) -> dict[str, Any]:
-        """As the engine's."""
+        """Return the engine's info."""
         found: dict[str, Any] = await self._control("info")
         return found
 
     async def _control(self, method: str, *args: Any) -> Any:
-        """To its end, also where the caller goes away: it brings results of others."""
+        """Run a control call to its end even if the caller is cancelled: it returns results of other requests."""
         task = asyncio.ensure_future(self._controlled(method, *args))
         self._keep(task)
         return await asyncio.shield(task)
@@ -267,7 +267,7 @@ class EngineProxy:
         return result
 
     async def _surely(self, method: str, *args: Any) -> Any:
-        """A call in its turn; once more when the engine has died and has been brought back."""
+        """Make a call in its turn; repeat it if the engine died and was restarted."""
         while True:
             life = self._life
             try:
@@ -276,7 +276,7 @@ class EngineProxy:
                 await self._survive(life, error)
 
     def _in_turn(self, method: str, *args: Any) -> Any:
-        """A call that begins over there after all that were made before it; its reference."""
+        """Submit a call that the actor begins after all earlier calls; return its reference."""
         return self.member.submit("in_turn", self._life, next(self._turns), method, *args)
 
     async def _call(self, method: str, *args: Any) -> Any:
@@ -286,7 +286,7 @@ class EngineProxy:
     # -- an engine that died -------------------------------------------------------------------------------
 
     async def _survive(self, life: int, error: EngineGone) -> None:
-        """Return once there is an engine of a later life. Raises `error`, or why that one is given up."""
+        """Return once the engine has a later life. Raises `error`, or the reason why the engine is given up."""
         if self.restarter is None or not self._started:
             raise error
         if self._life == life:
@@ -308,7 +308,7 @@ class EngineProxy:
             self._wake.set()
 
     async def _restore(self, life: int) -> None:
-        """Weights, and what it had been told to be, before the calls that wait see the new life."""
+        """Restore weights and control state before waiting calls see the new life."""
         await self._call("start", life)
         if self._known_state.update is not None:
             update = self._known_state.update
@@ -324,19 +324,19 @@ class EngineProxy:
     # -- weights -------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """`update_weights_from_<transport>` of every transport: the actor knows what takes it there."""
+        """Return `update_weights_from_<transport>` of any transport; the actor finds the engine's method."""
         if not name.startswith(UPDATE):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return functools.partial(self._update, name)
 
     async def _update(self, method: str, payload: Any, version: int) -> Mapping[str, float] | None:
-        """Tensors travel in buckets, anything else, such as a directory, as it is. Raises WeightSyncError."""
+        """Send tensors in buckets and anything else, such as a directory, unchanged. Raises WeightSyncError."""
         send = self._send_weights if isinstance(payload, Iterator | BucketStream) else self._hand_over
         measured: Mapping[str, float] | None = await send(method, payload, version)
         return measured
 
     async def weight_checksums(self) -> dict[str, str]:
-        """HF name -> checksum of the tensor served."""
+        """Return the checksum of each served tensor, by HF name."""
         found: dict[str, str] = await self._control("weight_checksums")
         return found
 
@@ -352,7 +352,7 @@ class EngineProxy:
                 return measured
 
     async def _send_weights(self, method: str, weights: Iterable[tuple[str, torch.Tensor]], *rest: Any) -> Any:
-        """Buckets of another actor go on as they came; other pairs are put into buckets here."""
+        """Forward buckets of another actor unchanged; put other pairs into buckets."""
         if isinstance(weights, BucketStream):
             references: Iterable[Any] = weights.references()
         else:
@@ -381,16 +381,16 @@ def _keeping(references: Iterable[Any], kept: list[Any]) -> Iterator[Any]:
 
 
 class _Comparing(EngineProxy):
-    """For an engine that compares weights itself."""
+    """Proxy of an engine that compares weights itself."""
 
     async def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-        """HF names that are served differently."""
+        """Return the HF names of tensors that are served differently."""
         found: list[str] = await self._send_weights("differing_weights", weights)
         return found
 
 
 def proxy_class(engine_class: Any, member: Member, restarter: EngineRestart | None = None) -> type[EngineProxy]:
-    """The class to put in the place of an engine's: called with `args`, with its class attributes.
+    """Return the class that replaces an engine's class: called with `args`, with the same class attributes.
 
     Args:
         engine_class: The engine's class, which lives in the actor.

@@ -1,9 +1,9 @@
-"""An engine's actor that died is started by Ray anew, empty; here it becomes the run's engine again.
+"""Bring an engine's actor back into the run after it died and Ray restarted its process.
 
-`engine_proxy` awaits `EngineRestart.again` in the rollout actor, then has the new one start and take the weights
-served. Only under `--use-fault-tolerance`: `Actors` then lets Ray restart the actor (`max_restarts`), in its place and
-under its handle. Ray restarts the process as often as it dies; what `--rollout-max-engine-restarts` bounds is how often
-it is brought back into the run.
+`engine_proxy` awaits `EngineRestart.again` in the rollout actor, then starts the new engine and sends it the served
+weights. This needs `--use-fault-tolerance`: `Actors` then lets Ray restart the actor (`max_restarts`) in the same place
+and under the same handle. Ray restarts the process whenever it dies; `--rollout-max-engine-restarts` limits how often
+the actor is brought back into the run.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _LOOK = 0.5
 
 
 class EngineRestart:
-    """Of one engine's actor.
+    """The restarts of one engine's actor.
 
     Args:
         args: The run's settings.
-        run_dir: For its log of events.
+        run_dir: Run directory, for the log of events.
         member: The actor.
-        code: What this process has; the new one must have the same.
-        facts: What the actor's `open` told; replaced with each new one.
-        several_nodes: Others may ask the engine over HTTP from another node.
+        code: Fingerprint of this process; the restarted process must have the same.
+        facts: Result of the actor's `open`; replaced at each restart.
+        several_nodes: Whether processes on other nodes may call the engine over HTTP.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class EngineRestart:
         self._count = 0
 
     async def again(self, error: SlimeError) -> None:
-        """Once Ray has the new process: its log, settings and code, up to where the engine may start.
+        """Wait for Ray's new process and prepare its log, settings and code, so that the engine can start.
 
         Args:
-            error: Why.
+            error: The error that ended the old process.
 
         Raises:
-            EngineError: It is given up, with the reason.
+            EngineError: There are too many restarts, or Ray did not start a new process in time.
         """
         first = str(error).splitlines()[0].rstrip(":;")
         if self._count >= self._limit:
@@ -96,7 +96,7 @@ class EngineRestart:
             try:
                 facts: Mapping[str, Any] = await self._ask("open", True)
                 return facts
-            except EngineGone:  # Ray says so of a process that it is starting, too
+            except EngineGone:  # also raised while Ray is starting the process
                 await asyncio.sleep(_LOOK)
 
     async def _ask(self, method: str, *args: Any) -> Any:

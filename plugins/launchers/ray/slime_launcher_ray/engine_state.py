@@ -1,7 +1,7 @@
-"""What an engine has been told that another one in its place must be told again: weights, a pause, memory given up.
+"""State of an engine that a replacement engine must get: weights, a pause, released memory.
 
-`engine_proxy` notes it with each call that succeeded. The buckets of the last update stay in the object store for it,
-one copy of the weights and two while they are updated; a directory stays as long as `weights/sync.py` keeps it.
+`engine_proxy` records each successful call. For this, the buckets of the last update stay in the object store: one copy
+of the weights, and two during an update. A directory stays as long as `weights/sync.py` keeps it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TAGS = ("weights", "kv_cache")
-"""What `release_memory` gives up, where it is not told what."""
+"""Memory that `release_memory` releases by default."""
 
 
 @dataclass(frozen=True)
@@ -19,24 +19,24 @@ class Update:
     """A weight version that was served."""
 
     method: str
-    """Of the engine."""
+    """Method of the engine that loads the weights."""
     payload: Any
-    """[reference] of each bucket, or what the transport handed over, such as a directory."""
+    """[reference] of each bucket, or the transport's payload, such as a directory."""
     version: int
     in_buckets: bool = False
 
 
 class EngineState:
-    """Of one engine."""
+    """State of one engine."""
 
     def __init__(self) -> None:
         self.update: Update | None = None
-        """The last one that it has served; None: it serves what it was started with."""
+        """Last update that the engine has served; None: it serves its initial weights."""
         self._paused: str | None = None
         self._released: set[str] = set()
 
     def note(self, method: str, *args: Any) -> None:
-        """A call of a control method that went well."""
+        """Record a successful call of a control method."""
         if method == "pause":
             self._paused = args[0]
         elif method == "resume":
@@ -47,7 +47,7 @@ class EngineState:
             self._released -= set(_tags(args[0]))
 
     def calls(self) -> list[tuple[Any, ...]]:
-        """Control calls for an engine that has the weights, (method, arguments...)."""
+        """Return the control calls, (method, arguments...), for an engine that already has the weights."""
         paused = [("pause", self._paused)] if self._paused is not None else []
         released = [("release_memory", sorted(self._released))] if self._released else []
         return [*paused, *released]

@@ -1,7 +1,7 @@
-"""Whether every process of a run has the driver's code: plugins and slime itself, compared before the run starts.
+"""Check before a run starts that every process has the driver's code: plugins and slime itself.
 
-The driver has `fingerprint(run.plugins)`; every actor tells its own after it has resolved the same settings. Files are
-compared by what is in them, not by where they lie.
+The driver computes `fingerprint(run.plugins)`; every actor returns its own after it has resolved the same settings.
+Files are compared by content, not by path.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from slime_core.errors import ConfigError
 from slime_core.plugins.resolve import absolute_spec
 
 Fingerprint: TypeAlias = dict[str, dict[str, str]]
-"""What -> {"distribution", "version", "source hash"}."""
+"""Name of a component or package -> {"distribution", "version", "source hash"}."""
 _SHOWN = 12
 
 
 def fingerprint(plugins: Iterable[Mapping[str, Any]], names: Mapping[str, str] | None = None) -> Fingerprint:
-    """Of this process.
+    """Return the fingerprint of this process.
 
     Args:
         plugins: Provenance of every component and hook plugin in use (`Prepared.plugins`).
-        names: Name here -> the driver's, of files that were brought to this node; other files are named absolutely.
+        names: Name here -> the driver's name, for files copied to this node; other files have absolute names.
     """
     names = names or {}
     found = {
@@ -40,7 +40,7 @@ def fingerprint(plugins: Iterable[Mapping[str, Any]], names: Mapping[str, str] |
 
 
 def differences(here: Fingerprint, there: Fingerprint) -> list[str]:
-    """One line per difference, what the driver has first."""
+    """Return one line per difference, beginning with the driver's components."""
     lines = [f"{what} is not there" for what in sorted(here.keys() - there.keys())]
     lines += [f"{what} is only there" for what in sorted(there.keys() - here.keys())]
     for what in sorted(here.keys() & there.keys()):
@@ -55,11 +55,11 @@ def check_same_code(driver: Fingerprint, actors: Sequence[tuple[str, str, Finger
     """Compare the driver with every actor.
 
     Args:
-        driver: The driver's.
-        actors: (name, host, fingerprint) of each.
+        driver: Fingerprint of the driver.
+        actors: (name, host, fingerprint) of each actor.
 
     Raises:
-        ConfigError: Some have other code; all differences in one message.
+        ConfigError: Some actors have other code; one message lists all differences.
     """
     by_host: dict[str, tuple[list[str], list[str]]] = {}
     for name, host, theirs in actors:

@@ -1,9 +1,9 @@
-"""Which GPUs the rollout actor shows to the servers that its engine starts: those of the run's bundles on its node.
+"""Find the GPUs that the rollout actor shows to its engine's servers: those of the run's bundles on its node.
 
-Ray gives the rollout actor none, as it computes nothing itself. Its engine numbers GPUs as the plan does, by ordinal on
-the node (`engines/sglang/placement.py`), so CUDA_VISIBLE_DEVICES lists those of all the run's bundles there, the
-trainer's included, in the order of the plan. Called by `Actors.assemble`. Trainer ranks hold their GPU whole, so they
-are asked themselves; an empty bundle is asked by a task.
+Ray gives the rollout actor no GPU, since it computes nothing itself. Its engine numbers GPUs like the plan, by ordinal
+on the node (`engines/sglang/placement.py`). So CUDA_VISIBLE_DEVICES lists the GPUs of all the run's bundles there,
+including the trainer's, in the order of the plan. Called by `Actors.assemble`. Trainer ranks hold their whole GPU and
+report it themselves; a task reports the GPU of an empty bundle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slime_launcher_ray.placement import SMALLEST_SHARE, Placement
 from slime_launcher_ray.placing import Reserved
 
 _DEADLINE = 60.0
-"""Seconds for a task that only looks."""
+"""Seconds for a task that only reports its GPU."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class SeenGpu:
     node: str
     """Ray's id of the node."""
     gpu: str
-    """As CUDA_VISIBLE_DEVICES names it."""
+    """Name of the GPU in CUDA_VISIBLE_DEVICES."""
 
 
 def gpu_here() -> tuple[str, list[str]]:
-    """This node, and the GPUs that Ray has given to this process."""
+    """Return the id of this node, and the GPUs that Ray assigned to this process."""
     return ray.get_runtime_context().get_node_id(), [str(gpu) for gpu in ray.get_gpu_ids()]
 
 
 def seen_by_tasks(placement: Placement, reserved: Reserved) -> dict[int, SeenGpu]:
-    """Bundle -> its GPU, of the bundles without a trainer rank.
+    """Return bundle -> GPU for the bundles without a trainer rank.
 
     Raises:
         ConfigError: Ray did not run the tasks in time.
@@ -61,7 +61,7 @@ def seen_by_tasks(placement: Placement, reserved: Reserved) -> dict[int, SeenGpu
 
 
 def visible_to_servers(placement: Placement, seen: Mapping[int, SeenGpu], node: str) -> str:
-    """CUDA_VISIBLE_DEVICES of the rollout actor, for servers that it starts.
+    """Return CUDA_VISIBLE_DEVICES of the rollout actor, for the servers that it starts.
 
     Args:
         placement: The plan.
@@ -69,7 +69,7 @@ def visible_to_servers(placement: Placement, seen: Mapping[int, SeenGpu], node: 
         node: Ray's id of the rollout actor's node.
 
     Raises:
-        ConfigError: Bundles that the plan has on one node are on several, or the engines are elsewhere.
+        ConfigError: Ray spread the bundles of one planned node over several nodes, or put the engines elsewhere.
     """
     numbers = {number for engine in placement.engines for number in engine.nodes}
     bundles = [bundle.index for bundle in placement.bundles if bundle.node in numbers]

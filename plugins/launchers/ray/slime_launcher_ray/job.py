@@ -1,7 +1,7 @@
-"""`python -m slime_launcher_ray.job`: what a Ray job of `slime submit` runs, in the folder that it was sent with.
+"""`python -m slime_launcher_ray.job`: the program of a Ray job of `slime submit`, run in the job's folder.
 
-The folder is what `submit.py` made. Another job with the same folder may read it at the same time, so files are changed
-by replacing them.
+`submit.py` made the folder. Another job with the same folder may read it at the same time, so files are changed by
+replacing them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 HERE = "/@the-job-s-folder@"
-"""As in `submit.py`, which imports Ray."""
+"""Placeholder for the folder's path; the same as in `submit.py`, which is not imported because it imports Ray."""
 
 
 def main() -> int:
-    """Run the command; its exit status."""
+    """Run the command and return its exit status."""
     folder = Path.cwd()
     for file in folder.rglob("*.y*ml"):
         text = file.read_text(encoding="utf-8")

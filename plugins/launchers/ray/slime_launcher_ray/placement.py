@@ -1,15 +1,15 @@
 """Settings -> `Placement`: which bundle of the cluster each trainer rank, engine and the rollout manager gets.
 
-A bundle is what a cluster hands out as one piece: a GPU with a CPU, or a CPU where there are no GPUs. They are numbered
-over the cluster, node after node, so bundle b of a GPU cluster is GPU `b % num_gpus_per_node` of node
+A bundle is the unit that a cluster allocates: a GPU with a CPU, or a CPU without GPUs. Bundles are numbered over the
+cluster, node after node, so bundle b of a GPU cluster is GPU `b % num_gpus_per_node` of node
 `b // num_gpus_per_node`::
 
     disaggregated   | t0 t1 t2 t3 | e0 e0 e1 e1 |        --colocate   | t0+e0 t1+e0 t2+e1 t3+e1 |
 
-Pure: nothing is started, and no GPU is looked for. Called by `slime plan` and by the Ray launcher, which asks Ray for
-`bundles` and puts actors where this says. Where the engines lie comes from the engine's own plan if it has one
-(`launch_plan` of its class), and from the same table otherwise (`config/gpu_layout.py`). A critic needs no place of its
-own, since actor and critic of a rank share a process.
+Pure computation: nothing is started, and no GPU is searched for. `slime plan` calls it, and the Ray launcher, which
+requests `bundles` from Ray and places actors accordingly. The engines' places come from the engine's own plan if it has
+one (`launch_plan` of its class), else from the table in `config/gpu_layout.py`. A critic needs no place of its own,
+since actor and critic of a rank share a process.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ from slime_core.protocols import Args, EngineTraits, traits_of
 from slime_core.text import table
 
 TRAINER_SHARE = 0.4
-"""Of a bundle that an engine shares: fractions that let both in, as in THUDM/slime."""
+"""The trainer's share of a bundle that it shares with an engine; both shares fit into one, as in THUDM/slime."""
 ENGINE_SHARE = 0.2
 MANAGER_CPUS = 0.2
-"""The rollout manager waits more than it computes; it lives in the first engine's bundle."""
+"""CPUs of the rollout manager, which mostly waits; it runs in the first engine's bundle."""
 SMALLEST_SHARE = 0.001
 """Ray counts resources in ten-thousandths."""
 
 
 @dataclass(frozen=True)
 class EngineNeeds:
-    """What placement must know of one engine that the run starts."""
+    """The requirements of one engine that the run starts."""
 
     name: str
     size: int
-    """GPUs; on CPU its processes."""
+    """Number of GPUs; on CPU the number of processes."""
     gpus: tuple[int, ...] = ()
-    """Numbers in the cluster where the engine's own plan says so; empty: the next ones."""
+    """GPU numbers in the cluster from the engine's own plan; empty: the next free GPUs."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """One piece of the cluster."""
+    """A unit of the cluster: a GPU with a CPU, or a CPU."""
 
     index: int
     node: int
-    """Of the cluster, counted from 0; on CPU as far as the settings say."""
+    """Node of the cluster, counted from 0; on CPU derived from the settings."""
     gpus: int
     cpus: float
 
     @property
     def resources(self) -> dict[str, float]:
-        """As Ray names them."""
+        """The resources under Ray's names."""
         return {"CPU": self.cpus, **({"GPU": float(self.gpus)} if self.gpus else {})}
 
 
 @dataclass(frozen=True)
 class TrainerPlace:
-    """Where one process of the trainer runs: actor and critic."""
+    """The place of one trainer process (actor and critic)."""
 
     rank: int
     bundle: int
     node: int
     local_rank: int
-    """Among the trainer's processes on its node."""
+    """Rank among the trainer's processes on its node."""
     gpus: float
     """Share of the bundle's GPU; 0 on CPU."""
     cpus: float
@@ -76,7 +76,7 @@ class TrainerPlace:
 
 @dataclass(frozen=True)
 class EnginePlace:
-    """Where one engine runs; its process is placed in the first of its bundles."""
+    """The place of one engine; its process runs in the first of its bundles."""
 
     name: str
     bundles: tuple[int, ...]
@@ -88,7 +88,7 @@ class EnginePlace:
 
 @dataclass(frozen=True)
 class ManagerPlace:
-    """Where the rollout stage runs."""
+    """The place of the rollout stage."""
 
     bundle: int
     cpus: float
@@ -96,40 +96,40 @@ class ManagerPlace:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything of a run lives."""
+    """The places of all processes of a run."""
 
     device: Literal["cuda", "cpu"]
     bundles: tuple[Bundle, ...]
     trainers: tuple[TrainerPlace, ...]
     engines: tuple[EnginePlace, ...]
-    """Empty where none is started: engines elsewhere, or a run that generates nothing."""
+    """Engines that the run starts; empty with external engines, or if the run generates nothing."""
     manager: ManagerPlace
     first_engine: int
-    """Bundle at which inference begins."""
+    """First bundle for inference."""
     warnings: tuple[str, ...] = ()
 
     @property
     def num_gpus(self) -> int:
-        """GPUs taken, over all nodes."""
+        """Number of GPUs in use, over all nodes."""
         return sum(bundle.gpus for bundle in self.bundles)
 
     @property
     def num_nodes(self) -> int:
-        """Nodes taken."""
+        """Number of nodes in use."""
         return max(bundle.node for bundle in self.bundles) + 1
 
     @property
     def shared(self) -> tuple[int, ...]:
-        """Bundles that a trainer rank and an engine have together."""
+        """Bundles that a trainer rank and an engine share."""
         engines = {bundle for engine in self.engines for bundle in engine.bundles}
         return tuple(t.bundle for t in self.trainers if t.bundle in engines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
     def describe(self) -> str:
-        """A table of bundles and who is in them, for people."""
+        """Return a table of bundles and their processes for the terminal."""
         return "\n".join(_describe(self))
 
 
@@ -146,14 +146,14 @@ def plan_placement(
 
     Args:
         args: The run's settings.
-        trainer_processes: Of training together, over all nodes; not looked at with `--debug-rollout-only`.
-        engines: Those that this run starts, in order (`engines_of`); not looked at with `--debug-train-only`.
+        trainer_processes: Number of trainer processes over all nodes; ignored with `--debug-rollout-only`.
+        engines: Engines that this run starts, in order (`engines_of`); ignored with `--debug-train-only`.
         gpus: Whether bundles are GPUs.
-        num_gpus: GPUs there are in the cluster; None: not compared.
-        num_cpus: CPUs there are; None: not compared. With fewer than bundles each bundle is a fraction of one.
+        num_gpus: GPUs in the cluster; None: not checked.
+        num_cpus: CPUs in the cluster; None: not checked. With fewer CPUs than bundles, a bundle is a fraction of a CPU.
 
     Raises:
-        ConfigError: It does not fit; with the arithmetic.
+        ConfigError: The run does not fit; the message shows the arithmetic.
     """
     trainer = 0 if args.debug_rollout_only else trainer_processes
     engines = () if args.debug_train_only else tuple(engines)
@@ -206,12 +206,12 @@ def plan_placement(
 
 
 def engines_of(engine: Any, settings: Settings, num_gpus: int) -> tuple[list[EngineNeeds], list[str]]:
-    """The engines that a run starts, and warnings: from the plan of the engine's class, or one process.
+    """Return the engines that a run starts, and warnings: from the plan of the engine's class, or one process.
 
     Args:
-        engine: The class that `--rollout-engine` names; None where the run needs none.
-        settings: The run's, with the trainer's processes settled (`settle_trainer`).
-        num_gpus: GPUs there are in the cluster; 0 on CPU.
+        engine: The class that `--rollout-engine` names; None if the run needs no engine.
+        settings: The run's settings, with the number of trainer processes set (`settle_trainer`).
+        num_gpus: GPUs in the cluster; 0 on CPU.
 
     Raises:
         ConfigError: The engine's plan cannot work.
@@ -233,12 +233,13 @@ def engines_of(engine: Any, settings: Settings, num_gpus: int) -> tuple[list[Eng
 
 
 def engines_of_flags(args: Args, trainer_processes: int, num_gpus: int | None = None) -> list[EngineNeeds]:
-    """Engines of `--rollout-num-gpus` in pieces of `--rollout-num-gpus-per-engine`, for an engine without a plan.
+    """Divide `--rollout-num-gpus` into engines of `--rollout-num-gpus-per-engine`, for an engine without a plan.
 
-    Without `--rollout-num-gpus`: with `--colocate` the trainer's, else those of `num_gpus` that training leaves.
+    Without `--rollout-num-gpus`, use the trainer's GPUs with `--colocate`, else the GPUs of `num_gpus` that training
+    does not use.
 
     Raises:
-        ConfigError: They cannot be cut so.
+        ConfigError: The number of GPUs is no multiple of the engine's size.
     """
     size, total = args.rollout_num_gpus_per_engine, args.rollout_num_gpus
     trainer = 0 if args.debug_rollout_only else trainer_processes
@@ -258,10 +259,9 @@ def engines_of_flags(args: Args, trainer_processes: int, num_gpus: int | None = 
 
 
 def settle_trainer(settings: Settings, processes: int) -> None:
-    """Make the GPUs per node that training is said to have those that it takes, where the user has not said.
+    """Set `--actor-num-gpus-per-node` to the GPUs that training uses, unless the user has set it.
 
-    `--actor-num-gpus-per-node` is 8 by default, and a trainer may run in one process; without this the engine's plan
-    would leave seven GPUs free.
+    The default is 8, and a trainer may run in one process; without this the engine's plan would leave seven GPUs free.
 
     Raises:
         ConfigError: The processes cannot be spread over the nodes.
@@ -322,7 +322,7 @@ def _check_engine_node(engine: EngineNeeds, span: tuple[int, ...], per_node: int
 
 
 def _spans(engines: Sequence[EngineNeeds], first: int) -> list[tuple[int, ...]]:
-    """The bundles of each engine."""
+    """Return the bundles of each engine."""
     spans, start = [], first
     for engine in engines:
         span = engine.gpus or tuple(range(start, start + engine.size))
@@ -332,14 +332,14 @@ def _spans(engines: Sequence[EngineNeeds], first: int) -> list[tuple[int, ...]]:
 
 
 def _per_node(args: Args, trainer: int, total: int, gpus: bool) -> int:
-    """Bundles of one node. CPU nodes are told apart by the trainer's processes only."""
+    """Return the number of bundles per node; on CPU it follows from the trainer's processes only."""
     if gpus:
         return int(args.num_gpus_per_node)
     return trainer // args.actor_num_nodes if trainer and args.actor_num_nodes > 1 else total
 
 
 def _cpus(total: int, num_cpus: float | None) -> tuple[float, list[str]]:
-    """CPUs of a bundle, and what is to be said of it."""
+    """Return the CPUs of a bundle, and warnings."""
     if num_cpus is None or total <= num_cpus:
         return 1.0, []
     each = int(num_cpus / total / SMALLEST_SHARE) * SMALLEST_SHARE

@@ -1,8 +1,8 @@
-"""A `Placement` -> a placement group of Ray, waited for with a deadline; where each actor goes in it.
+"""Reserve a Ray placement group for a `Placement`, with a deadline, and place each actor in it.
 
-The launcher calls `plan`, then `reserve`, before any actor exists. Ray numbers bundles in the order they were asked for
-and lays them on nodes as it likes, so the bundles of the plan are taken in the order of nodes, and ranks that the plan
-has on one node are on one node.
+The launcher calls `plan`, then `reserve`, before any actor exists. Ray numbers bundles in the order of the request and
+places them on any nodes. The bundles of the plan are therefore assigned in the order of nodes, so that ranks that the
+plan has on the same node are on the same node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slime_launcher_ray.placement import Placement, engines_of, plan_placement, 
 logger = logging.getLogger(__name__)
 
 _LOOK = 5.0
-"""Seconds between looks while waiting."""
+"""Seconds between checks while waiting."""
 _NODE_LABEL = "ray.io/node-id"
 
 
@@ -34,7 +34,7 @@ def plan(run: Prepared) -> Placement:
     """Place the run on the cluster that this process has joined.
 
     Raises:
-        ConfigError: It does not fit; with the arithmetic.
+        ConfigError: The run does not fit; the message shows the arithmetic.
     """
     args, there = run.args, ray.cluster_resources()
     num_gpus, num_cpus = int(there.get("GPU", 0)), float(there.get("CPU", 0))
@@ -44,7 +44,7 @@ def plan(run: Prepared) -> Placement:
     if gpus:
         settle_trainer(run.settings, run.processes)
     engines, warnings = engines_of(run.parts.engine, run.settings, num_gpus if gpus else 0)
-    if args.device != "cpu":  # otherwise they were told before the cluster was known
+    if args.device != "cpu":  # on CPU they were logged before the cluster was known
         for warning in warnings:
             logger.warning("%s", warning)
     placement = plan_placement(
@@ -61,7 +61,7 @@ def plan(run: Prepared) -> Placement:
 
 
 def cluster_gpus(args: Args) -> int:
-    """GPUs that the run may use, over all nodes of the cluster joined."""
+    """Return the number of GPUs that the run may use, over all nodes of the joined cluster."""
     return 0 if args.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
 
 
@@ -78,7 +78,7 @@ def check_one_node(engine: Any, placement: Placement) -> None:
 
 
 def _check_nodes(args: Args, placement: Placement) -> None:
-    """Without GPUs the places say nothing of nodes, and one node would take them all."""
+    """Raise ConfigError if a CPU run needs more nodes than there are: its bundles alone do not enforce nodes."""
     wanted, there = _trainer_nodes(placement), len(_nodes())
     if placement.device == "cpu" and wanted > there:
         raise ConfigError(
@@ -91,14 +91,14 @@ def _trainer_nodes(placement: Placement) -> int:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """Of the cluster, this process's first, then those with most CPUs."""
+    """Return the cluster's live nodes: this process's node first, then by descending number of CPUs."""
     here = ray.get_runtime_context().get_node_id()
     alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     return sorted(alive, key=lambda n: (n["NodeID"] != here, -n["Resources"]["CPU"], n["NodeID"]))
 
 
 def _labels(placement: Placement) -> list[dict[str, str]] | None:
-    """Which node each bundle must be on; None where Ray's packing does it: nodes are full with their GPUs."""
+    """Return labels that bind bundles to nodes; None if Ray's packing is enough, since GPUs fill up the nodes."""
     if placement.device == "cuda" or _trainer_nodes(placement) < 2:
         return None
     ids = [node["NodeID"] for node in _nodes()]
@@ -108,24 +108,24 @@ def _labels(placement: Placement) -> list[dict[str, str]] | None:
 
 @dataclass
 class Reserved:
-    """A placement group that is there."""
+    """A reserved placement group."""
 
     group: Any
     order: list[int]
     """Bundle of the plan -> bundle of the group."""
 
     def options(self, bundle: int, cpus: float, gpus: float) -> dict[str, Any]:
-        """Of an actor in that bundle of the plan."""
+        """Return Ray options of an actor in the plan's bundle number `bundle`."""
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.order[bundle])
         return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
 
     @property
     def complete(self) -> bool:
-        """Whether all bundles are there, as far as Ray has noticed."""
+        """True if all bundles exist, according to Ray."""
         return bool(placement_group_table(self.group)["state"] == "CREATED")
 
     def wait_for_nodes(self, deadline: float) -> None:
-        """Wait until all bundles are there, as they are unless a node has gone. Raises TrainError."""
+        """Wait until all bundles exist, which fails only after the loss of a node. Raises TrainError."""
         end = time.monotonic() + deadline
         with waiting("the bundles of a node that went", deadline=deadline, then="the run stops"):
             while (state := placement_group_table(self.group)["state"]) != "CREATED":
@@ -138,7 +138,7 @@ class Reserved:
                 time.sleep(min(_LOOK, max(0.0, end - time.monotonic())) / 10)
 
     def close(self) -> None:
-        """Give the bundles back."""
+        """Release the bundles."""
         remove_placement_group(self.group)
 
 
@@ -147,11 +147,11 @@ def reserve(placement: Placement, name: str, deadline: float) -> Reserved:
 
     Args:
         placement: The plan.
-        name: Of the group, for Ray's own tools.
-        deadline: Seconds; others on the cluster may have to end first.
+        name: Name of the placement group in Ray's own tools.
+        deadline: Seconds to wait; other runs on the cluster may have to end first.
 
     Raises:
-        ConfigError: They did not come in time; says what was asked for, what the cluster has and what is free of it.
+        ConfigError: The bundles did not come in time; the message lists the requested, total and free resources.
     """
     labels = _labels(placement)
     where: dict[str, Any] = {} if labels is None else {"bundle_label_selector": labels}
@@ -190,5 +190,5 @@ def _sum(placement: Placement) -> dict[str, float]:
 
 
 def shown(resources: Mapping[str, float]) -> str:
-    """CPUs and GPUs in words."""
+    """Return the CPUs and GPUs as text."""
     return ", ".join(f"{resources.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))

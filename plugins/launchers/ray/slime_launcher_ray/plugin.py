@@ -1,4 +1,4 @@
-"""What slime finds without importing Ray: the launcher, what chooses it, and the address of the cluster."""
+"""The part of the plugin that does not import Ray: the launcher, its traits, and the address of the cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 ADDRESS = "RAY_ADDRESS"
 IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Set by Ray in the entry points of its jobs."""
+"""Environment variable that Ray sets in the entry points of its jobs."""
 
 
 class RayLauncher:
-    """The stages live in actors of a Ray cluster."""
+    """A launcher that runs the stages in actors of a Ray cluster."""
 
     traits = LauncherTraits(
         settings=("ray_address",),
@@ -29,16 +29,16 @@ class RayLauncher:
     )
 
     def missing(self, args: Args | None = None) -> str:
-        """Ray, where it is not installed."""
+        """Return a message if Ray is not installed, otherwise an empty string."""
         return "" if find_spec("ray") else 'Ray is not installed; type pip install "slime-rl[ray]"'
 
     def train(self, settings: Settings) -> dict[str, Any]:
-        """`slime train` and `slime sft` on the cluster; it loads torch while a cluster of its own starts."""
+        """Run `slime train` or `slime sft` on the cluster; torch is loaded while a local cluster starts."""
         with waiting("loading code", deadline=None, then="as long as it takes"):
             from slime_launcher_ray.launcher import train
         return train(settings)
 
 
 def ray_address(args: Args) -> str | None:
-    """The cluster to join: `--ray-address`, or that of the environment under `--launcher auto`; None: a local one."""
+    """Return the cluster to join: `--ray-address`, or the environment's address; None starts a local cluster."""
     return args.ray_address or os.environ.get(ADDRESS) or ("auto" if IN_A_JOB in os.environ else None)

@@ -1,12 +1,12 @@
-"""Weights between actors: in buckets through the object store, one call on the way at a time.
+"""Send weights between actors: in buckets through the object store, with one call in flight at a time.
 
     rank 0's actor     RemoteReceiver: WeightSync's receiver   --bucket refs-->   rollout actor   BucketStream
     rollout actor      engine_proxy, the same refs             --bucket refs-->   engine actor    BucketStream
 
-`BucketStream` is what an engine iterates: (HF name, tensor) pairs like those of a trainer in the same process. Its
-tensors lie in shared memory that must not be written to; engines copy what they are given. Ray may run two calls of one
-caller in another order, so each bucket, and the end, is sent once the one before has been accepted; meanwhile the
-receiver reads, and the sender fills the next one.
+An engine iterates a `BucketStream` of (HF name, tensor) pairs, like those of a trainer in the same process. The tensors
+are in shared memory that must not be written to, so engines copy them. Ray may reorder two calls of one caller, so each
+bucket, and the end, is sent only after the previous bucket was accepted. Meanwhile the receiver reads, and the sender
+fills the next bucket.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ END, BROKEN = "end", "broken"
 
 
 def pack(pairs: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[list[tuple[str, str, list[int], Any]]]:
-    """Tensors as lists of (name, dtype, shape, bytes as a numpy array), each list of about `limit` bytes."""
+    """Yield tensors in lists of (name, dtype, shape, bytes as a numpy array), each list of about `limit` bytes."""
     bucket: list[tuple[str, str, list[int], Any]] = []
     size = 0
     for name, tensor in pairs:
@@ -48,7 +48,7 @@ def pack(pairs: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[list
 
 
 def unpack(bucket: list[tuple[str, str, list[int], Any]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Inverse of `pack`, without a copy."""
+    """Yield the (name, tensor) pairs of a bucket made by `pack`, without a copy."""
     import torch
 
     for name, dtype, shape, raw in bucket:
@@ -58,21 +58,21 @@ def unpack(bucket: list[tuple[str, str, list[int], Any]]) -> Iterator[tuple[str,
 
 
 class BucketStream:
-    """The receiving end of one transfer; iterated once, while another thread `put`s."""
+    """The receiving end of a transfer. It is iterated once while another thread calls `put`."""
 
     def __init__(self, sender: str, patience: float) -> None:
         self._sender = sender
         self._patience = patience
         self._change = threading.Condition()
         self._next: list[Any] = []
-        """What has come and has not been taken; one at most."""
+        """Content that has arrived and has not been taken; at most one element."""
         self._over = False
 
     def put(self, what: Any) -> None:
-        """The next bucket's [reference], END or BROKEN. Waits until the one before has been taken.
+        """Add the next bucket's [reference], END or BROKEN, after the previous content has been taken.
 
         Raises:
-            WeightSyncError: Nobody takes it.
+            WeightSyncError: The reader did not take the previous content in time.
         """
         with self._change, waiting("room for weights", deadline=self._patience, then="the weight update fails"):
             if not self._change.wait_for(lambda: self._over or not self._next, timeout=self._patience):
@@ -83,13 +83,13 @@ class BucketStream:
             self._change.notify_all()
 
     def give_up(self) -> None:
-        """The sender or the reader is gone: whoever reads or puts ends at once."""
+        """End all pending reads and puts at once, because the sender or the reader is gone."""
         with self._change:
             self._over = True
             self._change.notify_all()
 
     def references(self) -> Iterator[Any]:
-        """The buckets as they came. Raises WeightSyncError when none comes any more."""
+        """Yield the buckets as they arrive. Raises WeightSyncError if no more buckets arrive."""
         while True:
             with (
                 self._change,
@@ -113,49 +113,49 @@ class BucketStream:
 
 
 class Streams:
-    """The transfers that an actor receives, by number: calls of two concurrency groups meet here."""
+    """The transfers that an actor receives, by number; shared by the calls of two concurrency groups."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._open: dict[str, BucketStream] = {}
 
     def open(self, number: str, sender: str) -> BucketStream:
-        """A transfer; told by whoever sends it before its first bucket."""
+        """Open a transfer; the sender calls this before its first bucket."""
         self._open[number] = BucketStream(sender, self._patience)
         return self._open[number]
 
     def take(self, number: str) -> BucketStream:
-        """For the call that reads it, once."""
+        """Return the transfer for the call that reads it, which may happen once."""
         return self._open[number]
 
     def close(self, number: str) -> None:
-        """It has been read, or nobody will: a bucket that still waits to be taken ends its wait."""
+        """Close a transfer that has been read or will not be read, and end the wait of a pending bucket."""
         stream = self._open.pop(number, None)
         if stream is not None:
             stream.give_up()
 
     def give_up(self) -> None:
-        """All of them: their sender is gone."""
+        """End all transfers, because their sender is gone."""
         for stream in list(self._open.values()):
             stream.give_up()
 
     def put(self, number: str, what: Any) -> None:
-        """Deliver; what comes after the transfer was given up is dropped."""
+        """Deliver content to a transfer; content for a closed transfer is dropped."""
         stream = self._open.get(number)
         if stream is not None:
             stream.put(what)
 
 
 def send(member: Member, method: str, references: Iterable[Any], *rest: Any) -> Any:
-    """Call `method(number, *rest)` of the actor, which reads the buckets while they are sent; its result.
+    """Call `method(number, *rest)` of the actor, which reads the buckets while they are sent, and return its result.
 
     Args:
-        member: Has `open_stream`, `bucket` and the method.
-        method: Gets the name of the transfer first.
-        references: [reference] of one bucket each; read as far as the receiver wants them.
+        member: Actor with `open_stream`, `bucket` and the method.
+        method: Method whose first argument is the number of the transfer.
+        references: [reference] of each bucket; iterated only as far as the receiver reads.
         rest: Further arguments.
     """
-    # Of all senders, an actor in the place of a dead one among them.
+    # Unique over all senders, including an actor that replaces a dead one.
     number = uuid.uuid4().hex
     member.call("open_stream", number, group=BUCKETS)
     answer = member.submit(method, number, *rest, group=WEIGHTS)
@@ -163,7 +163,7 @@ def send(member: Member, method: str, references: Iterable[Any], *rest: Any) -> 
     try:
         for content in itertools.chain(references, [END]):
             if accepted is not None and not member.first_of(accepted, answer, what):
-                break  # it failed, or has all it wants
+                break  # the method failed or needs no more buckets
             accepted = member.submit("bucket", number, content, group=BUCKETS)
     except BaseException:
         member.submit("bucket", number, BROKEN, group=BUCKETS)
@@ -172,11 +172,11 @@ def send(member: Member, method: str, references: Iterable[Any], *rest: Any) -> 
 
 
 class RemoteReceiver:
-    """`weights.sync.WeightReceiver` for a rollout stage in another actor.
+    """A `weights.sync.WeightReceiver` for a rollout stage in another actor.
 
     Args:
-        rollout: That actor.
-        bucket_bytes: About how much goes through the object store at once.
+        rollout: Actor of the rollout stage.
+        bucket_bytes: Approximate size of a bucket in the object store.
     """
 
     def __init__(self, rollout: Member, bucket_bytes: int) -> None:
@@ -185,11 +185,11 @@ class RemoteReceiver:
 
     @property
     def weight_transports(self) -> tuple[str, ...]:
-        """As the engine offers them now."""
+        """Transports that the engine offers now."""
         return tuple(self._rollout.call("weight_transports", group=WEIGHTS))
 
     def update_weights(self, transport: str, payload: Any, version: int) -> Mapping[str, float] | None:
-        """Tensors travel in buckets, anything else as it is; every node must see a directory."""
+        """Send weights: tensors in buckets, other payloads unchanged. All nodes must share a directory payload."""
         measured: Mapping[str, float] | None
         if isinstance(payload, Iterator):
             measured = self._send("update_weights", payload, transport, version)
@@ -200,18 +200,18 @@ class RemoteReceiver:
 
     @property
     def engines(self) -> list[RemoteEngine]:
-        """For the user's function."""
+        """Engines for the user's function (`--custom-update-weight-post-write-path`)."""
         return [RemoteEngine(self._rollout)] if self.weight_transports else []
 
     def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str] | None:
-        """As the stage's; tensors travel only to an engine that compares them."""
+        """Return the names of tensors that the engine serves differently; None if it cannot compare tensors."""
         if not self._rollout.call("compares_weights", group=WEIGHTS):
             return None
         found: list[str] | None = self._send("differing_weights", weights)
         return found
 
     def weight_checksums(self) -> dict[str, str]:
-        """As the stage's."""
+        """Return the checksums of the weights that the rollout stage's engine serves."""
         found: dict[str, str] = self._rollout.call("weight_checksums", group=WEIGHTS)
         return found
 
@@ -221,7 +221,7 @@ class RemoteReceiver:
 
 
 class RemoteEngine:
-    """The engine, for `--custom-update-weight-post-write-path`; its methods are awaited in the rollout actor."""
+    """A proxy of the engine for `--custom-update-weight-post-write-path`; its methods run in the rollout actor."""
 
     def __init__(self, rollout: Member) -> None:
         self._rollout = rollout

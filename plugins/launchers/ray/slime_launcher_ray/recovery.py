@@ -1,14 +1,14 @@
-"""A trainer's actor died: new ranks from the last commit, while rollout, rewards and engines stay up.
+"""Recover from a dead trainer actor: new ranks from the last commit, while rollout, rewards and engines keep running.
 
 The driver's `launch.lead.lead` calls `Recovery.recover` after a `TrainerDied`, and runs the loop again::
 
-    rollout actor: abandon     what is generated, evaluated or handed over ends; the engine keeps running
-    old ranks: killed          those that live wait in collective calls with the dead one
+    rollout actor: abandon     generation, evaluation and weight transfer end; the engine keeps running
+    old ranks: killed          live ranks wait in collective calls with the dead rank
     new ranks: build           in the same places, with the same checks as at the start
-    restarts.rewind            trainer, data, ledger, metrics and commits as they were; the loop begins with a push
+    restarts.rewind            trainer, data, ledger, metrics and commits as at the commit; the loop begins with a push
 
-The dead rank may have been amid a weight update, so the engines may serve anything until that first push, and nothing
-is generated before it.
+The rank may have died during a weight update, so the engines may serve any mix of weights until the first push. Nothing
+is generated before the push.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Recovery:
 
     Args:
         limit: `--max-trainer-restarts`.
-        actors: The actors.
-        stage: Stand-in of the rollout stage; `learner` and `weights` those of the trainer's ranks.
-        replace_ranks: Makes the ranks anew, to go on with the rollout of that number.
+        actors: The actors of the run.
+        stage: Proxy of the rollout stage; `learner` and `weights` are the proxies of the trainer's ranks.
+        replace_ranks: Creates new ranks that continue with the given rollout.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Recovery:
         self._restarts: Restarts | None = None
 
     def recover(self, error: Exception, journal: Journal) -> int:
-        """After a death: the run as it was at the last commit, with a living trainer; the rollout to go on with.
+        """Restore the run to its last commit, with a new trainer, and return the rollout to continue with.
 
         Raises:
-            TrainError: It is given up, with the reason and the end of the dead actor's log.
-            SlimeError: Rollout or engine are not well either.
+            TrainError: Recovery failed; the message has the reason and the end of the dead actor's log.
+            SlimeError: Rollout or engine have failed too.
         """
         if self._restarts is None:
             self._restarts = Restarts(self._limit, journal.store, EventLog(journal.run_dir))
@@ -67,7 +67,7 @@ class Recovery:
             print(f"slime: {_first_line(error)}; {restart}", file=sys.stderr, flush=True)
             restart.pause(threading.Event())
             try:
-                # The ranks first: one that lives may be amid a weight update, which the rollout actor then ends.
+                # Kill the ranks first: a live rank may be in a weight update, which the rollout actor then ends.
                 self._actors.end_ranks()
                 self._actors.rollout.call("abandon", group=CONTROL)
                 self._replace_ranks(_first(restart.commit))

@@ -1,8 +1,8 @@
-"""The stages as the driver's loop sees them: each passes its calls on to actors.
+"""The stages as the driver's loop sees them: each forwards its calls to actors.
 
-`loop.train` runs over `RemoteRollout`, `RemoteLearner` and `RemoteWeights`; journal, hooks and run directory are the
-driver's own. `RemoteBatch` is a reference; the batch itself goes from the rollout actor to the trainer's actors and is
-never here.
+`loop.train` runs over `RemoteRollout`, `RemoteLearner` and `RemoteWeights`; journal, hooks and run directory stay in
+the driver. `RemoteBatch` is a reference; the batch itself goes from the rollout actor to the trainer's actors and never
+reaches the driver.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slime_launcher_ray.shell import end_quietly
 from slime_launcher_ray.wait import CONTROL, EVALUATION, TURNS, WORK, Member, awaited, gather
 
 STOP_DEADLINE = 30.0
-"""Seconds an actor gets to end what it has started, engines and workers, before it is killed."""
+"""Seconds that an actor has to stop its engines and workers before it is killed."""
 
 _LAST_WORDS = 10.0
 
@@ -39,7 +39,7 @@ class RemoteBatch:
 
 @dataclass
 class RemoteResult:
-    """One rollout."""
+    """The batch reference and the metrics of a rollout."""
 
     batch: RemoteBatch
     metrics: dict[str, float]
@@ -50,9 +50,9 @@ class RemoteRollout:
 
     Args:
         member: The rollout actor.
-        hooks: The run's.
-        tells_groups: One of them wants the samples of a rollout.
-        ahead: The loop awaits the verbs, beside which other things go on.
+        hooks: The run's hooks.
+        tells_groups: Whether a hook needs the samples of a rollout.
+        ahead: Whether stage methods return awaitables, so that the loop can do other work in between.
     """
 
     def __init__(self, member: Member, hooks: Any, *, tells_groups: bool, ahead: bool) -> None:
@@ -62,11 +62,11 @@ class RemoteRollout:
         self._ahead = ahead
 
     def start(self) -> Any:
-        """Bring the engine up."""
+        """Start the engine."""
         return self._verb("start", self._member.submit("start"))
 
     def generate(self, rollout_id: int) -> Any:
-        """The rollout's batch and metrics. Raises what the stage raises, and RolloutInterrupted after `interrupt`."""
+        """Return the rollout's batch and metrics. Raises the stage's errors, or RolloutInterrupted if interrupted."""
         batch, told, groups = self._member.submit("generate", rollout_id, num_returns=3)
 
         def result(found: dict[str, Any]) -> RemoteResult:
@@ -75,14 +75,14 @@ class RemoteRollout:
             metrics: dict[str, float] = found["metrics"]
             if self._tells_groups:
                 samples = self._member.get(groups, f"samples of rollout {rollout_id}")
-                if samples is not None:  # else a commit held it, and the hooks were told when it was generated
+                if samples is not None:  # None: the batch is from a commit, and the hooks ran when it was generated
                     self._hooks.slime_rollout_end(rollout_id=rollout_id, groups=samples, metrics=metrics)
             return RemoteResult(RemoteBatch(batch, *found["size"]), metrics)
 
         return self._verb(f"rollout {rollout_id}", told, result)
 
     def evaluate(self, rollout_id: int) -> Any:
-        """`eval/...` metrics. Raises RolloutInterrupted after `interrupt`."""
+        """Return `eval/...` metrics. Raises RolloutInterrupted after `interrupt`."""
 
         def metrics(found: dict[str, float] | None) -> dict[str, float]:
             if found is None:
@@ -97,14 +97,14 @@ class RemoteRollout:
         return self._turn("before_push")
 
     def before_save(self) -> Any:
-        """Wait until what has been generated ahead can be part of a commit."""
+        """Wait until groups that were generated ahead can be part of a commit."""
         return self._turn("before_save")
 
     def _turn(self, method: str) -> Any:
         return self._verb(method, self._member.submit(method, group=TURNS)) if self._ahead else None
 
     def _verb(self, what: str, reference: Any, result: Callable[[Any], Any] = lambda found: found) -> Any:
-        """`result` of what the actor's call gives, with its warnings said; or a coroutine of that."""
+        """Return `result` of the actor's return value, or a coroutine of it, and log the actor's warnings."""
 
         def told(found: Any) -> Any:
             relay([self._member])
@@ -116,23 +116,23 @@ class RemoteRollout:
         return later() if self._ahead else told(self._member.get(reference, what))
 
     def release_memory(self) -> None:
-        """Have the engine give up its memory."""
+        """Make the engine free its memory."""
         self._member.call("release_memory")
 
     def resume_memory(self, tags: tuple[str, ...]) -> None:
-        """Have it take a part of that again."""
+        """Make the engine allocate the memory of the tags again."""
         self._member.call("resume_memory", tags)
 
     def save(self, directory: Path, rollout_id: int) -> None:
-        """What a commit holds of the generation side."""
+        """Save the generation side's part of a commit."""
         self._member.call("save", directory.absolute(), rollout_id)
 
     def load(self, directory: Path, rollout_id: int) -> str:
-        """Inverse of `save`."""
+        """Load the generation side's part of a commit; inverse of `save`."""
         return str(self._member.call("load", directory.absolute(), rollout_id))
 
     def interrupt(self) -> None:
-        """End the rollout in progress. A signal handler may call it, so the call is made in a thread."""
+        """End the running rollout. A signal handler may call this method, so the actor is called in a thread."""
         threading.Thread(
             target=lambda: self._member.submit("interrupt", group=CONTROL), name="interrupts the rollout", daemon=True
         ).start()
@@ -148,10 +148,10 @@ class RemoteLearner:
     def __init__(self, ranks: Sequence[Member]) -> None:
         self._ranks = ranks
         self.rollout_id = -1
-        """Trained on last, or now; -1: none yet."""
+        """Rollout that is trained on now, or was last; -1 before the first."""
 
     def train(self, rollout_id: int, batch: RemoteBatch) -> dict[str, float]:
-        """All optimizer steps of one rollout, on every rank; rank 0's metrics."""
+        """Run all optimizer steps of a rollout on every rank; return rank 0's metrics."""
         self.rollout_id = rollout_id
         references = [rank.submit("train", rollout_id, batch.reference) for rank in self._ranks]
         metrics: dict[str, float] = gather(self._ranks, references, f"training on rollout {rollout_id}")[0]
@@ -160,7 +160,7 @@ class RemoteLearner:
 
 
 class RemoteWeights:
-    """`loop.Weights`: rank 0 pushes, the others take part; `on_update` is told each version once it is served."""
+    """`loop.Weights` in which rank 0 pushes and all ranks take part; calls `on_update` with each served version."""
 
     def __init__(self, ranks: Sequence[Member], on_update: Callable[[int], object]) -> None:
         self._ranks = ranks
@@ -169,7 +169,7 @@ class RemoteWeights:
 
     @property
     def version(self) -> int:
-        """Served last."""
+        """Version that was served last."""
         return self._version
 
     @version.setter
@@ -189,25 +189,25 @@ class RemoteWeights:
 
 
 class RemoteTrainers:
-    """All ranks, for checkpoints and for what they give up while the engines work."""
+    """The trainers of all ranks, for checkpoints and for offloading."""
 
     def __init__(self, ranks: Sequence[Member]) -> None:
         self._ranks = ranks
 
     def save(self, directory: Path) -> None:
-        """All ranks' part of a checkpoint."""
+        """Save every rank's part of a checkpoint."""
         self._everywhere("save", directory)
 
     def load(self, directory: Path) -> None:
-        """Inverse of `save`."""
+        """Load every rank's part of a checkpoint; inverse of `save`."""
         self._everywhere("load", directory)
 
     def offload(self) -> None:
-        """All ranks; returns when every one has."""
+        """Free the memory that only training needs, on all ranks; return when all have done so."""
         self._everywhere("offload")
 
     def onload(self) -> None:
-        """All ranks."""
+        """Take the memory for training again, on all ranks."""
         self._everywhere("onload")
 
     def _everywhere(self, method: str, *paths: Path) -> None:
@@ -216,14 +216,14 @@ class RemoteTrainers:
 
 
 def relay(members: Sequence[Member]) -> None:
-    """Say here what actors have warned of since the last time."""
+    """Log the actors' warnings since the last call in this process."""
     references = [member.submit("take_messages", group=CONTROL) for member in members]
     for messages in gather(members, references, "warnings"):
         _say(messages)
 
 
 def relay_last(members: Sequence[Member]) -> None:
-    """`relay` on the way out: from those that answer at once."""
+    """Log the actors' last warnings before the end, from the actors that respond within `_LAST_WORDS` seconds."""
     import ray
 
     references = [member.submit("take_messages", group=CONTROL) for member in members]
@@ -238,7 +238,7 @@ def _say(messages: list[tuple[str, int, str]]) -> None:
 
 
 def stopped(members: Sequence[Member], method: str) -> None:
-    """Call on the way out: beside whatever an actor is busy with, and not for longer than `STOP_DEADLINE`."""
+    """Call a method of all actors before the end, concurrently with their other calls, for at most `STOP_DEADLINE`."""
     import ray
 
     references = [member.submit(method, group=CONTROL) for member in members]

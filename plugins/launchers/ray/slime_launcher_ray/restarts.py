@@ -1,15 +1,15 @@
-"""`--max-trainer-restarts`: a trainer rank died and the engines live; go on from the last commit without new engines.
+"""`--max-trainer-restarts`: resume from the last commit after a trainer rank died, and keep the live engines.
 
-Independent of the launcher, which sees the death and makes new trainer processes in between::
+Independent of the launcher, which detects the death and starts the new trainer processes in between::
 
     death --> Restarts.after(error, r) --> raises: given up, with the reason
                      |
                      +--> Restart: pause(...), end what is left of the old ranks, build new ones,
                                    start = rewind(...), the loop again from `start`
 
-All ranks are made anew, since those that live wait in collective calls with the dead one. `rewind` is a resume in a
-living process. Everything after the commit is void on the generation side as on the training side, recorded metrics
-included, so a run with a restart leaves what a run without one leaves.
+All ranks are replaced, because the live ranks wait in collective calls with the dead rank. `rewind` is a resume in a
+live process. Everything after the commit is discarded, for generation as for training, recorded metrics included. So a
+run with a restart leaves the same results as a run without a restart.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
 
 @dataclass(frozen=True)
 class Restart:
-    """One restart that is granted."""
+    """A granted restart."""
 
     commit: Path
-    """What the new ranks load; verified."""
+    """Verified commit that the new ranks load."""
     number: int
-    """Which one of the run this is, from 1."""
+    """Number of this restart in the run, from 1."""
     limit: int
     pause_s: float
-    """Seconds to wait first: none after a step forward, then 5, 10, 20 and at most 60."""
+    """Seconds to wait first: 0 if the run has committed since the last restart, else 5, 10, 20 and at most 60."""
 
     def pause(self, ended: threading.Event) -> bool:
-        """Wait `pause_s`, or until `ended` is set, for a run that is to end; whether to go on."""
+        """Wait `pause_s`, or until `ended` is set because the run is stopping; return whether to continue."""
         return not ended.wait(self.pause_s)
 
     def __str__(self) -> str:
@@ -52,12 +52,12 @@ class Restart:
 
 
 class Restarts:
-    """Counts the restarts of one run, and says when it is enough.
+    """Count the restarts of a run and refuse more than the limit.
 
     Args:
         limit: `--max-trainer-restarts`.
-        store: Where the run commits.
-        events: Gets one event per restart.
+        store: Checkpoint store of the run.
+        events: Log that gets one event per restart.
     """
 
     def __init__(self, limit: int, store: CheckpointStore, events: EventLog) -> None:
@@ -70,7 +70,7 @@ class Restarts:
         """Restarts in a row from the same commit."""
 
     def after(self, error: Exception, rollout_id: int) -> Restart:
-        """Decide on a death in rollout `rollout_id`, of which `error` tells: rank, process, how it ended.
+        """Decide on a restart after a death in rollout `rollout_id`; `error` names the rank, process and how it ended.
 
         Raises:
             TrainError: No restart: none is left, or there is no commit to go back to.
@@ -103,10 +103,10 @@ class Restarts:
 
 
 def rewind(restart: Restart, *, trainer: Any, stage: Any, weights: Any, journal: Journal) -> int:
-    """Put a live run into the state of the commit; returns the number of the rollout it goes on with.
+    """Put a live run into the state of the commit and return the number of the rollout to continue with.
 
     Args:
-        restart: What `Restarts.after` granted.
+        restart: The restart that `Restarts.after` granted.
         trainer: The new ranks. They were made with `args.finetune` False, so that they load all of the commit.
         stage: The live rollout stage, in which nothing runs any more.
         weights: What pushes them; the loop's first push makes the engines serve the commit's weights.

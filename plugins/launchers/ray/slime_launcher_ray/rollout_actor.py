@@ -1,9 +1,9 @@
-"""The rollout stage in an actor: draws, generates, scores, filters, batches; takes weights and passes them on.
+"""The rollout stage in an actor: draws, generates, scores, filters, batches; receives weights and passes them on.
 
-A threaded actor. Its concurrency groups are its callers' lanes: "work" the loop's calls, "turns" and "evaluation" those
-that the asynchronous loop makes beside them, "weights" and "buckets" those of the trainer's rank 0, "control" signs of
-life and interrupts. All of them meet in the stage's one event loop (`rollout.loop_thread`). A batch is not returned but
-left in the object store, from where the trainer's actors take it; the driver only hands the reference on.
+A threaded actor. It has a concurrency group per kind of caller: "work" for the loop's calls, "turns" and "evaluation"
+for the asynchronous loop's concurrent calls, "weights" and "buckets" for the trainer's rank 0, "control" for health
+checks and interrupts. All calls run in the stage's single event loop (`rollout.loop_thread`). A batch is not returned
+but stays in the object store, from which the trainer's actors read it; the driver only passes the reference on.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ if TYPE_CHECKING:
 
 
 class _Samples:
-    """In the place of the hooks: keeps the samples of a rollout for those of the driver."""
+    """Stand-in for the hooks: keeps the samples of a rollout for the driver's hooks."""
 
     def __init__(self) -> None:
         self._kept: dict[int, list[Group]] = {}
 
     def slime_rollout_end(self, *, rollout_id: int, groups: list[Group], metrics: dict[str, float]) -> None:
-        """The stage's call."""
+        """Keep the groups of the finished rollout."""
         self._kept[rollout_id] = groups
 
     def take(self, rollout_id: int) -> list[Group] | None:
-        """If they were kept; forgets those before. A rollout that a commit held ready is handed out again."""
+        """Return the kept groups, if any, and forget earlier rollouts. A commit's ready rollout is returned again."""
         self._kept = {kept: groups for kept, groups in self._kept.items() if kept >= rollout_id}
         return self._kept.get(rollout_id)
 
 
 class RolloutActor(Shell):
-    """The rollout stage of the run's settings."""
+    """An actor with the rollout stage of the run's settings."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._stage: RolloutStage | None = None
         self._loop: LoopThread
         self._rollout: Any
-        """What generates: the stage, or with `--async` what stands over it, driven by `_ahead_loop`."""
+        """Generator of rollouts: the stage, or with `--async` its wrapper, which runs in `_ahead_loop`."""
         self._ahead_loop: LoopThread
         self._samples = _Samples()
         self._restarter: EngineRestart | None = None
-        """With `--use-fault-tolerance`, of an engine in an actor."""
+        """Restarts the engine's actor, with `--use-fault-tolerance`."""
         self._streams = Streams(self.order.settings.args.distributed_timeout_minutes * 60.0)
 
     @property
     def stage(self) -> RolloutStage:
-        """The stage, once it is built."""
+        """The stage; `build` must have been called."""
         assert self._stage is not None, "build() comes first"
         return self._stage
 
@@ -71,13 +71,13 @@ class RolloutActor(Shell):
         engine_facts: Mapping[str, Any] | None = None,
         several_nodes: bool = False,
     ) -> int | None:
-        """Construct the stage; rollouts of the run where the data decides them, else None.
+        """Construct the stage. Return the run's number of rollouts if the data determines it, else None.
 
         Args:
-            engine: The actor that does the engine's work; None: it works here, or is elsewhere.
-            tell_groups: The driver has hooks that want the samples of a rollout.
-            engine_facts: What the engine's actor told when it was opened.
-            several_nodes: The run's actors are on more than one.
+            engine: Actor of the engine; None: the engine is in this process, or external.
+            tell_groups: True if the driver has hooks that need the samples of a rollout.
+            engine_facts: Facts that the engine's actor reported when it was opened.
+            several_nodes: True if the run's actors are on more than one node.
         """
         from slime_core.launch.drive import rollouts_of
         from slime_core.rollout.ahead import Ahead
@@ -94,7 +94,7 @@ class RolloutActor(Shell):
             run.parts.engine = proxy_class(run.parts.engine, engine, self._restarter)
         self._loop = LoopThread()
         self._stage = run.rollout_stage(runner=self._loop)
-        self._stage.parts.hooks = self._samples if tell_groups else None  # those of the run are the driver's
+        self._stage.parts.hooks = self._samples if tell_groups else None  # the driver has the run's hooks
         self._rollout = self._stage
         if run.args.async_training:
             self._ahead_loop = LoopThread("slime-async-rollout")
@@ -105,19 +105,19 @@ class RolloutActor(Shell):
         return None
 
     def _done(self, work: Any) -> Any:
-        """What a verb of the loop's comes to: what it has done already, or is to be awaited."""
+        """Return the result of a stage method: `work` itself, or its result if `work` is a coroutine."""
         return self._ahead_loop.run(work) if inspect.iscoroutine(work) else work
 
     # -- the loop's calls ------------------------------------------------------------------------------------
 
     @travels
     def start(self) -> None:
-        """Bring the engine up."""
+        """Start the engine."""
         self._done(self._rollout.start())
 
     @travels
     def generate(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, Any], list[Group] | None]:
-        """One rollout: the batch, what the driver is told, and the samples if it wants them."""
+        """Run one rollout. Return the batch, a report for the driver, and the samples if the driver wants them."""
         try:
             result = self._done(self._rollout.generate(rollout_id))
         except RolloutInterrupted as interrupted:
@@ -128,7 +128,7 @@ class RolloutActor(Shell):
 
     @travels
     def evaluate(self, rollout_id: int) -> dict[str, float] | None:
-        """`eval/...` metrics; None: interrupted."""
+        """Evaluate and return `eval/...` metrics; None if interrupted."""
         try:
             metrics: dict[str, float] = self._done(self._rollout.evaluate(rollout_id))
             return metrics
@@ -149,29 +149,29 @@ class RolloutActor(Shell):
 
     @travels
     def release_memory(self) -> None:
-        """Have the engine give up its memory."""
+        """Make the engine release its memory."""
         self.stage.release_memory()
 
     @travels
     def resume_memory(self, tags: tuple[str, ...]) -> None:
-        """Have it take a part of that again."""
+        """Make the engine allocate parts of its memory again."""
         self.stage.resume_memory(tags)
 
     @travels
     def save(self, directory: Path, rollout_id: int) -> None:
-        """What a commit holds of the generation side."""
+        """Save the generation side's part of a commit."""
         self.stage.save(directory, rollout_id)
 
     @travels
     def load(self, directory: Path, rollout_id: int) -> str:
-        """Inverse of `save`; a few words on what was restored."""
+        """Restore the state that `save` wrote; return a short description of it."""
         return self.stage.load(directory, rollout_id)
 
     @travels
     def abandon(self) -> None:
-        """The run goes back to a commit, since a trainer died: end all that runs, and keep the engine. `load` follows.
+        """End all running work and keep the engine, since a trainer died; the caller then calls `load` with a commit.
 
-        Called in the control lane, beside what it ends.
+        Called in the "control" group, concurrently with the work that it ends.
         """
         from slime_core.rollout.ahead import Ahead
 
@@ -181,11 +181,11 @@ class RolloutActor(Shell):
             self._rollout = Ahead(self.prepared.args, self.stage)
 
     def engine_facts(self) -> Mapping[str, Any] | None:
-        """What the engine's actor told when it was opened last; None: nobody brings it back."""
+        """Return the facts that the engine's actor reported when last opened; None if it is never restarted."""
         return None if self._restarter is None else self._restarter.facts
 
     def interrupt(self) -> None:
-        """End the rollout in progress; everything drawn is given back."""
+        """End the rollout in progress and give back everything drawn."""
         if self._stage is not None:
             self._stage.interrupt()
 
@@ -201,17 +201,17 @@ class RolloutActor(Shell):
     # -- weights ---------------------------------------------------------------------------------------------
 
     def open_stream(self, number: str) -> None:
-        """Weights are about to come."""
+        """Prepare for incoming weights."""
         self._streams.open(number, "the trainer's rank 0")
 
     @travels
     def bucket(self, number: str, what: Any) -> None:
-        """Some of them."""
+        """Receive a bucket of weights."""
         self._streams.put(number, what)
 
     @travels
     def update_weights(self, number: str, transport: str, version: int) -> Any:
-        """Hand the pairs that come to the engine, by its transport."""
+        """Pass the incoming pairs to the engine, by its transport."""
         try:
             return self.stage.update_weights(transport, self._streams.take(number), version)
         finally:
@@ -219,7 +219,7 @@ class RolloutActor(Shell):
 
     @travels
     def differing_weights(self, number: str) -> list[str] | None:
-        """What an engine that compares weights finds."""
+        """Return the names of differing weights, if the engine can compare weights; None if it cannot."""
         try:
             return self.stage.differing_weights(self._streams.take(number))
         finally:
@@ -227,21 +227,21 @@ class RolloutActor(Shell):
 
     @travels
     def update_weights_from(self, payload: Any, transport: str, version: int) -> Any:
-        """Hand anything else over, such as a directory."""
+        """Pass another payload to the engine, such as a directory."""
         return self.stage.update_weights(transport, payload, version)
 
     @travels
     def weight_transports(self) -> tuple[str, ...]:
-        """How the engine takes weights."""
+        """Weight transports that the engine supports."""
         return self.stage.weight_transports
 
     def compares_weights(self) -> bool:
-        """Whether the engine tells differing weights itself."""
+        """True if the engine can compare weights."""
         return hasattr(self.stage.parts.engine, "differing_weights")
 
     @travels
     def weight_checksums(self) -> dict[str, str]:
-        """Of what is served."""
+        """Return the checksums of the served weights."""
         return self.stage.weight_checksums()
 
     @travels

@@ -1,4 +1,4 @@
-"""The connection to Ray: a local cluster of this run, which ends with it, or one that is running already.
+"""The connection to Ray: a local cluster of this run, which ends with the run, or a cluster that is already running.
 
 `connected` is the whole interface. A cluster that happens to run on this machine is joined only when
 `--ray-address` or RAY_ADDRESS names it.
@@ -31,29 +31,29 @@ from slime_launcher_ray.plugin import ray_address
 logger = logging.getLogger(__name__)
 
 START_DEADLINE = 150.0
-"""Seconds for a local cluster to come up, or to join one that runs; Ray's own deadlines are shorter."""
+"""Seconds to start a local cluster or to join a running cluster; Ray's own deadlines are shorter."""
 STOP_DEADLINE = 30.0
 _LEFTOVER_S = 10.0
-"""For the guards of what an actor had started."""
+"""Seconds for the guards of processes that an actor started."""
 _REACH = 5.0
 _STORE = (128 << 20, 16 << 30)
-"""Bytes of the object store of a local cluster: at least, at most."""
+"""Minimum and maximum size of a local cluster's object store, in bytes."""
 _PRELOADED = ("slime_core.launch", "torch")
-"""Modules that the processes of a local cluster load while it starts; the first one says how OpenMP waits."""
+"""Modules that the processes of a local cluster load while it starts; the first module sets how OpenMP waits."""
 _FEW_CORES = 8
-"""Ray starts a process per core ahead of need: with more cores there is time enough to load modules later."""
+"""Ray starts a process per core in advance; with more cores than this, modules can be loaded later."""
 _STORE_SHARE = 0.25
-"""Of what is free in shared memory and of the machine's memory."""
+"""Share of free shared memory and of the machine's memory that the object store may use."""
 
 
 def joins_another(args: Args) -> bool:
-    """Whether `connected` will join a cluster that runs already, so that files can go to its nodes."""
+    """Return whether `connected` will join a running cluster, to whose nodes files can be sent."""
     return not ray.is_initialized() and ray_address(args) is not None
 
 
 @contextmanager
 def connected(args: Args, package: Path | None = None) -> Iterator[None]:
-    """Joined to Ray inside; a process that has joined before stays joined.
+    """Connect to Ray for the block; a process that was connected before stays connected.
 
     Args:
         args: The run's settings.
@@ -81,7 +81,7 @@ def _join(address: str | None, package: Path | None) -> None:
     keywords: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "configure_logging": False}
     if not address:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray's workers are nice to its daemons by default; here they are the run, and starve beside other work.
+        # By default, Ray's workers have a lower priority than its daemons; here they do the work and would starve.
         os.environ.setdefault("RAY_worker_niceness", "0")
         keywords |= {"include_dashboard": False, "object_store_memory": store_size()}
         if (os.cpu_count() or 1) <= _FEW_CORES:
@@ -95,7 +95,7 @@ def _join(address: str | None, package: Path | None) -> None:
             try:
                 with waiting(f"joining {where}", deadline=START_DEADLINE, then="the run stops", stop=True), _guarded():
                     return _init(keywords)
-            except Exception as error:  # Ray raises that class itself where its processes do not come up in time
+            except Exception as error:  # Ray raises plain Exception if its processes do not start in time
                 if last:
                     raise ConfigError(f"{where}: {error}") from error
                 logger.warning("%s did not come up, and is started once more: %s", where, error)
@@ -105,7 +105,7 @@ def _join(address: str | None, package: Path | None) -> None:
 
 
 def _init(keywords: dict[str, Any]) -> None:
-    """`ray.init`, whose processes import nothing that happens to lie in the working directory."""
+    """Call `ray.init` so that its processes do not import modules that happen to be in the working directory."""
     job = ray.job_config.JobConfig()
     job._py_driver_sys_path = _OfThisProcess()
     try:
@@ -116,15 +116,15 @@ def _init(keywords: dict[str, Any]) -> None:
 
 
 class _OfThisProcess(list[str]):
-    """Places that Ray puts on its processes' `sys.path`: of those that it finds, what is on this one's."""
+    """Entries that Ray puts on its processes' `sys.path`, limited to the entries of this process's `sys.path`."""
 
     def extend(self, more: Iterable[str]) -> None:
-        """Also where Ray adds the working directory to them."""
+        """Add the entries that this process's `sys.path` has; Ray also adds the working directory through here."""
         super().extend(place for place in more if place in sys.path)
 
 
 class _Daemon(Guarded):
-    """A process of Ray's under a guard, as Ray knows processes."""
+    """A guarded Ray process with the interface of `Popen` that Ray expects."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], **streams: Any) -> None:
         super().__init__("a process of Ray", stop_s=STOP_DEADLINE, orphan_s=0.0, leftover_s=_LEFTOVER_S)
@@ -133,12 +133,12 @@ class _Daemon(Guarded):
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """As Ray asks, `Popen.poll`."""
+        """Return the exit status, or None while the process runs, as `Popen.poll` does."""
         self.returncode = super().poll()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """`Popen.wait`. Raises TimeoutExpired."""
+        """Wait as `Popen.wait` does. Raises TimeoutExpired."""
         if super().wait(timeout) is None:
             raise subprocess.TimeoutExpired(self.name, timeout or 0.0)
         return self.returncode
@@ -149,11 +149,11 @@ class _Daemon(Guarded):
 
 @contextmanager
 def _guarded() -> Iterator[None]:
-    """What Ray starts meanwhile has guards.
+    """Guard the processes that Ray starts within the block.
 
-    A scheduler, `timeout` and `kill %1` send SIGTERM to all of the command's group. Ray's daemons would end at once
-    (services.py: only SIGINT is kept from them), and the command could not make its last commit. When the command is
-    killed, most end by themselves; its agents look for their parent only now and then.
+    A scheduler, `timeout` and `kill %1` send SIGTERM to the whole process group of the command. Ray's daemons would end
+    at once (services.py shields them from SIGINT only), and the command could not make its last commit. If the command
+    is killed, most daemons end by themselves; Ray's agents check for their parent only occasionally.
     """
     module: Any = services
     start = module.ConsolePopen
@@ -165,7 +165,7 @@ def _guarded() -> Iterator[None]:
 
 
 def _handlers() -> dict[int, Any]:
-    """Signal handlers that Ray may replace; only the main thread has any."""
+    """Keep the signal handlers that Ray may replace; only the main thread has any."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -183,7 +183,7 @@ def _check_reachable(address: str) -> None:
 
 
 def store_size() -> int:
-    """Bytes of shared memory for a local cluster: weights in buckets and batches go through it."""
+    """Return the bytes of shared memory for a local cluster; weights in buckets and batches pass through it."""
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 1 << 62
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     least, most = _STORE

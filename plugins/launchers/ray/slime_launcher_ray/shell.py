@@ -1,8 +1,8 @@
-"""What every actor of a run is around its stage: settings, environment, log, fingerprint, errors that can travel.
+"""The common part of all actors of a run: settings, environment, log, fingerprint, serializable errors.
 
-`Order` is what the driver sends; `Shell` is the base class of the actors. An actor is created at once and empty
-(`Shell.__init__`), told apart (`open`), and loads its stage in a call of its own, so that all of them do so side by
-side. Nothing of torch is imported here before the environment is set.
+The driver sends an `Order`; `Shell` is the base class of the actors. An actor is first created empty (`Shell.__init__`)
+and then initialized (`open`). A separate call loads its stage, so that all actors load in parallel. This module does
+not import torch before the environment is set.
 """
 
 from __future__ import annotations
@@ -42,49 +42,49 @@ FOLDER = "actors"
 _MOST_MESSAGES = 100
 _THREADS = "OMP_NUM_THREADS"
 _CARRIED = ("SLIME_", "OMP_", "MKL_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NCCL_", "GLOO_", "TORCH_", "CUBLAS_")
-"""Beginnings of environment variables that nodes get from the driver."""
+"""Prefixes of environment variables that the driver sends to the nodes."""
 _OF_THE_NODE = ("SLIME_HOST_IP",)
-"""Those that are true of one node only."""
+"""Environment variables that differ between nodes and are not sent."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What an actor is told of the run: strings, from which it resolves the components itself."""
+    """The description of the run for an actor, as strings from which the actor resolves the components."""
 
     settings: Settings
     run_dir: Path
     directory: Path
-    """The driver's working directory, in which relative paths lie."""
+    """Working directory of the driver, the base of relative paths."""
     environment: Mapping[str, str] = field(default_factory=dict)
     carried: Carried | None = None
-    """Files that Ray brings to the nodes; None: all are where they are here."""
+    """Files that Ray copies to the nodes; None if the nodes see all files under the driver's paths."""
     token: Path | None = None
-    """A file that this process has written, which every actor must see."""
+    """File written by the driver, which every actor must see."""
     inputs: tuple[Path, ...] = ()
-    """Models and data, likewise."""
+    """Models and data, which every actor must see."""
 
     @classmethod
     def of(cls, settings: Settings, run_dir: Path, carried: Carried | None = None, token: Path | None = None) -> Order:
-        """The order of this process."""
+        """Build the order in the driver's process."""
         return cls(
             settings, run_dir.absolute(), Path.cwd(), environment_to_carry(), carried, token, inputs(settings.args)
         )
 
 
 def environment_to_carry() -> dict[str, str]:
-    """Variables that nodes get from this process."""
+    """Return the environment variables that this process sends to the nodes."""
     return {k: v for k, v in os.environ.items() if k.startswith(_CARRIED) and k not in _OF_THE_NODE}
 
 
 class _Shown(logging.Formatter):
-    """As a terminal gets it."""
+    """A formatter that prints records as the terminal shows them."""
 
     def format(self, record: logging.LogRecord) -> str:
         return plain(super().format(record))
 
 
 class _Messages(logging.Handler):
-    """Keeps warnings until the driver asks for them."""
+    """A handler that keeps warnings until the driver fetches them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -106,7 +106,7 @@ class _Messages(logging.Handler):
 
 
 def travels(method: Callable[..., T]) -> Callable[..., T]:
-    """A method of an actor whose errors are of classes that the driver knows."""
+    """Wrap an actor's method so that it raises only error classes that the driver has."""
 
     @functools.wraps(method)
     def call(*args: Any, **keywords: Any) -> T:
@@ -119,11 +119,11 @@ def travels(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class Shell:
-    """Base of the actors.
+    """Base class of the actors.
 
     Args:
-        order: What it is told.
-        name: Of this actor, as messages call it; its log is `RUN_DIR/actors/<name, words joined by ->.log`.
+        order: Description of the run.
+        name: Name of the actor in messages; its log is `RUN_DIR/actors/<name, words joined by ->.log`.
     """
 
     def __init__(self, order: Order, name: str) -> None:
@@ -131,17 +131,17 @@ class Shell:
         self.name = name
         self.run: Prepared | None = None
         self.code: Fingerprint = {}
-        """What this process has of what the settings name, once `prepare` has looked."""
+        """Fingerprint of the code and files named by the settings, set by `prepare`."""
         self._root = Path()
-        """Of the files that Ray brought."""
+        """Directory of the files that Ray copied."""
         self._messages = _Messages()
         self._port: PortBlock | None = None
 
     def open(self, again: bool = False) -> dict[str, Any]:
-        """Become this actor: log file, directory, board of waits. -> {"host", "ip", "node", "gpus", "pid", "log"}.
+        """Set up log file, directory and board of waits; return {"host", "ip", "node", "gpus", "pid", "log"}.
 
         Args:
-            again: In the place of one that died, whose log goes on; the driver's token is no longer there.
+            again: True if the actor replaces a dead one and continues its log; the driver's token no longer exists.
 
         Raises:
             ConfigError: The node does not have the driver's directories.
@@ -167,7 +167,7 @@ class Shell:
         sys.stdout, sys.stderr = Masked(sys.stdout), Masked(sys.stderr)
         os.environ.update(self._local_environment())
         if _THREADS not in order.environment:
-            os.environ.pop(_THREADS, None)  # Ray sets it to the CPUs asked for, which are for placement
+            os.environ.pop(_THREADS, None)  # Ray sets it to the requested CPUs, which are meant for placement
         learn("", vars(order.settings.args) | (order.settings.args.model_extra or {}))
         learn_environment(order.environment)
         start_board(order.run_dir, self.name)
@@ -187,7 +187,7 @@ class Shell:
         os.environ.update(variables)
 
     def prepare(self) -> Fingerprint:
-        """Resolve what the settings name; what this process has of it."""
+        """Resolve the components of the settings; return the fingerprint of this process's code and files."""
         import slime_core.launch  # noqa: F401 -- before torch: how OpenMP waits
         from slime_core.launch.prepare import prepare
 
@@ -195,7 +195,7 @@ class Shell:
         to_log = logging.StreamHandler()
         to_log.setFormatter(_Shown("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(to_log)
-        # Buckets of weights are read where they lie in shared memory, and engines copy them.
+        # Buckets of weights are read in place in shared memory, and engines copy them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         carried = self.order.carried
         try:
@@ -203,7 +203,7 @@ class Shell:
         except SlimeError as error:
             raise ConfigError(f"{self.name} on {socket.gethostname()}: {error}") from error
         self._messages.addFilter(lambda record: record.name.startswith("slime"))
-        logger.addHandler(self._messages)  # from now on: the driver has said the same of the settings
+        logger.addHandler(self._messages)  # only from here: the driver has already logged the warnings about settings
         self.code = fingerprint(self.run.plugins, carried.originally(self._root) if carried is not None else {})
         return self.code
 
@@ -224,25 +224,25 @@ class Shell:
         return self.run
 
     def alive(self) -> bool:
-        """An answer."""
+        """Return True, as a sign of life."""
         return True
 
     def take_messages(self) -> list[tuple[str, int, str]]:
-        """Warnings since the last call: (logger, level, text)."""
+        """Return the warnings since the last call: (logger, level, text)."""
         return self._messages.take()
 
     def free_port(self) -> int:
-        """A port of this node for what this process lets listen later; nobody else gets it in between."""
+        """Return a port of this node, reserved for a later listener of this process."""
         self._port = reserve()
         return self._port[0]
 
 
 def log_of(run_dir: Path, name: str) -> Path:
-    """Where the actor of that name writes what it prints."""
+    """Return the log file of the actor with this name."""
     return run_dir / FOLDER / f"{name.replace(' ', '-')}.log"
 
 
 def end_quietly(call: Callable[[], object]) -> None:
-    """For the way out, where another error is told already."""
+    """Call and ignore errors, for cleanup after another error."""
     with suppress(Exception):
         call()

@@ -1,11 +1,11 @@
-"""A job on a cluster that runs: what it needs in one folder, its submission, and its output followed here.
+"""Submit a job to a running cluster: write its folder, submit it, and follow its output.
 
     `make_job`   settings -> folder: run.yaml, job.json, the files that the settings name (`carried`)
     `submit`     folder -> Ray's job server, as the job's working directory
-    `follow`     the job's output, until it ends; its exit status
+    `follow`     print the job's output until it ends; return its exit status
 
 Called by `slime submit`; on the cluster `job.py` reads the folder. The job does not run in its folder but in the
-directory that the command was typed in, which the nodes must see, as for relative paths.
+directory in which the user typed the command. All nodes must share this directory, which also resolves relative paths.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 RUN, ORDER = "run.yaml", "job.json"
 HERE = "/@the-job-s-folder@"
-"""Stands for the folder's place on the cluster, which only the job knows; `job.py` puts it in."""
+"""Placeholder for the folder's path on the cluster, which only the job knows; `job.py` replaces it."""
 STOPPED_STATUS = 143
-"""Of `slime submit` when somebody stopped the job; as of a process ended by SIGTERM."""
+"""Exit status of `slime submit` if a user stopped the job; the same as of a process ended by SIGTERM."""
 _PASSING = re.compile(r"No available agent|status code 5\d\d")
-"""What the job server says of a cluster that is still coming up, or is too busy."""
+"""Errors of the job server while the cluster is starting or too busy."""
 _LOOK = 0.5
 _PATIENCE = 60.0
-"""Seconds for the job server to answer again."""
+"""Seconds to wait for the job server to answer again."""
 
 
 def make_job(settings: Settings, folder: Path, directory: str) -> None:
-    """Write what the job reads into a new folder.
+    """Write the files that the job reads into a new folder.
 
     Args:
-        settings: Of the command that is to run.
-        folder: Exists, and is empty.
-        directory: To run in, on the cluster.
+        settings: Settings of the command to run.
+        folder: An existing, empty folder.
+        directory: Working directory of the command on the cluster.
 
     Raises:
         ConfigError: Files that the settings name are too large.
@@ -80,13 +80,13 @@ def make_job(settings: Settings, folder: Path, directory: str) -> None:
 
 
 def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple[JobSubmissionClient, str]:
-    """Hand the job over; the client that it was done with, and the job's id.
+    """Submit the job. Returns the client used and the job's id.
 
     Raises:
-        ConfigError: Nobody answers there, or the server refuses.
+        ConfigError: No server answers at the address, or the server refuses.
     """
     known = flag_specs()
-    # Settings are in run.yaml; as variables they would lie above it.
+    # Settings are in run.yaml; environment variables would override it.
     variables = {k: v for k, v in environment_to_carry().items() if k.removeprefix("SLIME_").lower() not in known}
     environment = {"working_dir": str(folder), "env_vars": variables}
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -100,7 +100,7 @@ def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple
                 client.submit_job(entrypoint=entry, runtime_env=environment, submission_id=name)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 if tried and f"{name} already exists" in str(error):
-                    return client, name  # a try that seemed to fail came through
+                    return client, name  # an earlier try succeeded although it raised
                 if _PASSING.search(str(error)) and time.monotonic() < until:
                     tried = True
                     time.sleep(_LOOK)
@@ -114,7 +114,7 @@ def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple
 
 
 def follow(client: JobSubmissionClient, job_id: str) -> int:
-    """Print what the job prints until it ends; its exit status.
+    """Print the job's output until it ends. Returns its exit status.
 
     Raises:
         SlimeError: The job server does not answer any more.
@@ -143,32 +143,32 @@ def _exit_status(job_id: str, details: JobDetails) -> int:
     if details.status == JobStatus.STOPPED:
         print(f"slime: job {job_id} was stopped", file=sys.stderr)
         return STOPPED_STATUS
-    if details.driver_exit_code is None:  # it did not come to run
+    if details.driver_exit_code is None:  # the job's command did not start
         raise SlimeError(f"job {job_id} failed: {details.message}")
     return int(details.driver_exit_code)
 
 
 class _Output:
-    """Of a job: each call prints what no call before has printed, also where one was cut short."""
+    """The output of a job. Each call prints only text not printed before, even if the last call was interrupted."""
 
     def __init__(self, client: JobSubmissionClient, job_id: str) -> None:
         self._client, self._job_id = client, job_id
         self._printed = 0
-        """Characters."""
+        """Number of characters printed."""
 
     async def print_on(self) -> None:
-        """As it comes, until the job ends, or the connection does: Ray's server closes it alike."""
+        """Print output as it arrives, until the job ends or the connection is lost: Ray reports both alike."""
         seen = 0
         async for text in self._client.tail_job_logs(self._job_id):
             self._print(text, seen)
             seen += len(text)
 
     def print_rest(self) -> None:
-        """Of a job that has ended."""
+        """Print the remaining output of a job that has ended."""
         self._print(self._client.get_job_logs(self._job_id), 0)
 
     def _print(self, text: str, start: int) -> None:
-        """A part of the output, from that character."""
+        """Print the new part of a text that begins at character `start` of the output."""
         if new := text[max(0, self._printed - start) :]:
             sys.stdout.write(new)
             sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""One process of the trainer: what torchrun's processes are inline, told what to do by the driver's loop.
+"""A trainer process as a Ray actor: the equivalent of an inline run's torchrun process, called by the driver's loop.
 
-The same `Trainers`, `Learner` and, on rank 0, `WeightSync` as `launch/inline.py` has; other ranks follow. The driver
-calls all ranks at once, and they meet in the trainer's collectives, as ever.
+It has the same `Trainers`, `Learner` and, on rank 0, `WeightSync` as `launch/inline.py`; other ranks follow. The driver
+calls all ranks at once, and they synchronize in the trainer's collectives as usual.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TrainerActor(Shell):
-    """One rank."""
+    """The actor of one trainer rank."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -30,12 +30,12 @@ class TrainerActor(Shell):
         self._weights: Any = None
 
     def set_place(self, variables: Mapping[str, str], num_ranks_here: int) -> None:
-        """What torchrun would set; without another word this node's cores are shared."""
+        """Set the variables that torchrun would set; by default the ranks of a node share its cores equally."""
         os.environ.update(variables)
         if num_ranks_here > 1 and "OMP_NUM_THREADS" not in os.environ and not self.order.settings.args.num_threads:
             threads = max(1, len(os.sched_getaffinity(0)) // num_ranks_here)
             os.environ["OMP_NUM_THREADS"] = str(threads)
-            if "torch" in sys.modules:  # loaded before, so it has read the variable (`session._PRELOADED`)
+            if "torch" in sys.modules:  # torch was preloaded and has already read the variable (`session._PRELOADED`)
                 import torch
 
                 torch.set_num_threads(threads)
@@ -45,10 +45,10 @@ class TrainerActor(Shell):
         """Load the models and join the other ranks.
 
         Args:
-            num_rollout: `--num-rollout`, also where the data decided it.
+            num_rollout: `--num-rollout`, or the number derived from the data.
             start_rollout_id: First rollout to do.
-            rollout: The rollout actor, which takes the weights.
-            again: This one is in the place of one that died, so it takes all of the commit that it will `load`.
+            rollout: The rollout actor, which receives the weights.
+            again: True if the actor replaces a dead one; `load` then restores everything in the checkpoint.
         """
         from slime_core.launch.drive import build_learner, build_weights
         from slime_core.launch.process import is_leader
@@ -69,46 +69,46 @@ class TrainerActor(Shell):
 
     @travels
     def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
-        """All optimizer steps of one rollout."""
+        """Run all optimizer steps of a rollout."""
         metrics: dict[str, float] = self._learner.train(rollout_id, batch)
         return metrics
 
     @travels
     def push(self) -> tuple[dict[str, float], int]:
-        """Weights to the engines; metrics, and the version served (0 from ranks other than 0)."""
+        """Send the weights to the engines; return metrics and the served version (0 from ranks other than 0)."""
         metrics: dict[str, float] = self._weights.push()
         return metrics, int(getattr(self._weights, "version", 0))
 
     @travels
     def set_version(self, version: int) -> None:
-        """On resume: the version before the next one."""
+        """Set the last version on resume."""
         self._weights.version = version
 
     def version(self) -> int:
-        """Served last, or to be counted from; 0 on ranks other than 0."""
+        """Return the last served version, or the version to count from; 0 on ranks other than 0."""
         return int(getattr(self._weights, "version", 0))
 
     @travels
     def save(self, directory: Path) -> None:
-        """This rank's part of a checkpoint."""
+        """Save this rank's part of a checkpoint."""
         assert self._trainers is not None
         self._trainers.save(directory)
 
     @travels
     def load(self, directory: Path) -> None:
-        """Inverse of `save`."""
+        """Load this rank's part of a checkpoint."""
         assert self._trainers is not None
         self._trainers.load(directory)
 
     @travels
     def offload(self) -> None:
-        """Give up what only training needs."""
+        """Free the memory that only training needs."""
         assert self._trainers is not None
         self._trainers.offload()
 
     @travels
     def onload(self) -> None:
-        """Take it again."""
+        """Allocate the memory for training again."""
         assert self._trainers is not None
         self._trainers.onload()
 

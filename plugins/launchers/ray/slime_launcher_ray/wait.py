@@ -1,4 +1,4 @@
-"""Every wait for an actor: by name, with a deadline, and with the actor's error as slime's own.
+"""Waits for actors, each with a name and a deadline; an actor's error is raised as slime's own error.
 
 `Member` is an actor as the driver, or another actor, knows it. The deadline is not that of the work, which may take as
 long as it takes, but of the actor's process, which must answer in between: an actor that is dead is noticed at once,
@@ -23,47 +23,47 @@ from slime_core.errors import EngineError, SlimeError, TrainError
 from slime_core.waits import gave_up, waiting
 
 WORK, CONTROL, BUCKETS, WEIGHTS, EVALUATION, TURNS = "work", "control", "buckets", "weights", "evaluation", "turns"
-"""Concurrency groups of actors: one call at a time in each, side by side with those of the others."""
+"""Concurrency groups of actors: each runs one call at a time, in parallel with the other groups."""
 TAIL_LINES = 20
-"""Of the log of an actor that died."""
+"""Number of lines shown of the log of an actor that died."""
 _NEVER_RAN = "The actor never ran"
-"""The last line of Ray's error of an actor whose process died before the first call of it."""
+"""Start of the last line of Ray's error for an actor whose process died before its first call."""
 _LOOKS = 4
-"""Looks at an actor within its deadline."""
+"""Number of checks of an actor within its deadline."""
 _TOGETHER = 5.0
-"""Seconds in which the errors of several actors are one event, of which the telling one is chosen."""
+"""Seconds within which errors of several actors are one event; the most informative error is raised."""
 
 
 class TrainerDied(TrainError):
-    """A trainer's actor is gone: `--max-trainer-restarts` may bring it back."""
+    """A trainer's actor is gone; `--max-trainer-restarts` may restart it."""
 
 
 class EngineGone(EngineError):
-    """The engine's actor is gone, or is not the one that was called: `--use-fault-tolerance` may bring it back."""
+    """The engine's actor is gone or was replaced since the call; `--use-fault-tolerance` may restart it."""
 
 
 @dataclass
 class Member:
-    """One actor."""
+    """An actor with its name, error classes and deadlines."""
 
     name: str
-    """As messages call it."""
+    """Name in messages."""
     handle: Any
     error: type[SlimeError]
-    """What an unexpected error of it becomes."""
+    """Error class for an unexpected error of the actor."""
     log: Path | None = None
-    """Its output; None where nobody keeps it apart."""
+    """File of the actor's output; None if the output has no file of its own."""
     silence: float = 600.0
-    """Seconds without an answer after which it counts as hung."""
+    """Seconds without an answer after which the actor counts as hung."""
     lanes: frozenset[str] = frozenset({WORK, CONTROL, BUCKETS, WEIGHTS, EVALUATION, TURNS})
-    """Concurrency groups that it has; calls of others go to its default one."""
+    """Concurrency groups of the actor; calls for other groups go to its default group."""
     death: type[SlimeError] | None = None
-    """What its death becomes, where that is not `error`."""
+    """Error class for the actor's death, if it is not `error`."""
     place: str = ""
-    """Host and node, once it has told them."""
+    """Host and node, once known."""
 
     def submit(self, method: str, *args: Any, group: str = WORK, num_returns: int = 1) -> Any:
-        """Call without waiting; a reference, or several."""
+        """Call without waiting and return the reference, or several references."""
         options = {"num_returns": num_returns} | ({"concurrency_group": group} if group in self.lanes else {})
         return getattr(self.handle, method).options(**options).remote(*args)
 
@@ -72,11 +72,11 @@ class Member:
         return self.get(self.submit(method, *args, group=group), method)
 
     def get(self, reference: Any, what: str) -> Any:
-        """The result of a call, once it is there. Raises what the actor raised."""
+        """Wait for a call and return its result. Raises what the actor raised."""
         return gather([self], [reference], what)[0]
 
     def first_of(self, reference: Any, other: Any, what: str) -> bool:
-        """Wait for a call, or for another on the way; whether it was this one alone. Raises what this one raised."""
+        """Wait until this call or another ends; return whether only this call did. Raises what this call raised."""
         done, _ = ray.wait([other, reference], num_returns=1, timeout=self.silence)
         if other in done:
             return False
@@ -84,7 +84,7 @@ class Member:
         return True
 
     def check(self, what: str) -> None:
-        """Raise when the actor is dead or does not answer in time."""
+        """Raise if the actor is dead or does not answer in time."""
         try:
             ray.get(self.submit("alive", group=CONTROL), timeout=self.silence)
         except GetTimeoutError:
@@ -94,7 +94,7 @@ class Member:
             raise self.told(error, what) from None
 
     def told(self, error: BaseException, what: str) -> BaseException:
-        """What Ray raised -> what to raise. Tracebacks of unexpected errors are printed."""
+        """Convert an error of Ray to the error to raise. Print tracebacks of unexpected errors."""
         if isinstance(error, RayTaskError):
             cause = error.cause
             if isinstance(cause, SlimeError):
@@ -113,7 +113,10 @@ class _Died:
     error: RayActorError
 
     def to_error(self) -> SlimeError:
-        """With the end of its log; an actor that never ran has only Ray's, and Ray says why in the line before."""
+        """Return the error with the end of the actor's log.
+
+        An actor that never ran has only Ray's log, and the line before Ray's last line has the reason.
+        """
         *before, reason = [line.strip() for line in str(self.error).splitlines() if line.strip()] or [""]
         log = tail(self.member.log)
         if before and reason.startswith(_NEVER_RAN):
@@ -125,7 +128,11 @@ class _Died:
 
 
 def _printed(said: Sequence[str]) -> str:
-    """The end of what Ray's process for an actor printed, or where it lies on another machine; `said`: Ray's error."""
+    """Return the end of the output of Ray's process for an actor, or its path on another machine.
+
+    Args:
+        said: Lines of Ray's error.
+    """
     context = ray.get_runtime_context()
     logs = Path(context.get_temp_dir(), context.get_session_name(), "logs")
     pid = next((line.removeprefix("pid: ") for line in said if line.startswith("pid: ")), "")
@@ -135,10 +142,10 @@ def _printed(said: Sequence[str]) -> str:
 
 
 def gather(members: Sequence[Member], references: Sequence[Any], what: str) -> list[Any]:
-    """The results of one call on several actors, in order.
+    """Wait for a call on several actors and return the results in order.
 
     Raises:
-        SlimeError: What the first actor to fail raised; one that died goes before those that missed it.
+        SlimeError: Error of the first actor that failed; a death takes precedence over errors that follow from it.
     """
     if not members:
         return []
@@ -160,7 +167,7 @@ def gather(members: Sequence[Member], references: Sequence[Any], what: str) -> l
 
 
 async def awaited(member: Member, reference: Any, what: str) -> Any:
-    """`Member.get` for a coroutine. Cancelling it leaves the actor to its work."""
+    """Await what `Member.get` waits for. Cancelling it does not stop the actor's work."""
     result = asyncio.wrap_future(reference.future())
     period = member.silence / _LOOKS
     with waiting(f"{member.name}: {what}", deadline=None, then="as long as the process answers; then an error"):
@@ -174,7 +181,7 @@ async def awaited(member: Member, reference: Any, what: str) -> Any:
                 note = gave_up(f"{member.name}: {what}", member.silence, "an error")
                 raise member.error(f"{member.name} hangs in {what}: {note}{tail(member.log)}")
             if sign.done() and not result.done() and sign.exception() is not None:
-                break  # it died, which the call's own result will say
+                break  # the actor died; the call's own result will report it
     try:
         return await result
     except RayError as error:
@@ -190,7 +197,7 @@ def _failure(member: Member, reference: Any, what: str) -> RayError | None:
 
 
 def _telling(failed: RayError, left: dict[Any, Member], reference: Any, what: str) -> BaseException:
-    """Of several errors the one that explains the others: a death before a broken connection."""
+    """Return the error that explains the others: a death takes precedence over a broken connection."""
     first = left.pop(reference)
     until = time.monotonic() + _TOGETHER
     if not isinstance(failed, RayActorError):
@@ -205,7 +212,7 @@ def _telling(failed: RayError, left: dict[Any, Member], reference: Any, what: st
 
 
 def tail(log: Path | None) -> str:
-    """The end of an actor's log, for a message."""
+    """Return the end of an actor's log, for a message."""
     if log is None:
         return ""
     try:
@@ -216,7 +223,7 @@ def tail(log: Path | None) -> str:
 
 
 def as_known(error: Exception) -> Exception:
-    """An error as it can travel: of a class that every process knows."""
+    """Return an error that can be sent: its class is known to every process."""
     if isinstance(error, SlimeError):
         kind = next(c for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
         return error if kind is type(error) else kind(str(error))

@@ -29,7 +29,7 @@ from slime_core.errors import ConfigError
 MOE = "block_sparse_moe"
 """HF's name of the feed-forward block."""
 DEFAULTS = {"head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8, "rope_theta": 5_000_000.0}
-"""What a field means that `config.json` leaves out, as in transformers' `MiniMaxM2Config`."""
+"""Defaults of fields that `config.json` omits, as in transformers' `MiniMaxM2Config`."""
 ONLY = {
     "use_qk_norm": True,
     "qk_norm_type": "per_layer",
@@ -39,14 +39,14 @@ ONLY = {
     "router_jitter_noise": 0,
     "sliding_window": None,
 }
-"""Fields of released files with one value in all of them: another would be another model."""
+"""Fields with the same value in all released files; another value would mean another model."""
 
 
 def megatron(hf: Mapping[str, Any]) -> MegatronModel:
-    """`config.json` of a `MiniMaxM2ForCausalLM` -> architecture and map.
+    """Return architecture and map for the `config.json` of a `MiniMaxM2ForCausalLM`.
 
     Raises:
-        ConfigError: A field is missing, does not fit the others or asks for what this family does not compute.
+        ConfigError: A field is missing, contradicts the others or needs a computation that this family does not have.
     """
     hf = {**DEFAULTS, **hf}
     for name, value in ONLY.items():
@@ -65,7 +65,7 @@ def megatron(hf: Mapping[str, Any]) -> MegatronModel:
 
 
 def layer_spec(spec: Any, config: Any, architecture: Architecture, layer: int) -> Any:
-    """Put in the norms of queries and keys.
+    """Insert the norms of queries and keys.
 
     Raises:
         ConfigError: Tensor parallelism would cut a group of query heads.
@@ -95,7 +95,7 @@ def _qk_norm_rows() -> list[Row]:
 
 def _expert_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     number, per_token = int(hf["num_local_experts"]), int(hf["num_experts_per_tok"])
-    if not 1 < per_token <= number:  # of one chosen expert, Megatron would not divide the score by itself
+    if not 1 < per_token <= number:  # with one chosen expert, Megatron would not normalise its score
         raise ConfigError(f"config.json: num_experts_per_tok {per_token} of {number} experts; allowed: 2 to {number}")
     return {
         "num_moe_experts": number,
@@ -103,7 +103,7 @@ def _expert_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
         "moe_router_topk": per_token,
         "moe_router_score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,
-        "moe_router_dtype": "fp32",  # in bfloat16 many scores would be equal
+        "moe_router_dtype": "fp32",  # many bfloat16 scores would be equal
         "moe_router_bias_update_rate": 0.0,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -111,6 +111,6 @@ def _expert_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _carried(hf: Mapping[str, Any]) -> tuple[str, ...]:
-    """Modules of multi-token prediction, numbered on after the layers."""
+    """Return the modules of multi-token prediction, whose numbers follow those of the layers."""
     first = int(hf["num_hidden_layers"])
     return tuple(rf"model\.layers\.{first + i}\..*" for i in range(int(hf.get("num_mtp_modules") or 0)))

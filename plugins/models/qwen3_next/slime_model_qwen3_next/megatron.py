@@ -1,8 +1,8 @@
-"""Qwen3-Next in Megatron's words: the plugin of kind "megatron_models" for `model_type` qwen3_next.
+"""Qwen3-Next for Megatron: the plugin of kind "megatron_models" for `model_type` qwen3_next.
 
 Every `full_attention_interval`-th layer has gated full attention (a sigmoid gate per output, rotary positions on a
-quarter of a head), the others gated linear attention; the norms scale by 1 + weight, but for the one within linear
-attention. Layers with experts have a shared one behind a gate too.
+quarter of a head), the others gated linear attention. The norms scale by 1 + weight, except the norm inside linear
+attention. Layers with experts also have a shared expert behind a gate.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ DEFAULTS = {
     "shared_expert_intermediate_size": 512,
     "norm_topk_prob": True,
 }
-"""What a field means that `config.json` leaves out, as in transformers' `Qwen3NextConfig`."""
+"""Default values of fields that `config.json` omits, as in transformers' `Qwen3NextConfig`."""
 
 
 def megatron(hf: Mapping[str, Any]) -> MegatronModel:
-    """`config.json` of a `Qwen3NextForCausalLM` -> architecture and map.
+    """Return the architecture and the weight map for the `config.json` of a `Qwen3NextForCausalLM`.
 
     Raises:
-        ConfigError: A field is missing, does not fit the others or asks for what this family does not compute.
+        ConfigError: A field is missing, does not fit the others, or needs a feature that this family lacks.
     """
     hf = {**DEFAULTS, **hf}
     if hf.get("attention_bias"):
@@ -88,7 +88,7 @@ def megatron(hf: Mapping[str, Any]) -> MegatronModel:
 
 
 def layer_spec(spec: Any, config: Any, architecture: Architecture, layer: int) -> Any:
-    """Put in the family's attention: gated full or linear."""
+    """Replace the attention by the family's: gated full or linear."""
     from megatron.core.models.backends import LocalSpecProvider
     from megatron.core.tensor_parallel.layers import RowParallelLinear
     from megatron.core.transformer.identity_op import IdentityOp
@@ -116,7 +116,7 @@ def layer_spec(spec: Any, config: Any, architecture: Architecture, layer: int) -
 
 
 def linear_attention_rows(architecture: Architecture, layers: tuple[int, ...]) -> list[Row]:
-    """A norm, then linear attention."""
+    """Return the weight rows of linear attention and the norm before it."""
     fields = architecture.transformer
     of_values = fields["linear_num_value_heads"] // fields["linear_num_key_heads"]
     key, value = fields["linear_key_head_dim"], fields["linear_value_head_dim"] * of_values
@@ -138,13 +138,14 @@ def linear_attention_rows(architecture: Architecture, layers: tuple[int, ...]) -
 
 @dataclass(frozen=True)
 class PerHead(Merge):
-    """HF tensors that each go head by head -> one that does: of every head, its rows of all of them."""
+    """Merge HF tensors, each ordered head by head, into one: for every head, its rows from all tensors."""
 
     rows: tuple[int, ...]
     """Rows of one head in each tensor."""
 
     def to_megatron(self, tensors: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-        """Several of [heads * rows, ...] -> [heads * all rows / size, ...], whole heads or ValueError."""
+        """Merge tensors [heads * rows, ...] into [heads * all rows / size, ...]. Raises ValueError unless size divides
+        the heads."""
         import torch
 
         per_head = [
@@ -155,7 +156,7 @@ class PerHead(Merge):
         return Columns().to_megatron([torch.cat(per_head, 1).flatten(0, 1)], rank, size)
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """As they were."""
+        """Return the original HF tensors."""
         import torch
 
         (whole,) = Columns().to_hf(parts)
@@ -163,19 +164,19 @@ class PerHead(Merge):
         return [part.flatten(0, 1) for part in torch.split(per_head, list(self.rows), 1)]
 
     def read_axis(self, size: int) -> int | None:
-        """Axis 0 of all."""
+        """Return axis 0, for every size."""
         return 0
 
 
 @dataclass(frozen=True)
 class PerHeadFused(Merge):
-    """An HF tensor with the queries of all heads, then all keys, then all values -> the same, head by head."""
+    """Reorder an HF tensor of all heads' queries, then all keys, then all values, to go head by head."""
 
     rows: tuple[int, ...]
     """Rows of one head in each of the sections."""
 
     def to_megatron(self, tensors: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-        """[heads * rows, ...] -> [heads * rows / size, ...]."""
+        """Convert [heads * rows, ...] to this rank's part [heads * rows / size, ...]."""
         import torch
 
         (fused,) = tensors
@@ -184,14 +185,14 @@ class PerHeadFused(Merge):
         return PerHead(self.rows).to_megatron(sections, rank, size)
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One tensor."""
+        """Return the original HF tensor, in a list."""
         import torch
 
         return [torch.cat(PerHead(self.rows).to_hf(parts))]
 
 
 def _full_attention_layers(hf: Mapping[str, Any], layers: range) -> tuple[int, ...]:
-    """From `layer_types`, which transformers writes, or `full_attention_interval`."""
+    """Return the layers with full attention, from `layer_types` (transformers) or `full_attention_interval`."""
     kinds = hf.get("layer_types")
     if kinds is None:
         interval = int(hf["full_attention_interval"])

@@ -1,9 +1,8 @@
-"""A vision-language model of transformers as the embedded trainer trains it: packed tokens and images in, hidden states
-out.
+"""A vision-language model of transformers for the embedded trainer: packed tokens and images in, hidden states out.
 
-`EmbeddedTrainer` has it in place of a `Decoder` (`ModelConfig.build`). The architecture is transformers' own, so that
-every part of it, the vision tower included, is what the published weights were made for. Samples go through one at a
-time, since their images differ in size; a micro-batch of several saves no time, only its loss is one.
+`EmbeddedTrainer` uses it in place of a `Decoder` (`ModelConfig.build`). The architecture is transformers' own, so every
+part, including the vision tower, matches the published weights. Samples are processed one at a time, since their images
+differ in size; a micro-batch of several samples saves no time and only shares the loss.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from slime_core.models.config import ModelConfig
 from slime_core.multimodal import TrainInputs
 
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
-"""Inputs that say of every prompt token what it is, [1, prompt]; response tokens are text, which is 0."""
+"""Inputs with the type of every prompt token, [1, prompt]; response tokens are text, type 0."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,10 @@ class _Loaded:
 class VisionLanguageModel(Decoder):
     """A `transformers` image-text-to-text model in the place of a `Decoder`; parameters have transformers' names.
 
-    Those are not the names in published files, which engines know: `published` has them.
+    Published files and engines use other names, which are in `published`.
 
     Args:
-        config: Of a family with `images`.
+        config: Configuration of a family with `images`.
         loaded: The model of transformers.
     """
 
@@ -55,7 +54,7 @@ class VisionLanguageModel(Decoder):
     def from_directory(
         cls, config: ModelConfig, directory: str, device: torch.device | str = "cpu"
     ) -> VisionLanguageModel:
-        """The model of an HF-layout directory, float32. Raises CheckpointError unless its tensors are the model's."""
+        """Load the model of an HF-layout directory in float32. Raises CheckpointError if the tensors do not match."""
         from transformers import AutoModelForImageTextToText
 
         load: Any = AutoModelForImageTextToText.from_pretrained
@@ -72,7 +71,7 @@ class VisionLanguageModel(Decoder):
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """[vocab, hidden] of the output layer."""
+        """Weight of the output layer, [vocab, hidden]."""
         weight: torch.Tensor = self._head.model.weight
         return weight
 
@@ -86,7 +85,7 @@ class VisionLanguageModel(Decoder):
         routing: Routing | None = None,
         images: Sequence[TrainInputs | None] | None = None,
     ) -> torch.Tensor:
-        """As `Decoder.hidden`, with what each of the sequences takes besides its tokens.
+        """Return hidden states like `Decoder.hidden`; `images` has the image inputs of each sequence.
 
         Raises:
             TrainError: The model refuses a sample's images.
@@ -105,7 +104,7 @@ class VisionLanguageModel(Decoder):
 
 
 def _published(loaded: Any, names: Sequence[str]) -> dict[str, str]:
-    """As transformers writes them, which renames what it has renamed when it loaded. Raises ConfigError."""
+    """Return each parameter's name in checkpoint files; transformers renames some on loading. Raises ConfigError."""
     from transformers.core_model_loading import revert_weight_conversion
 
     found: dict[str, str] = {}

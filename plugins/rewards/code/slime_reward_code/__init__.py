@@ -52,10 +52,10 @@ _PYTHON = ("python", "python3", "py")
 
 @declares(RewardTraits(execution="thread", check=check_settings))  # it only waits for sandboxes
 def reward(args: Args, sample: Sample) -> float:
-    """In [0, 1]; 0.0 for a response without a program.
+    """Return a reward in [0, 1]; 0.0 for a response without a program.
 
     Raises:
-        ValueError: The tests are in none of the forms, or there are none.
+        ValueError: The tests are missing, or not in a known form.
     """
     program = extract_program(sample.response)
     if program is None:
@@ -71,7 +71,7 @@ def reward(args: Args, sample: Sample) -> float:
 
 
 def extract_program(response: str) -> str | None:
-    """The last fenced block marked as Python, else the last fenced block without a language; None without one."""
+    """Return the last fenced block marked as Python, else the last without a language, or None without such a block."""
     blocks = _FENCE.findall(response.replace("\r\n", "\n"))
     marked = [code for language, code in blocks if language.lower() in _PYTHON]
     bare = [code for language, code in blocks if not language]
@@ -80,7 +80,7 @@ def extract_program(response: str) -> str | None:
 
 
 def sandbox_limits(wanted: Options) -> SandboxLimits:
-    """Of one run of a program."""
+    """Return the limits of a run of a program."""
     return SandboxLimits(
         memory_mb=wanted.memory_mb, processes=wanted.max_processes, output_kb=wanted.max_output_kb,
         file_mb=wanted.max_file_mb, disk_mb=4 * max(16, wanted.max_file_mb), open_files=64, stack_mb=64,
@@ -96,9 +96,9 @@ def _with_room(limits: SandboxLimits, expected: str, given: str = "") -> Sandbox
 
 
 async def _passed(program: str, tests: Tests, wanted: Options, until: float, isolation: str) -> list[bool]:
-    """Which tests passed, in order, until the monotonic time `until`.
+    """Return whether each test passed, in order, until the monotonic time `until`.
 
-    Shorter than the tests when that time came, or one failed that decides.
+    The list is shorter than the tests if the time was reached, or if a failed test decided the score.
     """
     limits = sandbox_limits(wanted)
 

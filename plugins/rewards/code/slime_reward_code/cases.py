@@ -1,4 +1,4 @@
-"""Tests of a program, from the forms that data sets use, and what counts as the same answer.
+"""Read the tests of a program in the forms that data sets use, and compare outputs.
 
 ==============================================================  ===============================================
 form of `metadata["tests"]` or the label (JSON text of it, too)  read as
@@ -66,7 +66,7 @@ Tests = Asserts | Calls | Programs
 
 
 def read_tests(given: Any, metadata: Mapping[str, Any]) -> Tests:
-    """The tests. Raises ValueError when there are none, or they have none of the forms."""
+    """Read the tests. Raises ValueError if they are missing or have an unknown form."""
     if isinstance(given, str):
         given = _from_json(given)
     tests = _read(given, metadata)
@@ -133,7 +133,7 @@ def _from_line(text: str) -> Any:
 
 
 def _from_json(text: str) -> Any:
-    """The value of JSON text that holds tests, else the text: Python tests are no JSON lists or objects."""
+    """Return the value of JSON text that holds tests, else the text; Python tests are not JSON lists or objects."""
     if text.lstrip()[:1] not in ("[", "{"):
         return text
     try:
@@ -147,14 +147,14 @@ def _arguments(value: Any) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """Return the text of a test; APPS gives lines as a list here and there."""
+    """Return the text of a test; some APPS tests are a list of lines."""
     if isinstance(value, list):
         return "\n".join(map(_text, value))
     return format(Decimal(value), "f") if type(value) is int else str(value)  # str() limits digits
 
 
 def same_output(found: str, expected: str) -> bool:
-    """Equal line by line without blanks at their ends; or token by token, numbers by value (relative 1e-6)."""
+    """Return whether lines are equal without trailing blanks, or tokens are, with numbers within relative 1e-6."""
     lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (found, expected)]
     if lines[0] == lines[1]:
         return True
@@ -177,7 +177,7 @@ def _same_token(found: str, expected: str) -> bool:
 
 
 def same_value(found: Any, expected: Any) -> bool:
-    """Equal as JSON; a single value may be expected in a list of one, as in APPS."""
+    """Return whether values are equal as JSON; an expected single value may be in a list of one, as in APPS."""
     if _equal(found, expected):
         return True
     return isinstance(expected, list) and len(expected) == 1 and _equal(found, expected[0])

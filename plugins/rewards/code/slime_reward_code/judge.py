@@ -1,7 +1,7 @@
-"""The process that runs the tests: it has never run a line of the program, and asks for it over `remote.Peer`.
+"""The process that runs the tests: it never runs code of the program, and calls it over `remote.Peer`.
 
-`harness.py` calls `run_tests` with a way to exchange messages with the program's process. A test passes when its text
-runs to the end here.
+`harness.py` calls `run_tests` with a channel to the program's process. A test passes if its text runs to the end in
+this process.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def run_tests(statements: list[str], exchange: Exchange, passed: Callable[[int],
 
 
 def _names(tree: ast.AST, peer: Peer) -> dict[str, Any]:
-    """What the text takes from the program.
+    """Return the names that the text takes from the program.
 
-    A module is imported here. The name of a built-in is the built-in, unless a single one is all that the program has
-    of what the text uses (`assert sum(10, 15) == 6`).
+    Modules are imported in this process. The name of a built-in means the built-in, with one exception: the text uses a
+    single built-in's name that the program defines, and no other name of the program (`assert sum(10, 15) == 6`).
     """
     used: set[str] = set()
     bound: set[str] = set()
@@ -55,7 +55,7 @@ def _names(tree: ast.AST, peer: Peer) -> dict[str, Any]:
             bases.add(node.value.id)
     standard = vars(builtins).keys()
     found = peer.ask("names", sorted(used)) if used else {}
-    found = {name: found[name] for name in used & found.keys() if not name.startswith("__")}  # not more than was asked
+    found = {name: found[name] for name in used & found.keys() if not name.startswith("__")}  # only the requested names
     own = {name: found[name] for name in found.keys() - standard}
     for name in own.keys() & bases & sys.stdlib_module_names:
         own[name] = importlib.import_module(name)
@@ -66,7 +66,7 @@ def _names(tree: ast.AST, peer: Peer) -> dict[str, Any]:
 
 
 def _permits(operation: str, operands: list[Any]) -> bool:
-    """What the program may do to what a test handed over: call its functions, and use public attributes of objects."""
+    """Return whether the program may do this to a test's object: call functions, use public attributes of objects."""
     held = operands[0] if operands else None
     if operation == "call":
         function = held.__func__ if isinstance(held, types.MethodType) else held

@@ -1,4 +1,4 @@
-"""A conversation of two processes about objects that stay where they are: `Peer` of each, and `Proxy` for the other's.
+"""Remote use of objects between two processes: a `Peer` on each side, and a `Proxy` for each object of the other.
 
 ::
 
@@ -28,11 +28,11 @@ from typing import Any
 from slime_reward_code.values import base_value, decode, encode
 
 Exchange = Callable[[Any], Any]
-"""Sends a message, and waits for the next one."""
+"""Function that sends a message and waits for the next message."""
 
 
 class Refused(BaseException):
-    """The other side answers in no known form; a test that catches every Exception does not catch it."""
+    """The other side's answer has an unknown form; `except Exception` in a test does not catch this error."""
 
 
 _ORDERINGS = ("lt", "le", "gt", "ge")
@@ -49,28 +49,28 @@ _ERRORS: dict[str, type[BaseException]] = {
     for kind in (*vars(builtins).values(), FrozenInstanceError, InvalidOperation, JSONDecodeError)
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
-"""By name on both sides; any other class gets a twin there, below the first of these that it is made of."""
+"""Exception classes known on both sides by name; any other class gets a twin below its first base in this table."""
 
 
 class Peer:
-    """One side.
+    """A side of the connection between two processes.
 
     Args:
-        exchange: Sends a message and gives the next one of the other side.
-        may: Whether the other side may do this operation to an object of ours; None: any, and what it calls a function
-            of the standard library is one.
+        exchange: Sends a message and returns the other side's next message.
+        may: Returns whether the other side may do this operation to an object of this side. None allows any operation,
+            and trusts the other side's names of standard library functions.
     """
 
     def __init__(self, exchange: Exchange, may: Callable[[str, list[Any]], bool] | None = None) -> None:
         self.exchange, self.may = exchange, may
         self.scope: dict[str, Any] = {}
-        """Names that the other side may ask for."""
+        """Objects of this side that the other side may request, by name."""
         self._kept: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._proxies: dict[int, Any] = {}
 
     def ask(self, name: str, *operands: Any, **keywords: Any) -> Any:
-        """Let the other side do it. Raises what it raises there."""
+        """Make the other side do an operation and return the result. Raises what it raises there."""
         answer = self.exchange([name, self.write(list(operands)), self.write(keywords)])
         while True:
             try:
@@ -88,7 +88,7 @@ class Peer:
             answer = self.exchange(self.done(answer))
 
     def done(self, request: Any) -> Any:
-        """Do what the other side asks; the answer to send."""
+        """Do the operation that the other side requests and return the answer to send."""
         try:
             name, operands, keywords = request[0], self.read(request[1]), self.read(request[2])
             if self.may is not None and not self.may(name, operands):
@@ -104,18 +104,18 @@ class Peer:
             return ["raised", *self._raised(error)]
 
     def _changed(self, operands: list[Any], given: list[Any]) -> list[Any]:
-        """The form of the operands, None for each that is as it was given."""
+        """Return the form of each operand; None for an operand that did not change."""
         forms = [self.write(operand) if type(operand) in _MUTABLE else None for operand in operands]
         return ["list", *[None if form == before else form for form, before in zip(forms, given[1:])]]
 
     # -- values ------------------------------------------------------------------------------------------------------
 
     def write(self, value: Any) -> Any:
-        """The value's form; what is not plain becomes a reference."""
+        """Return the form of a value; a value that is not plain becomes a reference."""
         return encode(value, self._refer)
 
     def read(self, form: Any) -> Any:
-        """The value of a form of the other side."""
+        """Return the value of a form that the other side sent."""
         return decode(form, self._referred)
 
     def _refer(self, value: Any) -> Any:
@@ -185,14 +185,14 @@ class Peer:
 
 
 def _twin(name: str, parent: type[BaseException]) -> type[BaseException]:
-    """A class of exceptions in place of one of the other side."""
+    """Return an exception class that stands for a class of the other side."""
     if not issubclass(parent, BaseException):
         raise ValueError("an exception of no class of exceptions")
     return type(name, (parent,), {"__str__": lambda error: vars(error).get("said", ", ".join(map(str, error.args)))})
 
 
 def _standard(value: Any) -> tuple[str, str] | None:
-    """Module and name of a function or class of the standard library."""
+    """Return module and name of a function or class of the standard library."""
     if not isinstance(value, (types.BuiltinFunctionType, types.FunctionType, type)):
         return None
     module, name = getattr(value, "__module__", None), value.__name__
@@ -205,7 +205,7 @@ _MUTABLE = (list, dict, set, bytearray)
 
 
 def _take_over(operands: tuple[Any, ...], changed: Any) -> None:
-    """What the other side changed in the arguments, in place."""
+    """Apply the other side's changes to the arguments, in place."""
     for ours, theirs in zip(operands, changed):
         if theirs is None or type(ours) is not type(theirs):
             continue
@@ -217,7 +217,7 @@ def _take_over(operands: tuple[Any, ...], changed: Any) -> None:
 
 
 class Proxy:
-    """An object of the other side."""
+    """Stand-in for an object of the other side."""
 
     __slots__ = ("_number", "_peer")
 

@@ -1,8 +1,8 @@
-"""Runs a program and its tests in a sandbox of its own, by the three ways of testing it.
+"""Run a program and its tests in a separate sandbox, in three ways: assertions, calls, or a script.
 
 `__init__` calls `run_assertions`, `run_calls` and `run_program`. Each process is `harness.py` in a fresh interpreter
-of a `slime_sandbox_local.LocalSandbox`, which ends with all that the program started. `isolation` is the setting
-`--sandbox-isolation`.
+of a `slime_sandbox_local.LocalSandbox`; closing the sandbox ends all processes that the program started. `isolation` is
+the setting `--sandbox-isolation`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ for name, text in {modules!r}.items():
     exec(compile(text, name + ".py", "exec"), vars(module))
 """
 _MESSAGE_KB = 16_384
-"""One value that goes between a program and its tests."""
+"""Output limit in KB that fits a value exchanged between a program and its tests."""
 _START_SECONDS = 10.0
-"""What the interpreter may take to come up, on top of the program's time."""
+"""Seconds allowed for the interpreter's start, in addition to the program's time."""
 
 
 async def run_assertions(
     program: str, statements: Sequence[str], limits: SandboxLimits, seconds: float, isolation: str
 ) -> set[int]:
-    """Indices of the texts that ran to their end, in a process that asks the one of the program for what they call."""
+    """Return the indices of the passed statements; they run in a process that calls the program in another one."""
     limits = replace(limits, output_kb=max(_MESSAGE_KB, limits.output_kb))
     passed: set[int] = set()
     async with _started({"mode": "asserts", "program": program}, limits, seconds, isolation) as solution:
@@ -51,7 +51,7 @@ async def run_assertions(
             until = time.monotonic() + left
             heard, body = await judge.call("tests", _message({"statements": list(statements)}), left)
             while "mark" in heard:
-                if heard["mark"] == "said\n":  # what the program answers is for the judge alone to read
+                if heard["mark"] == "said\n":  # only the judge parses the program's response
                     heard, body = await solution.call("a program", _framed(body), until - time.monotonic())
                     if "mark" not in heard:
                         break
@@ -65,7 +65,7 @@ async def run_assertions(
 async def run_calls(
     program: str, function: str, arguments: Sequence[list[Any]], limits: SandboxLimits, seconds: float, isolation: str
 ) -> dict[int, Any]:
-    """Index of the call -> the value it returned, as JSON gives it back."""
+    """Return index of the call -> its return value, as JSON values."""
     nonce = secrets.token_hex(16)
     job = {"mode": "calls", "program": program, "function": function}
     tests = {"arguments": encode(list(arguments), _refuse), "nonce": nonce}
@@ -84,7 +84,7 @@ def _refuse(value: Any) -> Any:
 
 
 async def run_program(program: str, text: str, limits: SandboxLimits, seconds: float, isolation: str) -> str | None:
-    """What the script printed; None when it failed, printed too much or overran."""
+    """Return the script's output, or None if it failed, printed too much or exceeded its time."""
     ran = await _run({"mode": "script", "program": program}, {"stdin": text}, limits, seconds, isolation)
     return ran.output if ran.status == 0 and ran.complete else None
 
@@ -99,7 +99,7 @@ class _Ran:
 async def _run(
     job: dict[str, Any], tests: dict[str, Any], limits: SandboxLimits, seconds: float, isolation: str
 ) -> _Ran:
-    """Run the harness; what came over its descriptor 1 (a script's standard output), and how it ended.
+    """Run the harness; return its output on descriptor 1 (a script's standard output) and its exit.
 
     Args:
         seconds: Wall and CPU time of the program and the tests.
@@ -115,14 +115,14 @@ async def _run(
 
 @dataclass
 class _Process:
-    """One harness that has come up."""
+    """A started harness."""
 
     box: LocalSandbox
     number: int
     token: str
 
     async def call(self, what: str, body: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
-        """Give it input; how it answered (`mark`: its line, absent when it ended), and its output."""
+        """Send input; return the result (`mark`: the harness's line, absent if it ended) and the output."""
         asked = {"op": "call", "process": self.number}
         done, output = await self.box.request(
             asked, what=f"{what} in a sandbox", timeout=max(0.0, timeout), body=body
@@ -130,7 +130,7 @@ class _Process:
         return done, output[: done["out"]]
 
     async def ready(self, timeout: float) -> bool:
-        """Whether the program's own code runs to its end."""
+        """Return True if the program's own code ran to its end."""
         done, _ = await self.call("a program", b"\n", timeout)
         return str(done.get("mark", "")).strip() == self.token
 
@@ -139,7 +139,7 @@ class _Process:
 async def _started(
     job: dict[str, Any], limits: SandboxLimits, seconds: float, isolation: str
 ) -> AsyncIterator[_Process | None]:
-    """A sandbox with the harness in it, about to do the job; None when it did not come up."""
+    """Open a sandbox and start the harness with the job; yield None if it did not start."""
     token = secrets.token_hex(16)
     command = [sys.executable, "-I", "-c", _text()]
     async with LocalSandbox(replace(limits, cpu_seconds=seconds + 1), isolation=isolation) as box:
@@ -155,7 +155,7 @@ async def _started(
 
 
 def _text() -> str:
-    """The harness, after the modules of this package that it imports, which the sandbox cannot see."""
+    """Return the harness's source, preceded by the modules that it imports, which the sandbox cannot see."""
     modules = {name: (_HERE / f"{name}.py").read_text(encoding="utf-8") for name in ("values", "remote", "judge")}
     return _IMPORT.format(modules=modules) + (_HERE / "harness.py").read_text(encoding="utf-8")
 

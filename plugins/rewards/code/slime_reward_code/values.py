@@ -1,7 +1,7 @@
-"""Plain values as JSON and back: what goes between the process of a program and that of its tests.
+"""Encode plain values as JSON and decode them, for exchange between a program's process and its tests' process.
 
 Both processes run this file's text, so it imports only the standard library. None, bool, str, float and small int are
-themselves; everything else is a list that begins with its kind. Nothing that is read runs code of who wrote it.
+encoded unchanged; every other value is a list that begins with its kind. Decoding never runs code of the sender.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FORMS: dict[type, str] = {
 
 
 def encode(value: Any, other: Other) -> Any:
-    """The JSON form; `other` gives that of what is no plain value."""
+    """Return the JSON form of a value; `other` encodes values that are not plain."""
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and -(1 << 62) < value < 1 << 62):
         return value
@@ -48,7 +48,7 @@ def encode(value: Any, other: Other) -> Any:
 
 
 def _scalar(kind: type, value: Any, other: Other) -> list[Any] | None:
-    """Of a plain value that is neither a sequence nor a mapping; None for any other."""
+    """Return the encoded form of a plain value that is no sequence or mapping; None for other values."""
     if kind is int:
         return ["int", hex(value)]  # decimal digits are limited
     if kind in (bytes, bytearray):
@@ -72,7 +72,7 @@ def _scalar(kind: type, value: Any, other: Other) -> list[Any] | None:
 
 
 def decode(form: Any, other: Other) -> Any:
-    """The value; `other` reads the forms that `encode`'s has written. Raises ValueError: the form of no value."""
+    """Decode a JSON form; `other` decodes the forms of `encode`'s `other`. Raises ValueError for an invalid form."""
     if not isinstance(form, list):
         if form is None or isinstance(form, (bool, int, float, str)):
             return form
@@ -123,7 +123,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def base_value(value: Any) -> Any:
-    """What an object of a subclass of a plain type is as that type (arrays of numpy as lists); else the object."""
+    """Convert an object of a subclass of a plain type to that type (numpy arrays to lists); return others unchanged."""
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
     for base, plain in _BASES.items():

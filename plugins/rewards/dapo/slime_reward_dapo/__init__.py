@@ -1,11 +1,11 @@
-r"""The answer after the last `Answer:` against the label, normalised as in Minerva (Lewkowycz et al., 2022).
+r"""Compare the answer after the last `Answer:` with the label, normalised as in Minerva (Lewkowycz et al., 2022).
 
-Source: DAPO (Yu et al., 2025, arXiv:2503.14476) and THUDM/slime's `dapo`. Only the last 300 characters are read. Score
-+1.0 when the normalised answer is spelt as the normalised label or both are one number, else -1.0. `Answer: $A$`,
-`Answer: \boxed{A}` and `**Answer:** A` all answer A; text after the answer's line is not read. A line
-that denies (`not $A$`) or offers two (`$A$ or $B$`) answers neither.
+Source: DAPO (Yu et al., 2025, arXiv:2503.14476) and THUDM/slime's `dapo`. Only the last 300 characters are read. The
+score is +1.0 if the normalised answer has the spelling of the normalised label or both are the same number, else -1.0.
+`Answer: $A$`, `Answer: \boxed{A}` and `**Answer:** A` all give A; text after the answer's line is not read. A line with
+a denied answer (`not $A$`) or two answers (`$A$ or $B$`) gives none.
 
-But for numbers the comparison is of spellings, so x+1 is not 1+x (`math` knows better).
+Apart from numbers, spellings are compared, so x+1 does not equal 1+x (use `math` for this).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from slime_core import Args, RewardTraits, Sample, declares, last_boxed, same_number
 
 TAIL = 300
-"""Characters at the end of the response that are read."""
+"""Number of characters that are read at the end of the response."""
 
 _MARKER = re.compile(r"answer\s*:", re.IGNORECASE)
 _LINE = re.compile(r"\s*(?:\*\*)?\s*([^\n]+)")
@@ -39,20 +39,20 @@ _INTEGER = re.compile(r"[-+]?\d{1,1000}(?:\.0*)?")
 
 
 def extract_answer(sample: Sample) -> str | None:
-    """The normalised answer, for votes."""
+    """Return the normalised answer, for votes."""
     return find_answer(sample.response) or None
 
 
 @declares(RewardTraits(execution="inline", extract_answer=extract_answer))  # it reads 300 characters
 def reward(args: Args, sample: Sample, evaluation: bool = False) -> float | dict[str, Any]:
-    """The mapping of `score` when `--reward-key` (or another reader of mappings) is set, else its `score` alone."""
+    """Return the mapping of `score` if `--reward-key` (or another reader of mappings) is set, else only its `score`."""
     result = score(sample.response, sample.label)
     key = args.eval_reward_key if evaluation else args.reward_key
     return result if key or args.custom_reward_post_process_path else float(result["score"])
 
 
 def score(response: str, label: Any) -> dict[str, Any]:
-    """`score` (+1.0 or -1.0), `acc` (bool) and `pred` (the normalised answer, or "[INVALID]" without one)."""
+    """Return `score` (+1.0 or -1.0), `acc` (bool) and `pred` (the normalised answer, or "[INVALID]" without one)."""
     given = _answered(response)
     answer = None if given is None else normalized(given)
     expected = None if label is None else _bare(str(label))
@@ -61,7 +61,7 @@ def score(response: str, label: Any) -> dict[str, Any]:
 
 
 def find_answer(response: str) -> str | None:
-    """What follows the last `Answer:` of the tail on its line, normalised; None without one."""
+    """Return the normalised text after the last `Answer:` in the tail, up to the line's end; None without a marker."""
     given = _answered(response)
     return None if given is None else normalized(given)
 
@@ -74,7 +74,10 @@ def _answered(response: str) -> str | None:
 
 
 def _alike(given: str, expected: str) -> bool:
-    """One number as written (normalised, `1 1/2` has no space), spelt alike, or one number once normalised."""
+    """Return True if both are the same number as written, the same normalised text, or the same normalised number.
+
+    Numbers are compared as written first, because normalising removes the space of `1 1/2`.
+    """
     same = same_number(given.strip().rstrip(".,;:"), expected)
     if same is not None:
         return same
@@ -86,11 +89,11 @@ def _alike(given: str, expected: str) -> bool:
 
 
 _APART = re.compile(r"(?<=\d)\s+(?!\d{3}(?!\d))(?=\d)")
-"""Between two numbers: `4 5` is not 45, and `1 000` is 1000."""
+"""Space between two numbers: `4 5` is not 45, and `1 000` is 1000."""
 
 
 def normalized(answer: str) -> str:
-    """The spelling that is compared: no units, commands, `$` or thousands separators, `=`'s right side, full braces."""
+    """Return the text to compare: no units, commands, `$` or thousands separators; `=`'s right side; full braces."""
     text = _END_TOKENS.sub("", answer).strip()
     text = text.split("=")[-1] if text.count("=") == 1 else text
     text = _COMMANDS.sub(r"\1", text)
@@ -105,7 +108,7 @@ def normalized(answer: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """Without a box or the dollars around it, unless the words beside them deny it or offer another."""
+    """Strip a box or dollars around the answer, unless words next to it deny the answer or offer another."""
     if _OTHERWISE.search(text):
         return text
     boxed = last_boxed(text)

@@ -1,10 +1,10 @@
 """Token F1 between response and label, the measure of extractive question answering (Rajpurkar et al., SQuAD, 2016).
 
-Both sides are lower-cased and stripped of punctuation (the sign and the point of a number are none; unlike in SQuAD's
-script, curly quotes and the marks of other scripts are punctuation, too), articles and repeated blanks. The answers
-yes, no and noanswer share no meaning with longer texts, so they must match exactly, and so must a label of one
-character (A is a choice, not an article) and an empty one, which says that there is no answer. A label that is a whole
-number of type float is that integer, and the best of a list of labels counts.
+Both sides are lower-cased and stripped of punctuation, articles and repeated blanks. The sign and the point of a number
+are not punctuation; curly quotes and the marks of other scripts are, unlike in SQuAD's script. The answers yes, no and
+noanswer must match exactly, since they share no meaning with longer texts. A label of one character (A is a choice, not
+an article) and an empty label, which means that there is no answer, must also match exactly. A whole number of type
+float counts as an integer. The best score over a list of labels counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _text(label: Any) -> str:
 
 
 def f1_score(prediction: str, label: str) -> float:
-    """F1 = 2 P R / (P + R) over the multisets of normalised tokens; two that are empty are equal, as in SQuAD 2.0."""
+    """Return F1 = 2 P R / (P + R) over multisets of normalised tokens; two empty sets are equal, as in SQuAD 2.0."""
     predicted, expected = normalized_tokens(prediction), normalized_tokens(label)
     if len(label.strip()) == 1:
         return float(_words(prediction) == _words(label))
@@ -50,7 +50,7 @@ def f1_score(prediction: str, label: str) -> float:
 
 
 def normalized_tokens(text: str) -> list[str]:
-    """Lower case, no punctuation, no articles (unless there is nothing else), split at blanks."""
+    """Return the words in lower case, without punctuation and articles (unless all words are articles)."""
     words = _words(text)
     return [word for word in words if word not in _ARTICLES] or words
 
@@ -60,6 +60,6 @@ def _words(text: str) -> list[str]:
 
 
 def _no_punctuation(match: re.Match[str]) -> str:
-    """Nothing for punctuation of any script; other signs, such as vowels written as marks, stay."""
+    """Return "" for punctuation of any script; keep other signs, such as vowels written as marks."""
     mark = match[0]
     return "" if mark in string.punctuation or unicodedata.category(mark)[0] == "P" else mark

@@ -1,12 +1,12 @@
-"""1.0 when the response follows every verifiable instruction it was given, else 0.0.
+"""Reward 1.0 if the response follows every verifiable instruction of its prompt, else 0.0.
 
-Instructions are those of IFEval (Zhou et al., 2023) and of IFBench (Pyatkin et al., 2025), in their schema:
+The instructions are those of IFEval (Zhou et al., 2023) and of IFBench (Pyatkin et al., 2025), in their schema:
 `instruction_id_list` and `kwargs`, one mapping per instruction, in `metadata` or in the label (a mapping, JSON of one,
 or the Python text of open-instruct's sets). The checks are written from the instructions' descriptions, in `ifeval.py`,
 `ifbench_words.py` and `ifbench_formats.py`.
 
-Sentences and words are told by rules of our own (`text.py`), not by NLTK's models, so counts may differ from the
-benchmarks' by the odd abbreviation. Text up to the last `</think>` and end-of-turn tokens are not judged.
+Sentences and words are split by the rules of `text.py`, not by NLTK's models, so counts may differ from the benchmarks'
+at some abbreviations. Text up to the last `</think>` and end-of-turn tokens are not scored.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ NOT_CHECKED = (
     "count:person_names", "ratio:stop_words", "words:start_verb", "words:odd_even_syllables", "custom:reverse_newline",
     "custom:european_capitals_sort",
 )  # fmt: skip
-"""IFBench's instructions that need taggers, word lists or an atlas; naming one is an error."""
+"""IFBench instructions that need taggers, word lists or an atlas; using one is an error."""
 
 _IDS = {"instruction_id_list", "instruction_id"}
 _END_TOKEN = re.compile(r"(?:<\|[^<>|]{1,40}\|>|</s>|<eos>|<end_of_turn>)\Z")
 
 
 class Options(PluginOptions):
-    """`plugins: {ifbench: {...}}`."""
+    """Options under `plugins: {ifbench: {...}}`."""
 
     score: Literal["all", "fraction"] = "all"
-    """all: 1.0 when every instruction is followed, else 0.0; fraction: the share that is."""
+    """all: 1.0 if every instruction is followed, else 0.0; fraction: the share of followed instructions."""
     loose: bool = False
     """IFEval's loose criterion: also without the first line, the last line, and asterisks, in any combination."""
 
 
 @declares(RewardTraits(execution="process"))  # language detection and regular expressions on odd text
 def reward(args: Args, sample: Sample) -> float:
-    """In [0, 1]; 0.0 for an empty response, and for a sample without instructions.
+    """Return a score in [0, 1]; 0.0 for an empty response, and for a sample without instructions.
 
     Raises:
-        ValueError: The instructions cannot be read, one is unknown, or its kwargs do not fit it.
+        ValueError: The instructions cannot be read, an instruction is unknown, or its kwargs do not fit it.
     """
     ids, kwargs = instructions(sample)
     wanted = options(args, "ifbench", Options)
@@ -66,7 +66,7 @@ def instructions(sample: Sample) -> tuple[list[str], list[dict[str, Any]]]:
     """Return ids and kwargs of the sample, both empty if it has neither instructions in its metadata nor a label.
 
     Raises:
-        ValueError: They cannot be read, or are not lists of the same length.
+        ValueError: Ids or kwargs cannot be read, or are not lists of the same length.
     """
     given: Any = sample.metadata if _IDS & sample.metadata.keys() else sample.label
     if given is None or given == "":
@@ -92,7 +92,7 @@ def instructions(sample: Sample) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def _bound(ident: str, given: Mapping[str, Any]) -> Callable[[str], bool]:
-    """The check with its kwargs; those that are None belong to other instructions of the data set's row type."""
+    """Bind a check to its kwargs; a kwarg of None belongs to other instructions of the data set and is dropped."""
     check = CHECKS.get(ident)
     if check is None:
         why = "is not implemented" if ident in NOT_CHECKED else "is unknown"
@@ -106,7 +106,7 @@ def _bound(ident: str, given: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 def _whole(value: Any) -> Any:
-    """Tables of mixed rows turn counts into floats."""
+    """Convert a whole float to an int, since tables of mixed rows store counts as floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -1,12 +1,12 @@
-r"""The score that a language model gives, asked over any OpenAI-compatible `/chat/completions` endpoint.
+r"""The score of a language model, requested from any OpenAI-compatible `/chat/completions` endpoint.
 
-The template is filled with `{prompt}`, `{response}`, `{label}` and `{mark}` (a line that no response can hold, to set
-it apart) and sent as one user message; the score is read from the answer by a regular expression (its last match) or
-as a key of its last JSON object, clipped to `low`..`high`, and scaled to 0..1. Errors of the service are tried again as
-`JsonClient` does, until shortly before `--rm-timeout`.
+The template is filled with `{prompt}`, `{response}`, `{label}` and `{mark}` (a line that no response can contain, to
+separate the response) and sent as one user message. The score is read from the answer by a regular expression (its last
+match) or as a key of its last JSON object, clipped to `low`..`high`, and scaled to 0..1. `JsonClient` retries errors of
+the service until shortly before `--rm-timeout`.
 
-An answer without a score fails the sample, unless `unreadable` says what it is worth; nothing is asked twice because
-the answer was odd.
+An answer without a score fails the sample, unless `unreadable` sets its reward; a request is not repeated because of an
+unreadable answer.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class LlmJudge:
         self.client = JsonClient(connections=given.connections, attempts=given.attempts)
 
     async def __call__(self, args: Args, sample: Sample) -> float:
-        """In [0, 1], or `unreadable`.
+        """Return a reward in [0, 1], or `unreadable`.
 
         Raises:
             PluginError: The endpoint refuses, cannot be reached in time, or its answer holds no score.
@@ -126,7 +126,7 @@ class LlmJudge:
         return (min(max(score, given.low), given.high) - given.low) / (given.high - given.low)
 
     def question(self, sample: Sample) -> str:
-        """The template filled in; what is filled in is not searched for fields again."""
+        """Return the filled-in template; inserted text is not searched for fields again."""
         fields = {
             "prompt": _text(sample.prompt),
             "response": sample.response,
@@ -136,7 +136,7 @@ class LlmJudge:
         return _FIELD.sub(lambda match: fields[match[1]], self.template)
 
     def read(self, answer: str) -> float | None:
-        """The score before scaling; None when there is none."""
+        """Read the score before scaling; None if the answer has no score."""
         answer = answer.rpartition("</think>")[2]
         found: Any = None
         if self.options.extract == "json":
@@ -179,12 +179,12 @@ def _bearer(variable: str | None) -> dict[str, str]:
 
 
 def _mark(response: str) -> str:
-    """A line that a response cannot hold, since it depends on all of it."""
+    """Return a line that a response cannot contain, since it depends on the whole response."""
     return f"-----{hashlib.blake2b(response.encode('utf-8', 'replace'), digest_size=8).hexdigest()}-----"
 
 
 def _text(prompt: str | list[dict[str, Any]]) -> str:
-    """A prompt as text; of chat messages, role and content a line each."""
+    """Return a prompt as text; chat messages become a line each, with role and content."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
@@ -199,7 +199,7 @@ def _content(url: str, body: Any) -> str:
 
 
 def _last_object(text: str) -> dict[str, Any] | None:
-    """The last JSON object that is not part of another one."""
+    """Return the last JSON object that is not part of another."""
     decoder, found, position = json.JSONDecoder(), None, text.find("{")
     while position >= 0:
         end = position + 1

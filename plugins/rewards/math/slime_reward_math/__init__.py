@@ -1,13 +1,13 @@
-r"""Reward 1.0 when response and label are mathematically equal, else 0.0.
+r"""Reward 1.0 if response and label are mathematically equal, else 0.0.
 
-The answer is the content of the last `\boxed{...}`; without a box, what math-verify finds in the last 500 characters
-(LaTeX first, then a plain expression). A response that is one bare expression (`boxed_math` passes the box's content)
-is read as if it were boxed. The label may be boxed or bare.
+The answer is the content of the last `\boxed{...}`. Without a box it is the expression that math-verify finds in the
+last 500 characters (LaTeX first, then a plain expression). A response that is a bare expression (`boxed_math` passes
+the box's content) is read as if it were boxed. The label may be boxed or bare.
 
-Answer and label are brought into one spelling (`spelling`), taken apart (`shape`) and compared as exact values by sympy
-(`values`), within 2 s of processor time (`limit`). Answers whose powers or factorials would not fit in memory
-(`9^{9^{9}}`, `size`) are equal only to what is spelt alike. Without a box, a number that is denied (`not 4`, `4 is
-wrong`) or quoted, or beside `or`, is not read.
+Answer and label are brought into a common spelling (`spelling`), split into parts (`shape`) and compared as exact
+values by sympy (`values`), within 2 s of processor time (`limit`). Answers whose powers or factorials would not fit in
+memory (`9^{9^{9}}`, `size`) equal only labels with the same spelling. Without a box, a number that is denied (`not 4`,
+`4 is wrong`), quoted, or next to `or` is not read.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ _DENIED = re.compile(
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s+(?=\d)")
 _PERCENT = re.compile(r"\\?%\s*$")
 _UNSAID = re.compile(r"\\(?:[hv]?phantom|[bx]?cancel|sout|neg|lnot|not(?!in))(?![A-Za-z])|\u00ac")
-"""What is not shown, or denied."""
+"""Commands whose content is not shown, or is denied."""
 _ROUGHLY = re.compile(
     r"\\(?:approx(?:eq)?|thickapprox|sime?q?|cong|doteq|asymp)(?![A-Za-z])|[\u2248\u2243\u2245\u223c]|^\s*~"
 )
 _SECONDS = 1.5
-"""Processor time of one comparison; sympy's own calls can overrun it by a fraction of a second."""
+"""Processor time of a comparison in seconds; sympy's own calls can exceed it by a fraction of a second."""
 
 
 def extract_answer(sample: Sample) -> str | None:
-    r"""What the answer's box holds, without its spaces, for votes; None of a response that is prose without a box.
+    r"""Return the content of the answer's box without spaces, for votes; None for prose without a box.
 
-    Equal expressions that are spelt differently are two answers.
+    Equal expressions with different spellings count as different answers.
     """
     answer = final_answer(sample.response)
     return _squeezed(answer[len(_OPENING) : -1]) or None if answer.startswith(_OPENING) else None
@@ -72,7 +72,7 @@ def extract_answer(sample: Sample) -> str | None:
 
 @declares(RewardTraits(extract_answer=extract_answer))
 def reward(args: Args, sample: Sample) -> float:
-    """1.0 or 0.0; anything that cannot be parsed, on either side, is 0.0."""
+    """Return 1.0 if response and label are equal, else 0.0; also 0.0 if either cannot be parsed."""
     if sample.label is None:
         return 0.0
     label = str(sample.label).strip()
@@ -81,9 +81,9 @@ def reward(args: Args, sample: Sample) -> float:
 
 
 def final_answer(response: str) -> str:
-    r"""The last `\boxed{...}` with its braces, else the last 500 characters; empty when the box never closes.
+    r"""Return the last `\boxed{...}` with its braces, else the last 500 characters; "" if the box never closes.
 
-    A response that is an expression and no prose is boxed.
+    A response that is an expression without prose is put into a box.
     """
     boxed = last_boxed(response)
     if boxed is not None:
@@ -96,10 +96,10 @@ def final_answer(response: str) -> str:
 
 
 def equal(answer: str, label: str) -> bool:
-    """True when both are one number, are spelt alike, or are equal part by part (`shape.same_answer`).
+    """Return true if both are the same number, have the same spelling, or are equal by parts (`shape.same_answer`).
 
     Args:
-        answer: What `final_answer` returns.
+        answer: Result of `final_answer`.
         label: The label in a box.
     """
     given, expected = _content(answer), _content(label)
@@ -111,18 +111,18 @@ def equal(answer: str, label: str) -> bool:
 
 
 def equal_contents(answer: str, label: str) -> bool:
-    """True when an answer and a label, both without a box, are equal; takes at most 2 s of processor time."""
+    """Return true if an answer and a label, both without a box, are equal; takes at most 2 s of processor time."""
     return _bounded(lambda: _same_contents(answer, label))
 
 
 def _bounded(call: Callable[[], bool]) -> bool:
-    """Return what it returns; False when that takes too long, or the answer is nested too deeply."""
+    """Return the result of `call`; False if it takes too long or the answer is nested too deeply."""
     try:
         result = within(_SECONDS, call)
     except RecursionError:
         return False
     if result is None:
-        clear_cache()  # of what was half computed
+        clear_cache()  # drop partial results
     return bool(result)
 
 
@@ -141,12 +141,12 @@ def _same_contents(answer: str, label: str) -> bool:
 
 
 def _content(box: str) -> str | None:
-    r"""What a text that is one `\boxed{...}` holds; None of another text."""
+    r"""Return the content of a text that is a single `\boxed{...}`; None for another text."""
     return box[len(_OPENING) : -1] if box.startswith(_OPENING) and box.endswith("}") else None
 
 
 def _found(prose: str) -> str:
-    """The expression that math-verify finds in a text without a box, as it is spelt there; empty without one."""
+    """Return the expression that math-verify finds in a text without a box, in its original spelling; "" if none."""
     found = math_verify.parse(prose, parsing_timeout=None)
     return str(found[-1]) if found else ""
 

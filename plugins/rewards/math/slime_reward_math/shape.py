@@ -1,8 +1,9 @@
 r"""An answer's shape: a list, a set, a tuple or an interval, a union, a relation, or one value.
 
-`same_answer` compares two canonical texts part by part: each shape is equal to its own kind only, in its own order, so
-that no value is compared which one of the two does not give. A relation is taken apart where the other side has none:
-`x_1 = 12` answers 12. A list that is not spelt out (`1, 2, \dots, n`) is equal to what is spelt alike.
+`same_answer` compares two canonical texts part by part. A shape equals only shapes of its own kind, in the order of its
+kind, so that a value is compared only if both texts give it. A relation is reduced to its value if the other text has
+no relation: `x_1 = 12` answers 12. A list that is not spelt out (`1, 2, \dots, n`) equals only lists of the same
+spelling.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _BASES = {
 }  # fmt: skip
 _WORDS = re.compile(r"(?:\\text\{[^{}]*\}|[A-Za-z' -])+")
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,3}")
-"""Small letters that are no word, since no vowel is among them: `xy` is `yx`, and `on` is not `no`."""
+"""Small letters that are not a word, since they have no vowel: `xy` is `yx`, and `on` is not `no`."""
 _APART = re.compile(r"\d \d")
 _AND = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{ ?percent ?\}| percent)$")
@@ -68,10 +69,10 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """An answer taken apart."""
+    """An answer in parts."""
 
     kind: str
-    """one, list, set, tuple, union, relation, such that, or as spelt."""
+    """Kind: one, list, set, tuple, union, relation, such that, or as spelt."""
     text: str
     parts: tuple[Shape, ...] = ()
     marks: tuple[str, ...] = ()
@@ -79,13 +80,13 @@ class Shape:
 
 
 def same_answer(answer: str, label: str) -> bool:
-    """True when both have one shape and their parts are equal."""
+    """Return True if both have the same shape and equal parts."""
     return _same(shape_of(answer), shape_of(label))
 
 
 @functools.lru_cache(maxsize=4096)
 def shape_of(text: str) -> Shape:
-    """The shape of a canonical text."""
+    """Return the shape of a canonical text."""
     text = _FRENCH.sub(_opened, text.strip(" .,;"))
     if "\\dots" in text:
         return Shape("as spelt", text)
@@ -113,13 +114,13 @@ def shape_of(text: str) -> Shape:
 
 
 def _opened(match: re.Match[str]) -> str:
-    """`]1, 2[` as `(1, 2)`."""
+    """Rewrite `]1, 2[` as `(1, 2)`."""
     first, inner, last = (group for group in match.groups() if group is not None)
     return f"{first.replace(']', '(')}{inner}{last.replace('[', ')')}"
 
 
 def _listed(text: str, parts: Sequence[str]) -> Shape:
-    """A list; what is a list itself (`1 \\pm 2`) gives its members, and `x = 1, 2` is `x = 1, x = 2`."""
+    """Return a list; a part that is a list (`1 \\pm 2`) is replaced by its members, `x = 1, 2` by `x = 1, x = 2`."""
     shapes = [member for part in parts for member in _members(shape_of(part))]
     return shapes[0] if len(shapes) == 1 else Shape("list", text, tuple(shapes))
 
@@ -129,7 +130,7 @@ def _members(shape: Shape) -> tuple[Shape, ...]:
 
 
 def _split(text: str, separators: Collection[str]) -> tuple[list[str], list[str]]:
-    """The parts between separators outside all brackets, and these separators."""
+    """Return the parts between separators outside all brackets, and these separators."""
     parts, found, depth = [""], [], 0
     for token in _TOKEN.findall(text):
         depth += (token in _OPENING) - (token in _CLOSING)
@@ -142,7 +143,7 @@ def _split(text: str, separators: Collection[str]) -> tuple[list[str], list[str]
 
 
 def _bracketed(text: str) -> Shape | None:
-    """What is in one pair of brackets from end to end; None of another text."""
+    """Parse a text that a single pair of brackets encloses; return None for other texts."""
     tokens = _TOKEN.findall(text)
     if len(tokens) < 3:
         return None
@@ -174,7 +175,7 @@ def _bracketed(text: str) -> Shape | None:
 
 
 def _both_signs(text: str) -> Shape | None:
-    r"""`1 \pm x` as `1 + x, 1 - x`."""
+    r"""Rewrite `1 \pm x` as `1 + x, 1 - x`."""
     if not re.search(r"\\(?:pm|mp)(?![A-Za-z])", text):
         return None
     signs = {"\\pm": "+-", "\\mp": "-+"}
@@ -200,7 +201,7 @@ def _same(answer: Shape, label: Shape) -> bool:
 
 
 def _same_members(answer: Shape, label: Shape) -> bool:
-    """The parts of shapes without relations, in the order that matters for their kinds."""
+    """Compare the parts of shapes without relations, in the order that matters for their kinds."""
     kinds = {answer.kind, label.kind}
     if kinds == {"one"}:
         return _same_one(answer.text, label.text)
@@ -248,7 +249,7 @@ def _without_doubles(parts: Sequence[Shape]) -> list[Shape]:
 
 
 def _values(parts: Sequence[Shape]) -> Sequence[Shape]:
-    """What `x = 1, x = 2` and `x = 1, 2` list: 1 and 2. Equations of several names stay what they are."""
+    """Return the values in `x = 1, x = 2` or `x = 1, 2`: 1 and 2. Equations of several names are not changed."""
     names = {_spelt(part.parts[0].text) for part in parts if _is_assignment(part)}
     if len(names) != 1 or any(part.kind == "relation" and not _is_assignment(part) for part in parts):
         return parts
@@ -256,7 +257,7 @@ def _values(parts: Sequence[Shape]) -> Sequence[Shape]:
 
 
 def _coordinates(shape: Shape) -> Sequence[Shape]:
-    """The members of a tuple, or of `x = 1, y = 2` by name."""
+    """Return the members of a tuple, or of `x = 1, y = 2` by name."""
     if shape.kind == "list" and all(map(_is_assignment, shape.parts)):
         named = {_spelt(part.parts[0].text): part.parts[-1] for part in shape.parts}
         return [named[name] for name in sorted(named)] if len(named) == len(shape.parts) else shape.parts
@@ -272,12 +273,12 @@ def _is_name(shape: Shape) -> bool:
 
 
 def is_function(text: str) -> bool:
-    r"""True for `\pi`, which is no name."""
+    r"""Return True for `\pi`, which is not a name."""
     return text in ("\\pi", "\\infty", "\\emptyset") or text.startswith(("\\sqrt", "\\frac", "\\mathbb"))
 
 
 def _value_of(relation: Shape) -> Shape | None:
-    """The side of an equation that is its value; None where its numbers differ, or it says something else."""
+    """Return the side of an equation that is its value; None if its numbers differ, or if it has no such side."""
     if set(relation.marks) - {"=", "~", "in"}:
         return None
     sides = [side for side in relation.parts if not _is_name(side)]
@@ -297,7 +298,7 @@ def _value_of(relation: Shape) -> Shape | None:
 
 
 def _relation_answers(answer: Shape, label: Shape) -> bool:
-    """An equation answers with its value, and an inequality with its interval."""
+    """Return whether an equation answers with its value, or an inequality with its interval."""
     if (interval := _interval(answer)) is not None:
         return _same(interval, label)
     value = _value_of(answer)
@@ -305,7 +306,7 @@ def _relation_answers(answer: Shape, label: Shape) -> bool:
 
 
 def _answers_relation(answer: Shape, label: Shape) -> bool:
-    """A value answers an equation whose other side is a name."""
+    """Return whether a value answers an equation whose other side is a name."""
     if (interval := _interval(label)) is not None:
         return _same(answer, interval)
     value = _value_of(label) if _is_name(label.parts[0]) or _is_name(label.parts[-1]) else None
@@ -330,7 +331,7 @@ def _same_relation(answer: Shape, label: Shape) -> bool:
 
 
 def _one_equation(answer: Shape, label: Shape) -> bool:
-    """Two equations or inequalities that are one another's multiple."""
+    """Return whether two equations or inequalities are multiples of each other."""
     one, other = [f"({shape.parts[0].text})-({shape.parts[1].text})" for shape in (answer, label)]
     ratio = proportional(one, other)
     if not ratio:
@@ -345,7 +346,7 @@ def _middle(relation: Shape) -> Shape:
 
 
 def _interval(relation: Shape) -> Shape | None:
-    r"""`1 < x \leq 2` as `(1,2]`, `x > 3` as `(3,\infty)`; None of another relation."""
+    r"""Rewrite `1 < x \leq 2` as `(1,2]` and `x > 3` as `(3,\infty)`; return None for other relations."""
     signs, sides = relation.marks, relation.parts
     if signs == ("in",) and _is_name(sides[0]):
         return sides[1]
@@ -369,7 +370,7 @@ def _interval(relation: Shape) -> Shape | None:
 
 
 def _same_one(answer: str, label: str) -> bool:
-    """Two values: exact where both are numbers, as spelt where both are words, else as expressions."""
+    """Compare two values: exactly if both are numbers, by spelling if both are words, else as expressions."""
     same = same_number(answer, label)
     if same is not None:
         return same
@@ -402,7 +403,7 @@ def _modulus(text: str) -> str | None:
 
 
 def _same_numeral(answer: str, label: str) -> bool:
-    """Digits in one base. An answer may leave the label's base out, and add 10 where the label has none."""
+    """Compare digits in one base. An answer may omit the label's base, and may add base 10 if the label has none."""
     (given, base), (expected, expected_base) = _numeral(answer), _numeral(label)
     if given is None or given != expected:
         return False
@@ -418,7 +419,7 @@ def _numeral(text: str) -> tuple[str | None, str | None]:
 
 
 def _same_measure(answer: str, label: str) -> bool:
-    """Values with their percent signs, degrees and units, which an answer may leave out or add."""
+    """Compare values with percent signs, degrees and units, which an answer may omit or add."""
     for mark in (_PERCENT,) if _ANGLE_OF.search(answer + label) else (_PERCENT, _DEGREES):
         ours, theirs = mark.search(answer), mark.search(label)
         if not (ours or theirs):
@@ -444,7 +445,7 @@ def _same_quantity(answer: str, label: str) -> bool:
 
 
 def _measured(text: str) -> tuple[str, str | None]:
-    r"""A value without its unit, and the unit; of `5\text{ is wrong}` it is none."""
+    r"""Return the value without its unit, and the unit; `5\text{ is wrong}` has no unit."""
     found = _UNIT.search(text)
     if not found:
         return text, None
@@ -467,7 +468,7 @@ def _equal(answer: str, label: str) -> bool:
 
 
 def _as_value(text: str) -> str:
-    """For sympy's grammar: numerals with a base as the numbers that they are."""
+    """Rewrite a text for sympy's grammar: numerals with a base become the numbers that they represent."""
     return re.sub(r"(?<![\w}])(\d+)_\{(\d+)\}", _decimal, text)
 
 
@@ -479,7 +480,7 @@ def _decimal(match: re.Match[str]) -> str:
 
 
 def _same_sets(answer: str, label: str) -> bool:
-    """Unions, and the reals without points, as sympy's sets."""
+    """Compare unions, and the reals without points, as sympy's sets."""
     if not (_OF_SETS.search(answer) or _OF_SETS.search(label)):
         return False
     try:

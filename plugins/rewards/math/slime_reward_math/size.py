@@ -1,8 +1,8 @@
-r"""How many digits evaluating an expression exactly could need, from its text: `explodes` refuses what is not held.
+r"""Bound the digits that the exact value of an expression could need, from its text; `explodes` refuses large ones.
 
-`math` and `deepscaler` ask before they hand a model's answer to sympy, since nothing can interrupt the interpreter's
-big-integer code. Letters count as 1, e and pi as what they are, minus as plus, division by a whole number as nothing:
-an upper bound for answers that people write. Exponents side by side do not multiply, nested ones do.
+`math` and `deepscaler` check a model's answer before they pass it to sympy, since the interpreter's big-integer code
+cannot be interrupted. Letters count as 1, e and pi by value, minus as plus, division by a whole number not at all: an
+upper bound for answers that people write. Exponents of separate factors do not multiply, nested exponents do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 MOST_DIGITS = 10_000
-"""Digits of one power."""
+"""Maximum digits of one power."""
 LARGEST_FACTORIAL = 1_000
 
 _MAY_BE_SMALL = re.compile(r"[-/.^]|\*\*|frac|div|exp|\de")
@@ -37,28 +37,28 @@ def explodes(expression: str) -> bool:
 
 
 def digits(expression: str) -> float:
-    """Digits within which the value of an expression differs from every other one of its size; at most 20,000."""
+    """Return the digits that distinguish the value of an expression from all others of its size; at most 20,000."""
     reader = _read(expression)
     return min(reader.seen, 20_000.0) + len(expression)
 
 
 def _read(expression: str) -> _Reader:
-    """A reader that has read all of it. Raises _TooLarge."""
+    """Return a reader that has read the whole expression. Raises _TooLarge."""
     reader = _Reader([token for token in _TOKEN.findall(expression) if token not in _WRAPPING])
     while reader.peek():
         reader.sum()
-        reader.take()  # a bracket that nothing opened
+        reader.take()  # a closing bracket without an opening one
     return reader
 
 
 class _Reader:
-    """Recursive descent; each method returns the decimal logarithm of what it has read, at least 0."""
+    """A recursive-descent parser; each method returns the decimal logarithm of the value it has read, at least 0."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
         self.position = self.depth = 0
         self.seen = 0.0
-        """Logarithms of all powers, together."""
+        """Sum of the logarithms of all powers."""
 
     def peek(self) -> str:
         return self.tokens[self.position] if self.position < len(self.tokens) else ""
@@ -82,7 +82,7 @@ class _Reader:
         return _added(total, factors) if total else factors
 
     def power(self) -> float:
-        """An atom with all its factorials and exponents; `9^9^9` is `9^(9^9)`."""
+        """Read an atom with all its factorials and exponents; `9^9^9` is `9^(9^9)`."""
         value = self._power()
         self.seen += value
         return value
@@ -136,7 +136,7 @@ class _Reader:
         return _WORTH.get(token, 0.0)
 
     def divisor(self, read: Callable[[], float]) -> float:
-        """What dividing by it can multiply by: nothing for a whole number, else at most the digits in it."""
+        """Return how many digits a division by the read value can add: 0 for whole numbers, else its digits at most."""
         start = self.position
         value = read()
         inside = self.tokens[start : self.position]

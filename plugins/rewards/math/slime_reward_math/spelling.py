@@ -1,7 +1,7 @@
-r"""An answer as people and models type it -> one spelling in LaTeX, which `shape` takes apart and `values` evaluates.
+r"""Convert an answer as people and models type it to one LaTeX spelling, which `shape` parses and `values` evaluates.
 
 `\dfrac12`, `1/2` as `\u00bd`, `\mathrm{e}`, `\varnothing`, `0.\overline{3}`, `sqrt(2)`, `\ldots`, currency and font
-commands each become one form. Nothing is evaluated, and a text that is spelt in this way already stays as it is.
+commands each become one form. Nothing is evaluated, and a text already in this spelling does not change.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _THOUSANDS = re.compile(r"(?<![\d.,_^])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?!\d|[
 
 
 def canonical(text: str) -> str:
-    """The one spelling; blanks are left only where they part two letters, two digits, or a digit and a letter."""
+    """Return the canonical spelling; blanks stay only between two letters, two digits, or a digit and a letter."""
     text = _RAISED.sub(lambda m: f"^{{{unicodedata.normalize('NFKC', m[0])}}}", text)
     text = _LOWERED.sub(lambda m: f"_{{{unicodedata.normalize('NFKC', m[0])}}}", text)
     text = "".join(_ascii(character) for character in text).strip()
@@ -86,7 +86,7 @@ def canonical(text: str) -> str:
         text = _BOX.sub(r"\1", _FONT.sub(_without_font, text))
     text = re.sub(r"\s+", " ", _DEGREE.sub(r"^{\\circ}", text)).strip(' "`')
     text = _HEXADECIMAL.sub(r"\1", _without_end(text))
-    if not text.startswith(("(", "[", "\\{")):  # there a comma parts two numbers
+    if not text.startswith(("(", "[", "\\{")):  # there a comma separates two numbers
         text = _THOUSANDS.sub(lambda m: re.sub("[, ]", "", m[0]), text)
     text = _BETWEEN_DOTS.sub(r"\\overline{\1\2\3}", text)
     text = _AND_SO_ON.sub(lambda m: _repeating(m[1], m[2], m[3] or m[4]), text)
@@ -119,7 +119,7 @@ def _ascii(character: str) -> str:
 
 
 def _without_font(match: re.Match[str]) -> str:
-    r"""A letter, a function or a number without its font; words stay `\text{...}`, in lower case, or stand alone."""
+    r"""Return a letter, function or number without its font; words stay `\text{...}`, in lower case, or stand alone."""
     content = (match[1] if match[1] is not None else match[2]).strip()
     if content.strip(" ,") in ("and", "or"):
         return f" {content.strip(' ,')} "
@@ -131,12 +131,12 @@ def _without_font(match: re.Match[str]) -> str:
 
 
 def _without_end(text: str) -> str:
-    """No full stop or comma at the end; a point of a decimal is none."""
+    """Strip punctuation and spaces at the end; a decimal point within a number stays."""
     return text.rstrip(" .,;:") if not text.endswith("\\dots") else text
 
 
 def _repeating(whole: str, fixed: str, block: str) -> str:
-    """The fraction that a repeating decimal is."""
+    """Return the LaTeX fraction of a repeating decimal."""
     above = int(whole + fixed + block) - int(whole + fixed)
     return f"\\frac{{{above}}}{{{'9' * len(block) + '0' * len(fixed)}}}"
 
@@ -146,5 +146,5 @@ def _in_braces(match: re.Match[str]) -> str:
 
 
 def mixed_as_sums(text: str) -> str:
-    r"""`2\frac{1}{3}` is `(2+\frac{1}{3})`, for sympy's grammar, to which it is a product beside anything else."""
+    r"""Write `2\frac{1}{3}` as `(2+\frac{1}{3})`, because sympy's grammar would read it as a product."""
     return _MIXED.sub(lambda m: f"({m[1]}+\\frac{{{m[2]}}}{{{m[3]}}})" if int(m[2]) < int(m[3]) else m[0], text)

@@ -1,9 +1,9 @@
-r"""Whether two expressions have the same value: by sympy, as numbers at points, with more digits than they differ in.
+r"""Compare the values of two expressions with sympy, numerically at several points, with sufficient digits.
 
-Texts are spelt as `spelling.canonical` spells them. Numbers are exact: `0.333` is 333/1000. Letters stand for real
-numbers, `e`, `i` and `\pi` for what they are; two expressions are equal when they are at several points where both are
-real functions of their letters. The number of digits follows from the texts (`size.digits`), so that numbers which
-differ do so within them.
+Texts must be in the form of `spelling.canonical`. Numbers are exact: `0.333` is 333/1000. Letters are real numbers,
+except the constants `e`, `i` and `\pi`. Two expressions are equal if they agree at several points where both are real
+functions of their letters. The number of digits follows from the texts (`size.digits`), so that different numbers
+differ within these digits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slime_reward_math.spelling import mixed_as_sums
 LONGEST = 500
 _POINTS = 6
 _ENOUGH = 3
-"""Points at which both have a value."""
+"""Number of points at which both expressions have a value."""
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 _DEGREES = re.compile(r"\^\{\\circ\}")
 _PRIMED = re.compile(r"\d'")
@@ -34,7 +34,7 @@ _NOT_FINITE = (sympy.nan, sympy.zoo, sympy.oo, -sympy.oo)
 
 
 def equal_values(one: str, other: str) -> bool:
-    """False also for what sympy's grammar does not read, or could not evaluate in a memory of any size."""
+    """Return True if the values are equal; False also for texts that sympy cannot parse or feasibly evaluate."""
     fold = not (_has_both_cases(one) or _has_both_cases(other))
     given, expected = expression(one, fold), expression(other, fold)
     if given is None or expected is None:
@@ -63,14 +63,14 @@ def proportional(one: str, other: str) -> int:
 
 
 def is_closed(text: str) -> bool:
-    """True for an expression without letters, which is a number."""
+    """Return True for an expression without letters, which is a number."""
     found = expression(text, False)
     return isinstance(found, sympy.Expr) and not found.free_symbols
 
 
 @functools.lru_cache(maxsize=4096)
 def expression(text: str, fold: bool) -> Any:
-    """The sympy expression or matrix of a text; None of what is none. `fold`: capitals are small letters."""
+    """Parse a text to a sympy expression or matrix; None if it is neither. `fold`: capitals become small letters."""
     if len(text) > LONGEST or explodes(text) or _PRIMED.search(text):
         return None
     text = mixed_as_sums(_DEGREES.sub(r"\\cdot\\frac{\\pi}{180}", text))
@@ -122,7 +122,7 @@ def _equal(one: Any, other: Any, places: int) -> bool:
 
 
 def _pairs(one: Any, other: Any, places: int) -> Iterator[tuple[Any, Any]]:
-    """The values of both at points where both have one."""
+    """Yield the values of both expressions at points where both have a value."""
     for point in _points(one, other):
         given, expected = _at(one, point, places), _at(other, point, places)
         if given is not None and expected is not None:
@@ -130,7 +130,7 @@ def _pairs(one: Any, other: Any, places: int) -> Iterator[tuple[Any, Any]]:
 
 
 def _points(one: sympy.Expr, other: sympy.Expr) -> list[dict[Any, Any]]:
-    """Values for the letters of both, the same ones every time."""
+    """Return points, values for the letters of both expressions, always the same."""
     letters = sorted(one.free_symbols | other.free_symbols, key=str)
     if not letters:
         return [{}]
@@ -148,7 +148,7 @@ def _points(one: sympy.Expr, other: sympy.Expr) -> list[dict[Any, Any]]:
 
 
 def _at(found: Any, point: dict[Any, Any], places: int) -> Any:
-    """The value at a point, with that many digits; None where the function has no real value."""
+    """Return the value at a point with `places` digits, or None if the function has no real value."""
     if point and any(_leaves_the_reals(part, point) for part in found.atoms(sympy.Pow, sympy.log)):
         return None
     value = found.subs(point).evalf(places, maxn=2 * places)

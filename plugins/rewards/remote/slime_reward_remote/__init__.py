@@ -1,11 +1,10 @@
-"""The reward that an HTTP service gives: POST `{"prompt", "response", "label"}` to `--rm-url`; the JSON answer is the
-reward.
+"""Reward of an HTTP service: POST `{"prompt", "response", "label"}` to `--rm-url`; the JSON response is the reward.
 
-Registered as `remote` and, as in THUDM/slime, `remote_rm`. The answer is a number, or a mapping for `--reward-key`.
-Connections that fail, 429 and 5xx are tried again with growing pauses until shortly before `--rm-timeout`; any other
-status fails the sample at once with what the service said.
+Registered as `remote` and, as in THUDM/slime, `remote_rm`. The response is a number, or a mapping for `--reward-key`.
+Failed connections, 429 and 5xx are retried with growing pauses until shortly before `--rm-timeout`. Any other status
+fails the sample at once with the service's message.
 
-It runs on the event loop and shares one session of `connections` connections; requests beyond them wait, and the wait
+The reward runs on the event loop and shares a session of `connections` connections. Further requests wait, and the wait
 counts against the deadline.
 """
 
@@ -24,12 +23,12 @@ __all__ = ["JsonClient", "Options", "Remote", "bearer"]
 
 
 class Options(PluginOptions):
-    """`plugins: {remote: {...}}`, or `remote_rm` when chosen by that name."""
+    """Options of the plugin: `plugins: {remote: {...}}`, or `remote_rm` if the reward is chosen by that name."""
 
     connections: int = Field(64, ge=1)
-    """Requests at a time."""
+    """Maximum number of concurrent requests."""
     attempts: int = Field(10, ge=1)
-    """Tries before the sample fails."""
+    """Number of tries before the sample fails."""
     api_key_env: str | None = None
     """Environment variable whose value is sent as `Authorization: Bearer ...`."""
     include: list[Literal["metadata", "tokens", "response_length", "status", "index", "group_index"]] = Field(
@@ -39,7 +38,7 @@ class Options(PluginOptions):
 
 
 class Remote:
-    """Settings are checked when the run starts."""
+    """The reward `remote`; its settings are checked when the run starts."""
 
     Options = Options
     name: ClassVar[str] = "remote"
@@ -55,7 +54,7 @@ class Remote:
         self.client = JsonClient(connections=self.options.connections, attempts=self.options.attempts)
 
     async def __call__(self, args: Args, sample: Sample) -> Any:
-        """What the service answers. Raises PluginError when it refuses or cannot be reached in time."""
+        """Return the service's reward. Raises PluginError if it refuses or cannot be reached in time."""
         body = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
         body |= {name: getattr(sample, name) for name in self.options.include}
         seconds = None if args.rm_timeout is None else 0.95 * args.rm_timeout
@@ -63,13 +62,13 @@ class Remote:
 
 
 class RemoteRm(Remote):
-    """The same by THUDM/slime's name."""
+    """The same reward under THUDM/slime's name."""
 
     name = "remote_rm"
 
 
 def bearer(variable: str | None, option: str) -> dict[str, str]:
-    """The header with the key that the environment holds. Raises ConfigError when it holds none."""
+    """Return the header with the key in the environment variable. Raises ConfigError if the variable is not set."""
     if variable is None:
         return {}
     key = os.environ.get(variable, "")

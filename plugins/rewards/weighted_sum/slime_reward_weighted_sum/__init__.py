@@ -1,11 +1,11 @@
-"""The weighted sum of other rewards, each chosen by any spec that `--custom-rm-path` takes.
+"""The weighted sum of other rewards, each named by a spec as for `--custom-rm-path`.
 
 Every term is resolved and checked when the run starts. The reward is the sum; with `--reward-key score` it is the
 mapping `{"score": sum, <term>: value before its weight, ...}`, so that metrics show the terms.
 
-Terms run concurrently and one that fails fails the sample, under the term's name. With any plain (not async) term the
-whole sum runs in a worker process, where a term that hangs is killed; with async terms only (HTTP services) it runs on
-the event loop.
+Terms run concurrently. If a term fails, the sample fails, with the term's name. If any term is plain (not async), the
+whole sum runs in a worker process, where a hanging term is killed. With async terms only (HTTP services) it runs on the
+event loop.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from slime_core.errors import ConfigError, PluginError
 
 
 class Term(BaseModel):
-    """One of the rewards."""
+    """A reward in the sum, with its weight."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     reward: str
-    """Name, pkg.mod:attr, file.py:attr: whatever --custom-rm-path takes."""
+    """Reward as name, pkg.mod:attr or file.py:attr, like the value of --custom-rm-path."""
     weight: float = Field(1.0, allow_inf_nan=False)
-    """Factor."""
+    """Factor of the reward in the sum."""
     key: str | None = None
-    """Which entry counts when the reward is a mapping."""
+    """Entry that counts if the reward is a mapping."""
     name: str | None = None
-    """Key of the term in the mapping; the reward's spec when not given."""
+    """Key of the term in the mapping; by default the reward's spec."""
 
 
 class Options(PluginOptions):
@@ -42,7 +42,7 @@ class Options(PluginOptions):
 
 
 class WeightedSum:
-    """Resolves its terms when the run starts."""
+    """A weighted sum of rewards, which are resolved when the run starts."""
 
     Options = Options
 
@@ -53,7 +53,7 @@ class WeightedSum:
         if taken:
             raise ConfigError(f"plugins.weighted_sum.terms: {taken[0]!r} is taken; give each term a name of its own")
         self.members = [self._resolved(i, term) for i, term in enumerate(self.terms)]
-        """What was resolved, for the run's provenance."""
+        """Resolved rewards, for the run's provenance."""
         self.callers = [
             RewardCaller(member, cast("Args", _TermArgs(args, term.key)))
             for member, term in zip(self.members, self.terms)
@@ -64,10 +64,10 @@ class WeightedSum:
         )
 
     async def __call__(self, args: Args, samples: list[Sample], evaluation: bool = False) -> list[Any]:
-        """A sum, or a mapping, per sample.
+        """Return a sum, or a mapping, per sample.
 
         Raises:
-            PluginError: A term failed, or is a mapping without a `key`; the message names the term.
+            PluginError: A term failed, or returned a mapping although it has no `key`; the message names the term.
         """
         columns = await asyncio.gather(*(self._column(i, samples, evaluation) for i in range(len(self.terms))))
         totals = [sum(t.weight * v for t, v in zip(self.terms, row)) for row in zip(*columns)]
@@ -83,7 +83,7 @@ class WeightedSum:
         return member
 
     async def _column(self, index: int, samples: list[Sample], evaluation: bool) -> list[float]:
-        """The values of one term."""
+        """Return the values of one term."""
         term, caller = self.terms[index], self.callers[index]
         try:
             values: list[Any]
@@ -104,14 +104,14 @@ class WeightedSum:
 
 
 class _TermArgs:
-    """The run's settings as a term sees them: its own `reward_key`, and nobody else who reads mappings."""
+    """The run's settings for one term: the term's own `reward_key`, and no other reader of mappings."""
 
     custom_reward_post_process_path = None
 
     def __init__(self, args: Args, key: str | None) -> None:
         self._args = args
         self.reward_key = self.eval_reward_key = key
-        # Less than the sum's, so that the term is named and not the sum.
+        # Less than the sum's timeout, so that an error names the term and not the sum.
         self.rm_timeout = None if args.rm_timeout is None else 0.95 * args.rm_timeout
 
     def __getattr__(self, name: str) -> Any:

@@ -1,8 +1,8 @@
-"""Calls that block, awaited without the event loop's own few threads.
+"""Await blocking calls without the event loop's own few threads.
 
-`local.py` starts and ends sandboxes with it. asyncio's default threads are as many as the processors and four, and
-shared with whatever else blocks (files, retrievers), so sandboxes of hundreds of samples would stand in line there with
-their deadlines running. A thread of `on_thread` ends with its call, and nobody joins it.
+`local.py` starts and ends sandboxes with `on_thread`. asyncio's default pool has only as many threads as processors
+plus four, and shares them with other blocking calls (files, retrievers), so sandboxes of hundreds of samples would wait
+there while their deadlines run. A thread of `on_thread` ends with its call and is never joined.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from slime_core.waits import waiting
 T = TypeVar("T")
 
 STARTS = max(4, 2 * (os.cpu_count() or 1))
-"""Calls at a time, in one event loop: starting a process is work for the processors."""
+"""Maximum number of concurrent calls in an event loop: starting a process uses a processor."""
 _places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
 async def on_thread(what: str, call: Callable[[], T], unwanted: Callable[[T], None]) -> asyncio.Future[T]:
-    """Wait for a place, and begin the call in a daemon thread of its own; its deadline is the caller's.
+    """Wait for a place, and start the call in a new daemon thread; the caller enforces a deadline.
 
     Args:
-        what: Of the call, for the list of waits.
-        call: Blocks for a while, and ends by itself.
-        unwanted: Takes a result that comes when the event loop is gone.
+        what: Name of the call for the list of waits.
+        call: Function that blocks for a while, and ends by itself.
+        unwanted: Function that disposes of a result that arrives after the event loop is closed.
     """
     loop = asyncio.get_running_loop()
     place = _places.setdefault(loop, asyncio.Semaphore(STARTS))
@@ -44,7 +44,7 @@ async def on_thread(what: str, call: Callable[[], T], unwanted: Callable[[T], No
             result = call()
         except BaseException as error:
             problem = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
                 loop.call_soon_threadsafe(future.set_exception, problem)
             return
         try:

@@ -1,8 +1,8 @@
 """A Python interpreter in a sandbox, whose names stay between pieces of code.
 
-`Interpreter.run` sends code to the process of `inside/repl.py`, and gets what it printed. Generate functions have one
-for each sample. Code that overruns its time takes the interpreter with it, and so every name defined before; `Ran.lost`
-says so, and the next code runs in a fresh one.
+`Interpreter.run` sends code to the process of `inside/repl.py`, and gets the printed output. Generate functions have
+one interpreter for each sample. If code overruns its time, the interpreter is killed and all its names are lost.
+`Ran.lost` has the reason, and the next code runs in a new interpreter.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Ran:
-    """What one piece of code did."""
+    """Result of running one piece of code."""
 
     output: str
-    """What it printed, the value of its last expression, its traceback."""
+    """Printed text, the value of the last expression, the traceback."""
     failed: bool
-    """It raised, or did not end well."""
+    """True if the code raised, or did not end normally."""
     lost: str | None = None
-    """Why the interpreter, and so its state, is gone; a fresh one runs the next code."""
+    """Reason why the interpreter and its state are gone; a new interpreter runs the next code."""
 
 
 class Interpreter:
-    """`async with Interpreter(LocalSandbox()) as python: await python.run("x = 1", timeout=5)`."""
+    """An interpreter: `async with Interpreter(LocalSandbox()) as python: await python.run("x = 1", timeout=5)`."""
 
     def __init__(self, sandbox: LocalSandbox) -> None:
         self.sandbox = sandbox

@@ -1,7 +1,7 @@
-"""What this machine can isolate, found out by trying, and refused clearly before a run where it is too little.
+"""Detect the isolation that this machine supports by trying, and refuse a run if it is too little.
 
-`check_settings` is the trait `check` of what needs sandboxes (`--sandbox-isolation`). The kernel's
-version or a container's name says nothing certain; a sandbox is made and asked.
+`check_settings` is the trait `check` of components that need sandboxes (`--sandbox-isolation`). The kernel's version or
+a container's name is no reliable evidence, so a sandbox is started and tested.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ logger = logging.getLogger(__name__)
 
 MODES = ("require", "best-effort", "none")
 _WALL = "wall before the files and processes of slime's user"
-"""Name of what is missing where programs may write the run's files and memory (`inside/main.py`)."""
+"""Key in `Isolation.missing` if programs may write the run's files and memory (`inside/main.py`)."""
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """What a sandbox on this machine is made of."""
+    """The isolation of a sandbox on this machine."""
 
     missing: dict[str, str]
-    """What cannot be had -> why, as the kernel said."""
+    """Missing feature -> the kernel's error."""
 
     @property
     def separate(self) -> bool:
-        """Whether programs cannot act as the user who runs slime."""
+        """True if programs cannot act as the user who runs slime."""
         return _WALL not in self.missing
 
     @property
     def complete(self) -> bool:
-        """Whether everything that `LocalSandbox` promises holds."""
+        """True if every feature that `LocalSandbox` documents is available."""
         return not self.missing
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Isolation:
 
 
 def check_isolation(mode: str) -> str:
-    """The mode. Raises SandboxError: it is none."""
+    """Return the mode. Raises SandboxError if it is unknown."""
     if mode not in MODES:
         raise SandboxError(f"sandbox isolation {mode!r}: one of {', '.join(MODES)}")
     return mode
@@ -54,7 +54,7 @@ def check_isolation(mode: str) -> str:
 
 @functools.cache
 def isolation_here() -> Isolation:
-    """Make a sandbox and ask it; the answer is kept for this process. Raises SandboxError: none can be made at all."""
+    """Start a sandbox and return its isolation, cached for this process. Raises SandboxError if it cannot start."""
     keeper = start_keeper(SandboxLimits(), {})
     keeper.control.close()
     keeper.process.stop()
@@ -62,11 +62,11 @@ def isolation_here() -> Isolation:
 
 
 def require_isolation(mode: str) -> Isolation:
-    """Act on `--sandbox-isolation`.
+    """Apply `--sandbox-isolation`, and return the isolation of this machine.
 
     Raises:
-        SandboxError: `require`, and this machine cannot isolate everything; or `best-effort`, and programs could do all
-            that slime's user may: what is missing, and what to do.
+        SandboxError: The mode is `require` and the isolation is incomplete, or the mode is `best-effort` and programs
+            would have the rights of slime's user. The message names the missing features and the remedy.
     """
     here = isolation_here()
     if check_isolation(mode) == "best-effort" and not here.separate:
@@ -91,7 +91,7 @@ def require_isolation(mode: str) -> Isolation:
 
 
 def check_settings(args: Args, *, training: bool) -> None:
-    """Raise ConfigError where this machine cannot isolate programs as `--sandbox-isolation` wants it."""
+    """Raise ConfigError if this machine cannot isolate programs as `--sandbox-isolation` requires."""
     try:
         require_isolation(args.sandbox_isolation)
     except SandboxError as error:

@@ -1,4 +1,4 @@
-"""Starts a sandbox (`inside/main.py`) under a guard of `slime_core.procs` and hears what it could isolate. Blocks.
+"""Start a sandbox (`inside/main.py`) under a guard of `slime_core.procs` and read what it could isolate. Blocks.
 
 `local.py` and `isolation.py` call `start_keeper`, in a thread. The sandbox inherits nothing of the run but the
 descriptor of its socket: its environment is empty, and what it is to do comes over the socket.
@@ -24,10 +24,10 @@ from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.protocol import SandboxError
 
 START_SECONDS = 60.0
-"""For the sandbox to say hello; it takes a tenth of one on an idle machine."""
+"""Seconds for the sandbox to start; it takes a tenth of a second on an idle machine."""
 END_SECONDS = 10.0
-"""For it to end by itself, with its files; then it is killed."""
-# Importing the real packages would cost more than everything else it does.
+"""Seconds for the sandbox to end by itself and remove its files; then it is killed."""
+# Importing the real packages would cost more than the rest of the guard.
 _PATHS = {"slime_core": str(Path(guard.__file__).parents[1]), "slime_sandbox_local": str(Path(__file__).parent)}
 _GUARD = f"""
 import sys, types
@@ -47,18 +47,18 @@ class Keeper:
     process: Guarded
     control: socket.socket
     missing: dict[str, str]
-    """What could not be isolated -> why."""
+    """Reason for each isolation that is not available, by its name."""
     work: str
-    """The working directory, as programs see it."""
+    """Path of the working directory for programs in the sandbox."""
 
     def ask_to_end(self) -> None:
-        """Begin to end it and everything in it; `process` is there until all has ended."""
+        """Begin to end the sandbox and everything in it; `process` lives until all has ended."""
         self.control.close()
         self.process.ask_to_stop()
 
 
 def start_keeper(limits: SandboxLimits, env: Mapping[str, str]) -> Keeper:
-    """Start it. Raises SandboxError: it did not come up."""
+    """Start the sandbox. Raises SandboxError if it does not start."""
     if sys.platform != "linux":
         raise SandboxError("local sandboxes are made of means that only Linux has")
     program = ["-c", _GUARD]
@@ -105,13 +105,13 @@ def _greet(control: socket.socket, limits: SandboxLimits, env: Mapping[str, str]
 
 
 def readable_paths(limits: SandboxLimits) -> list[str]:
-    """Host directories beside the system's: this Python's, and those asked for."""
+    """Return the host directories besides the system's: this Python's, and the requested ones."""
     given = [sys.base_prefix, sys.prefix, *limits.read_only]
     return [path for path in dict.fromkeys(map(os.path.abspath, given)) if path not in ("/", "/usr")]
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of the run's: only what programs need."""
+    """Return the environment for programs, without any variables of the run."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return {"PATH": path, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", **threads}

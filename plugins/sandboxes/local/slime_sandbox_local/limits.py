@@ -1,7 +1,7 @@
-"""What the programs of one sandbox may use, together or each.
+"""Limits of the programs in a sandbox, together or each.
 
-Read by `local.py`, which hands it to the keeper as JSON. `memory_mb` holds twice: as the address space of each process,
-and as what all processes of the sandbox have resident together, looked at some times a second.
+`local.py` reads the limits and passes them to the keeper as JSON. `memory_mb` applies twice: to the address space of
+each process, and to the resident memory of all processes of the sandbox together, checked a few times a second.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ class SandboxLimits:
     """Limits of one sandbox; megabytes are 2**20 bytes."""
 
     memory_mb: int = 1024
-    """Address space of a process, and resident memory of all of them together."""
+    """Address space of a process, and resident memory of all processes together."""
     disk_mb: int = 64
-    """All files that it writes, together; without namespaces they are watched (`inside/disk.py`)."""
+    """All files that the sandbox writes, together; without namespaces they are watched (`inside/disk.py`)."""
     file_mb: int = 16
-    """One file."""
+    """Size of one file."""
     processes: int = 32
-    """Processes and threads at a time."""
+    """Number of processes and threads at a time."""
     open_files: int = 128
-    """Descriptors of a process."""
+    """Number of file descriptors of a process."""
     stack_mb: int = 8
-    """Stack of a process; deep recursion in C needs more."""
+    """Stack size of a process; deep recursion in C needs more."""
     cpu_seconds: float = 600.0
     """CPU time of one process."""
     output_kb: int = 64
-    """Kept of standard output, and of standard error, of one command; the rest is read and dropped."""
+    """Size kept of standard output, and of standard error, of one command; the rest is read and dropped."""
     network: bool = False
-    """The host's network; without it not even the loopback of the host is reachable."""
+    """Access to the host's network; without it not even the host's loopback is reachable."""
     endpoints: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Port on 127.0.0.1 inside -> (host, port) outside that connections to it are carried to. Nothing else is
-    reachable; for an agent that talks to one server."""
+    """Host and port outside to which connections to a port on 127.0.0.1 inside are forwarded, by inside port. No other
+    address is reachable. For an agent that uses one server."""
     read_only: tuple[str, ...] = ()
-    """Further host directories and files to see, read only, under the same path; they must be readable to everybody."""
+    """Further host directories and files, read-only under the same path; they must be readable by all users."""

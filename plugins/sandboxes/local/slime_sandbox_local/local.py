@@ -5,7 +5,7 @@
     exec / write_file / read_file --> request, numbered --> first process of the sandbox
                                  <-- answer, by number <-- (one reader task per sandbox)
 
-Requests of one sandbox run side by side; it is the limits that they share.
+Requests of a sandbox run concurrently and share its limits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.protocol import TIMED_OUT, ExecResult, SandboxError
 
 _GRACE = 15.0
-"""Seconds after a job's own time within which its answer must be here."""
+"""Seconds after a job's own timeout within which its answer must arrive."""
 _FILE_SECONDS = 60.0
 
 
@@ -37,10 +37,10 @@ class LocalSandbox:
     user without rights; no network but `limits.endpoints`. `docs/how-to/sandbox.md` has the whole list.
 
     Args:
-        limits: What programs may use.
-        env: Variables of every command, on top of a few that programs need; nothing comes from this process.
-        isolation: `require`: refuse to start where something of the above cannot be had; `best-effort`: do without, but
-            refuse where programs could act as slime's user; `none`: do without that, too.
+        limits: Limits on the resources of programs.
+        env: Variables of every command, added to a few that programs need; this process's variables are not passed on.
+        isolation: `require`: refuse to start if a feature above is missing; `best-effort`: start without it, but refuse
+            if programs could act as slime's user; `none`: start in that case, too.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LocalSandbox:
 
     @property
     def missing(self) -> dict[str, str]:
-        """What this one does not isolate -> why; empty if `isolation` is `require`."""
+        """Missing isolation feature -> reason; empty if `isolation` is `require`."""
         return self._entered().missing
 
     def _entered(self) -> Keeper:
@@ -106,7 +106,7 @@ class LocalSandbox:
         await self.close()
 
     async def close(self) -> None:
-        """End everything in it; safe to call twice. Cancelled, it kills without waiting."""
+        """End every process in the sandbox; safe to call twice. If cancelled, kill without waiting."""
         keeper, writer, reader = self._keeper, self._writer, self._reader_task
         self._lose("it has been closed")
         self._keeper = None
@@ -134,7 +134,7 @@ class LocalSandbox:
         check: bool = False,
         idempotent: bool = False,
     ) -> ExecResult:
-        """See `Sandbox.exec`. `user` is None or "sandbox": a local sandbox has one user, without rights."""
+        """See `Sandbox.exec`. `user` must be "sandbox", the only user, who has no rights, or None for the same."""
         if user not in (None, "sandbox"):
             raise SandboxError(f"user {user!r}: a local sandbox has one user, 'sandbox'; leave `user` away")
         command = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
@@ -149,7 +149,7 @@ class LocalSandbox:
         return result
 
     async def write_file(self, path: str, data: str | bytes | Path) -> None:
-        """See `Sandbox.write_file`. Written with the rights of the sandbox's user; relative to `work`."""
+        """See `Sandbox.write_file`. The file is written as the sandbox's user; `path` is relative to `work`."""
         if isinstance(data, Path):
             data = await asyncio.to_thread(data.read_bytes)
         body = data.encode() if isinstance(data, str) else data
@@ -159,7 +159,7 @@ class LocalSandbox:
         self._check_file("write", path, result_of(answer, out))
 
     async def read_file(self, path: str) -> bytes:
-        """See `Sandbox.read_file`. At most `limits.file_mb`."""
+        """See `Sandbox.read_file`. The file may have at most `limits.file_mb`."""
         answer, body = await self.request(
             {"op": "read", "path": path}, what=f"reading {path} in a sandbox", timeout=_FILE_SECONDS
         )
@@ -173,12 +173,12 @@ class LocalSandbox:
             reason = f"not done within {_FILE_SECONDS:g} s" if result.timed_out else result.err.strip()
             raise SandboxError(f"cannot {verb} {path} in the sandbox: {reason or f'status {result.code}'}")
 
-    # -- the conversation --------------------------------------------------------------------------------------------
+    # -- requests and answers ----------------------------------------------------------------------------------------
 
     async def request(
         self, message: dict[str, Any], *, what: str, timeout: float, body: bytes = b""
     ) -> tuple[dict[str, Any], bytes]:
-        """One request of `inside/jobs.py` and its answer. Raises SandboxError: the sandbox is gone."""
+        """Send a request to `inside/jobs.py` and return its answer. Raises SandboxError if the sandbox is gone."""
         if self._gone is not None or self._writer is None:
             raise SandboxError(f"the sandbox cannot be used: {self._gone}")
         number = next(self._numbers)
@@ -195,7 +195,7 @@ class LocalSandbox:
             self._answers.pop(number, None)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand answers to who waits for them, until the sandbox is gone."""
+        """Deliver answers to the waiting requests until the sandbox is gone."""
         buffer = bytearray()
         most = (self.limits.file_mb << 20) + (self.limits.output_kb << 11) + (1 << 20)
         try:
@@ -210,7 +210,7 @@ class LocalSandbox:
             self._lose(str(error))
 
     def _lose(self, reason: str) -> None:
-        """Nobody waits any longer."""
+        """Mark the sandbox as gone, and fail all waiting requests."""
         self._gone = self._gone or reason
         for waiter in self._answers.values():
             if not waiter.done():
@@ -218,7 +218,7 @@ class LocalSandbox:
 
 
 def result_of(answer: Mapping[str, Any], body: bytes) -> ExecResult:
-    """An answer about a job as its result."""
+    """Convert a job's answer to its result."""
     split = answer["out"]
     out, err = (part.decode("utf-8", "replace") for part in (body[:split], body[split:]))
     for name in answer.get("cut", ()):
@@ -231,6 +231,6 @@ def result_of(answer: Mapping[str, Any], body: bytes) -> ExecResult:
 
 
 def _end_late(start: asyncio.Future[Keeper]) -> None:
-    """A sandbox that came up after nobody wanted it any longer."""
+    """End a sandbox that started after its caller had given up."""
     if not start.cancelled() and start.exception() is None:
         start.result().ask_to_end()

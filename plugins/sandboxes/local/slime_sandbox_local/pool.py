@@ -1,14 +1,14 @@
-"""Interpreters of many samples, of which only so many have a sandbox at once.
+"""Pool of interpreters for many samples, of which a limited number have a sandbox at once.
 
 ::
 
-    run(key, code, history) --has one--> run the code
-                            --has none--> a free place, else the place of the one idle for longest --> history, code
+    run(key, code, history) --has a sandbox--> run the code
+                            --has none--> a free place, else the place idle for longest --> history, code
 
-Generate functions hold one pool per process (`pool_of`). Nobody waits for another sample to finish, only for calls
-under way, which have deadlines. A sample whose interpreter was given up, or which goes on in another process, gets its
-state back by running its earlier code again, output thrown away; so code that looks at clocks, or draws random numbers
-without a seed, may find another state.
+Generate functions hold one pool per process (`pool_of`). A sample never waits for another sample to finish, only for
+running calls, which have deadlines. A sample whose interpreter was evicted, or which continues in another process, gets
+its state back by running its earlier code again without output. So code that reads clocks, or draws random numbers
+without a seed, may get another state.
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ if TYPE_CHECKING:
     from slime_core.protocols import Args
 
 _LOOK_AGAIN = 5.0
-"""Seconds after which who waits for a place looks without being told."""
+"""Seconds after which a waiter checks for a free place without a notification."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a sample."""
+    """Result of a sample's call."""
 
     ran: Ran
     waited: float
-    """Seconds until it had a sandbox with its state."""
+    """Seconds until the call had a sandbox with the sample's state."""
     seconds: float
-    """Of the code."""
+    """Seconds that the code ran."""
     replayed: int
-    """Pieces of earlier code that were run again for it."""
+    """Number of earlier pieces of code that were run again for this call."""
     evicted: bool = False
-    """Another sample's idle sandbox was ended for it."""
+    """True if another sample's idle sandbox was ended for this call."""
 
 
 class InterpreterPool:
-    """At most `size` sandboxes, all alike."""
+    """A pool of at most `size` sandboxes with the same limits."""
 
     def __init__(self, size: int, limits: SandboxLimits, isolation: str) -> None:
         self.size, self.limits, self.isolation = size, limits, isolation
         self._idle: OrderedDict[Hashable, Interpreter] = OrderedDict()
-        """Least recently used first."""
+        """Idle interpreters, least recently used first."""
         self._busy: dict[Hashable, Interpreter | None] = {}
-        """In a call, or being started or ended."""
+        """Interpreters in a call, or being started or ended."""
         self._waiting: list[asyncio.Future[None]] = []
         self.evictions = 0
 
     @property
     def live(self) -> int:
-        """Sandboxes there are."""
+        """Number of live sandboxes."""
         return len(self._idle) + len(self._busy)
 
     async def run(
         self, key: Hashable, code: str, *, history: Sequence[str] = (), timeout: float, wait: float = 600.0
     ) -> Call:
-        """Run code with the state of `key`, which calls one at a time.
+        """Run code with the state of `key`; a key makes one call at a time.
 
         Args:
-            key: Whose state.
-            code: Python.
-            history: The code that made its state, since the interpreter was last lost; run again in a fresh one.
-            timeout: Seconds for each piece.
+            key: Owner of the state.
+            code: Python code to run.
+            history: Code that built the state since the interpreter was last lost; run again in a fresh interpreter.
+            timeout: Seconds for each piece of code.
             wait: Seconds to wait for a place.
 
         Raises:
-            SandboxError: No place in that time; or the sandbox is gone.
+            SandboxError: No place was free within `wait` seconds, or the sandbox is gone.
         """
         started = time.monotonic()
         interpreter, fresh, evicted = await self._take(key, wait)
@@ -104,7 +104,7 @@ class InterpreterPool:
             await self._end(key, interpreter)
 
     async def close(self) -> None:
-        """End all."""
+        """End all idle sandboxes."""
         for key in list(self._idle):
             await self.drop(key)
 
@@ -130,7 +130,7 @@ class InterpreterPool:
         return interpreter, True, evicted
 
     async def _place(self, key: Hashable) -> bool:
-        """Reserve a place, the one idle for longest where there is no other; wait where all are in calls.
+        """Reserve a free place, else the place idle for longest; wait if all are in calls.
 
         Returns whether another sample's was taken.
         """
@@ -156,7 +156,7 @@ class InterpreterPool:
             self._release(key)
 
     def _release(self, key: Hashable) -> None:
-        """A place may be free: everybody who waits looks."""
+        """Free the place of a key and wake all waiters."""
         self._busy.pop(key, None)
         turns, self._waiting = self._waiting, []
         for turn in turns:
@@ -168,7 +168,7 @@ _pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Interpret
 
 
 def pool_of(args: Args, limits: SandboxLimits) -> InterpreterPool:
-    """The pool of this event loop for these limits, made at first use by `--sandbox-concurrency` and `-isolation`."""
+    """Return this event loop's pool for these limits; create it from `--sandbox-concurrency` and `-isolation`."""
     size = args.sandbox_concurrency
     isolation = args.sandbox_isolation
     pools = _pools.setdefault(asyncio.get_running_loop(), {})

@@ -1,8 +1,8 @@
-"""What a sandbox can do, whoever provides it: run a command, write a file, read a file.
+"""The interface of a sandbox, for all providers: run a command, write a file, read a file.
 
-Method names and parameters are those of THUDM/slime's agent sandboxes, so code written for them ports. A command that
-fails is a result with its exit status; `SandboxError` means that the sandbox itself could not do what was asked, and
-with `check=True` that the command failed.
+Method names and parameters match THUDM/slime's agent sandboxes, so code written for them can be ported. A failed
+command returns a result with its exit status. `SandboxError` means that the sandbox could not perform the operation,
+or, with `check=True`, that the command failed.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 from slime_core.errors import SlimeError
 
 TIMED_OUT = -1
-"""`ExecResult.code` of a command that was ended because its time was up."""
+"""Value of `ExecResult.code` for a command that exceeded its time limit."""
 
 
 class SandboxError(SlimeError, RuntimeError):
-    """The sandbox could not be started, is gone, or could not do what was asked."""
+    """Raised if the sandbox could not start, has ended, or could not perform an operation."""
 
 
 class ExecResult(NamedTuple):
-    """How a command ended; unpacks as `(code, out, err)`."""
+    """The result of a command; unpacks as `(code, out, err)`."""
 
     code: int
-    """Exit status; 128 + n when signal n ended it; `TIMED_OUT` when its time was up."""
+    """Exit status; 128 + n if signal n ended the command; `TIMED_OUT` if it exceeded its time limit."""
     out: str
-    """Standard output, the first part of it where it was longer than the limit."""
+    """Standard output, truncated at the limit."""
     err: str
-    """Standard error, likewise."""
+    """Standard error, truncated at the limit."""
 
     @property
     def timed_out(self) -> bool:
-        """Whether it was ended because its time was up."""
+        """True if the command exceeded its time limit."""
         return self.code == TIMED_OUT
 
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """One isolated place; an asynchronous context manager whose end ends everything in it."""
+    """An isolated environment; an async context manager that ends all its processes on exit."""
 
     async def exec(
         self,
@@ -56,31 +56,31 @@ class Sandbox(Protocol):
 
         Args:
             cmd: A shell command line, or a program with its arguments.
-            user: Who runs it; None is the sandbox's own user.
-            env: Variables on top of the sandbox's.
-            timeout: Seconds; then the command and what it started are killed, and the code is `TIMED_OUT`.
+            user: User that runs the command; None for the sandbox's own user.
+            env: Environment variables in addition to the sandbox's.
+            timeout: Time limit in seconds; then the command and its processes are killed, and the code is `TIMED_OUT`.
             check: Raise SandboxError when the code is not 0.
-            idempotent: May be tried again when the transport to the sandbox failed. Without meaning for a local one,
-                which has no transport that fails and comes back.
+            idempotent: True if the command may be retried when the connection to the sandbox fails. A local sandbox
+                ignores this option, since it has no such connection.
 
         Raises:
-            SandboxError: The sandbox is gone; or `check`.
+            SandboxError: The sandbox has ended, or the command failed with `check`.
         """
 
     async def write_file(self, path: str, data: str | bytes | Path) -> None:
-        """Write text (UTF-8), bytes, or the content of a local file; missing directories are made.
+        """Write text (UTF-8), bytes, or the content of a local file; missing directories are created.
 
         Raises:
-            SandboxError: It cannot be written there.
+            SandboxError: The file cannot be written.
         """
 
     async def read_file(self, path: str) -> bytes:
-        """The whole content. Raises SandboxError: no such file, not readable, or larger than the limit."""
+        """Return the whole content. Raises SandboxError if the file is missing, unreadable or larger than the limit."""
 
     async def __aenter__(self) -> Self:
-        """Start it."""
+        """Start the sandbox."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End everything in it."""
+        """End all processes of the sandbox."""

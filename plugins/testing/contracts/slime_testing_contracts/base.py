@@ -1,6 +1,6 @@
-"""What all contract suites share: the component under test, its settings, and a guard on the suite itself.
+"""The base class of all contract suites: the component under test, its settings, and a guard on the suite itself.
 
-`suite_of` finds the suite of a kind, slime's own and those of anybody else, by entry point.
+`suite_of` finds the suite of a kind by entry point, for slime's own and third-party suites.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from slime_core.plugins.resolve import resolve
 
 
 def only_where(holds: Callable[[Any], bool]) -> pytest.MarkDecorator:
-    """A test for some components of a kind only: `holds` is asked with the suite's instance when tests are collected.
+    """Mark a test for some components of a kind only: `holds(suite instance)` decides when tests are collected.
 
-    A component that it cannot be asked of, as one that does not load, keeps the test.
+    If `holds` raises, for example for a component that does not load, the test is kept.
     """
     return pytest.mark.slime_only_where.with_args(holds)
 
 
 def applies(item: pytest.Item) -> bool:
-    """Whether a collected test is one of its component's."""
+    """Return True if a collected test applies to its component."""
     mark, case = item.get_closest_marker("slime_only_where"), getattr(item, "cls", None)
     if mark is None or case is None:
         return True
     try:
         return all(holds(case()) for holds in mark.args)
     except Exception:
-        return True  # the test that loads the component says what is wrong with it
+        return True  # the test that loads the component reports the error
 
 
 class Contract:
-    """Base of the suites. A subclass may add tests; replacing one needs `pytest.mark.xfail(reason=...)` on it."""
+    """Base class of the suites. A subclass may add tests; a replaced test needs `pytest.mark.xfail(reason=...)`."""
 
     kind: ClassVar[str]
     component: ClassVar[str] = ""
-    """Any spec the resolver takes: a name, `pkg.mod:attr`, `file.py:attr`."""
+    """Spec of the component: a name, `pkg.mod:attr` or `file.py:attr`."""
     args: ClassVar[Mapping[str, Any]] = {}
-    """Settings that differ from the suite's; options of plugins under `plugins`."""
+    """Settings that differ from the suite's defaults; options of plugins go under `plugins`."""
     default_args: ClassVar[Mapping[str, Any]] = {}
     """The suite's settings that differ from slime's defaults."""
 
     folder: Path | None = None
-    """A temporary directory of each test, `args.run_dir` unless the component's settings say otherwise."""
+    """Temporary directory of each test; `args.run_dir` unless the component's settings change it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A suite is the class that says of which kind it is, with what its package made it of.
+        # A suite is the class that sets `kind`, together with its base classes in the same package.
         packages = {_package(base) for base in cls.__mro__[1:] if base is Contract or "kind" in vars(base)}
         kit = [base for base in cls.__mro__[1:] if _package(base) in packages]
         suite = {name for base in kit for name in vars(base) if name.startswith("test_")}
@@ -76,17 +76,17 @@ class Contract:
 
     @property
     def resolved(self) -> Resolved:
-        """The component, loaded and signature-checked."""
+        """The component, loaded and with its signature checked."""
         return resolve(self.kind, self.component, origin=f"{type(self).__name__}.component")
 
     @property
     def settings(self) -> Args:
-        """A fresh `args`: every setting of slime's with its default, then the suite's, then the component's."""
+        """New `args`: slime's defaults, overridden by the suite's settings and then by the component's."""
         own = copy.deepcopy({**self.default_args, **self.args})
         return Args(**{"run_dir": self.folder and str(self.folder), **own})
 
     def test_it_loads(self) -> None:
-        """Found, importable, of its kind's signature, and for the version of its API that is running."""
+        """Check that the component is found and importable, and has its kind's signature and API version."""
         assert self.component, f"{type(self).__name__}: set `component` to the component's name or path"
         try:
             self.load()
@@ -95,11 +95,11 @@ class Contract:
             pytest.fail(str(error), pytrace=False)
 
     def load(self) -> None:
-        """Raises SlimeError when there is no such component, or it cannot be loaded or called."""
+        """Load the component. Raises SlimeError if it does not exist or cannot be loaded or called."""
         _ = self.resolved
 
     def check_options(self) -> None:
-        """The options in `args`, and their documentation. Raises ConfigError."""
+        """Check the options in `args` and their documentation. Raises ConfigError."""
         found, settings = self.resolved, self.settings
         check_plugin_options(settings, current_registry(), f"{type(self).__name__}.args", [found])
         model = options_model(found.obj)
@@ -112,9 +112,10 @@ def _package(cls: type) -> str:
 
 
 def suite_of(kind: str) -> type[Contract]:
-    """The suite of a kind or hook (`slime.plugins`: hook plugins), by the entry points of installed distributions.
+    """Return the suite of a kind or hook (`slime.plugins`: hook plugins) from the installed entry points.
 
-    `Contract`, which loads the component, where there is none. Raises PluginConflictError: two distributions have one.
+    Without such a suite, return `Contract`, which only loads the component. Raises PluginConflictError if several
+    distributions provide a suite.
     """
     name = "hooks" if kind == HOOK_GROUP or kind.startswith("slime_") else kind
     found = {entry.value: entry for entry in metadata.entry_points(group=CONTRACTS_GROUP, name=name)}

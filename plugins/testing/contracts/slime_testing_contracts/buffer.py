@@ -1,4 +1,4 @@
-"""The contract of buffers: THUDM/slime's filter functions and classes with the methods of `BufferBase` alike."""
+"""The contract of buffers, for THUDM/slime's filter functions and for classes with the methods of `BufferBase`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slime_testing_contracts.samples import scored_group
 
 
 class BufferContract(Contract):
-    """Whole groups out of the buffer, at most as many as asked for, none twice and none lost; the same after a resume.
+    """A buffer returns whole groups, at most as many as requested, none twice and none lost; the same after a resume.
 
-    A class may return groups that were not given back (replay) as objects of its own; those are left out of the count.
+    A class may return groups that were not given back (replay) as its own objects; the tests do not count them.
     """
 
     kind = "buffers"
@@ -35,7 +35,7 @@ class BufferContract(Contract):
     }
 
     def groups(self, count: int) -> list[Group]:
-        """`count` groups; override for a buffer that needs more in them."""
+        """Return `count` groups; override it for a buffer whose groups need more fields."""
         made = [scored_group([0.0, 1.0, float(i)], group_index=i) for i in range(count)]
         for row, group in enumerate(made):
             for sample in group:
@@ -44,14 +44,14 @@ class BufferContract(Contract):
         return made
 
     def build(self) -> Any:
-        """The buffer, with the methods of `BufferBase` whatever form its author chose."""
+        """Build the buffer, with the methods of `BufferBase` for functions and classes alike."""
         found = self.resolved.obj
         built = construct(found, self.settings) if inspect.isclass(found) else found
         return built if hasattr(built, "take") else FilteredList(self.settings, built, self.component)
 
     @pytest.mark.parametrize(("held", "asked"), [(0, 3), (2, 3), (3, 3), (5, 3), (5, 0), (1, 1)])
     def test_takes_at_most_what_was_asked(self, held: int, asked: int) -> None:
-        """What it returns has left the buffer; the rest is still there."""
+        """Check that `take` removes the returned groups from the buffer and keeps the rest."""
         buffer, groups = self.build(), self.groups(held)
         before = {id(group): [id(sample) for sample in group] for group in groups}
         buffer.add(list(groups))
@@ -64,13 +64,13 @@ class BufferContract(Contract):
             assert [id(sample) for sample in group] == before.get(id(group)), "groups are passed on whole, as they are"
 
     def test_takes_something_when_it_can(self) -> None:
-        """A buffer that never gives anything back would keep groups for ever."""
+        """Check that the buffer returns groups at all: otherwise it would keep groups forever."""
         buffer = self.build()
         buffer.add(self.groups(4))
         assert buffer.take(2), "4 groups wait, 2 are asked for, and none comes"
 
     def test_groups_wait_for_their_turn(self) -> None:
-        """Drawn little by little, every group comes once, unless a filter function dropped it."""
+        """Check that every group comes once if drawn in small numbers, unless a filter function dropped it."""
         buffer = self.build()
         buffer.add(self.groups(7))
         seen: list[int | None] = []
@@ -83,13 +83,13 @@ class BufferContract(Contract):
         )
 
     def test_rollout_id_may_be_missing(self) -> None:
-        """THUDM/slime passes None; a rollout function of the user's own may draw without announcing a rollout."""
+        """Check rollout id None: THUDM/slime passes it, and a user's rollout function may draw without a rollout."""
         buffer = self.build()
         buffer.add(self.groups(2))
         assert isinstance(buffer.take(1), list)
 
     def test_unfinished_groups_are_taken_too(self) -> None:
-        """Partial and untouched ones have no rewards."""
+        """Check that the buffer returns partial and untouched groups, which have no rewards."""
         buffer, (partial, fresh) = self.build(), self.groups(2)
         for sample in fresh:
             sample.reset_for_retry()
@@ -98,7 +98,7 @@ class BufferContract(Contract):
         assert len(buffer.take(2)) == 2, "a partial and a fresh group wait; both must come, though they have no rewards"
 
     def test_some_prompt_is_wanted(self) -> None:
-        """Of the same prompt over and over, some are used."""
+        """Check that `wants` accepts a repeated prompt at least sometimes."""
         buffer = self.build()
         buffer.begin_rollout(0, 0)
         prompt = Sample(row=0, prompt="1+1=", tokens=[1], metadata={"source_name": "source 0"})
@@ -107,7 +107,7 @@ class BufferContract(Contract):
         )
 
     def test_going_on_from_its_state_changes_nothing(self) -> None:
-        """The same calls on a buffer and on one made from its state (through JSON) have the same answers."""
+        """Check that a buffer and a copy made from its state (through JSON) return the same for the same calls."""
         buffer, rng = self.build(), random.Random(0)
         for rollout_id in range(4):
             self._rollout(buffer, rollout_id, rng)
@@ -122,7 +122,7 @@ class BufferContract(Contract):
         assert found == expected, "after a resume it answers otherwise than it would have without"
 
     def _rollout(self, buffer: Any, rollout_id: int, rng: random.Random) -> list[Any]:
-        """One rollout's calls, chosen by `rng`; what the buffer answered."""
+        """Make one rollout's calls, chosen by `rng`, and return the buffer's answers."""
         buffer.begin_rollout(rollout_id, rollout_id)
         taken = buffer.take(3)
         fresh = self.groups(20)[2 * rollout_id : 2 * rollout_id + 2]

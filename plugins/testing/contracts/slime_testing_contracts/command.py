@@ -1,4 +1,4 @@
-"""The contract of commands: a line for the list, and help that starts nothing."""
+"""The contract of commands: a description line, and a help option that starts nothing."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from slime_testing_contracts.base import Contract
 
 
 class CommandContract(Contract):
-    """`slime NAME`."""
+    """The suite of a command `slime NAME`."""
 
     kind = "commands"
     name = ""
-    """What one types after `slime`; without, the component's name with hyphens."""
+    """Name of the command after `slime`; by default the component's name with hyphens."""
 
     def test_its_module_says_what_it_does(self) -> None:
-        """The first line of its docstring, for `slime --help`."""
+        """Check the first line of the module's docstring, which `slime --help` shows."""
         file = self.resolved.ref.source_file
         assert file is not None
         assert first_line(file.read_bytes()), f"{file} has no docstring; `slime --help` shows its first line"
 
     def test_help_is_printed(self) -> None:
-        """`slime NAME --help`: text, and exit status 0."""
+        """Check that `slime NAME --help` prints text and exits with status 0."""
         name = self.name or self.resolved.ref.name.replace("_", "-")
         with contextlib.redirect_stdout(io.StringIO()) as out:
             status = self._help(name)

@@ -1,4 +1,4 @@
-"""The suites of the components that `--slime-component` names, one class each; what pytest collects."""
+"""Test suites for pytest to collect: one class for each component that `--slime-component` names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _suite(name: str, component: Requested, suite: type[Contract]) -> type:
 
 
 def _failing(message: str) -> Any:
-    """One test that says it, in place of a suite that says it in each of its tests."""
+    """Return a single failing test with the message, instead of a suite in which every test fails with it."""
 
     def test_it_loads(self: Any) -> None:
         pytest.fail(message, pytrace=False)

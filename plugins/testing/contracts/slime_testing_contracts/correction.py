@@ -1,4 +1,4 @@
-"""The contracts of what acts on the policy loss: off-policy corrections and loss reducers."""
+"""The contracts of components that change the policy loss: off-policy corrections and loss reducers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LENGTHS = [len(mask) for mask in MASKS]
 
 
 def token_columns(scale: float, seed: int) -> list[torch.Tensor]:
-    """One float64 tensor per sample of `MASKS`, about -1."""
+    """Return a float64 tensor for each sample of `MASKS`, with random values around -1."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(n, generator=generator, dtype=torch.float64) * scale - 1 for n in LENGTHS]
 
 
 class CorrectionContract(Contract):
-    """Weights that are finite and constant, masks that only shrink, and no influence of order or split."""
+    """The contract of corrections: finite, constant weights; masks only shrink; order and split have no influence."""
 
     kind = "corrections"
     neutral: ClassVar[bool] = True
-    """Where trainer and engine agree the loss stays as it is."""
+    """True if the loss must not change when trainer and engine agree."""
     default_args: ClassVar[Mapping[str, Any]] = {"use_tis": True, "custom_tis_function_path": "the component"}
 
     def correct(
@@ -41,9 +41,9 @@ class CorrectionContract(Contract):
         splits: Sequence[Sequence[int]] | None = None,
         leaves: list[torch.Tensor] | None = None,
     ) -> list[Corrected]:
-        """Loss, mask and metrics of each sample; engine and trainer are `gap` apart (standard deviation).
+        """Return loss, mask and metrics of each sample if engine and trainer differ by `gap` (standard deviation).
 
-        `leaves` collects each micro-batch's loss before the correction.
+        `leaves` collects the loss of each micro-batch before the correction.
         """
         n = len(MASKS)
         batch = TrainBatch(
@@ -86,7 +86,7 @@ class CorrectionContract(Contract):
 
     @pytest.mark.parametrize("gap", [0.0, 0.5, 40.0])
     def test_results_are_finite_and_masks_only_shrink(self, gap: float) -> None:
-        """Also where trainer and engine are absurdly far apart."""
+        """Check results also if trainer and engine differ extremely."""
         for (loss, mask, metrics), before in zip(self.correct(gap), MASKS, strict=True):
             assert torch.isfinite(loss).all(), f"the corrected loss is not finite: {loss.tolist()}"
             assert ((mask >= 0) & (mask <= torch.tensor(before))).all(), (
@@ -104,7 +104,7 @@ class CorrectionContract(Contract):
         torch.testing.assert_close(new.detach(), gradient * leaves[0].detach())
 
     def test_no_split_or_order_changes_anything(self) -> None:
-        """Alone, in other company, in another order."""
+        """Check that a sample's result is the same alone, among other samples, and in another order."""
         whole = self.correct()
         for splits in ([[4, 2], [0], [3, 1]], [[p] for p in reversed(range(len(MASKS)))]):
             for (loss, mask, metrics), (a, b, c) in zip(self.correct(splits=splits), whole, strict=True):
@@ -113,7 +113,7 @@ class CorrectionContract(Contract):
 
     @only_where(lambda suite: suite.neutral)
     def test_agreement_leaves_the_loss_as_it_is(self) -> None:
-        """Skipped with `neutral = False`."""
+        """Check that the loss does not change if trainer and engine agree. Skipped with `neutral = False`."""
         for (loss, mask, _), before, plain in zip(self.correct(0.0), MASKS, token_columns(1.0, 3), strict=True):
             torch.testing.assert_close(loss.detach(), plain)
             assert mask.tolist() == list(before)
@@ -138,13 +138,13 @@ class CorrectionContract(Contract):
 
 
 class LossReducerContract(Contract):
-    """A scalar that is a sum over samples and ignores masked tokens."""
+    """The contract of loss reducers: the result is a scalar, a sum over samples, and ignores masked tokens."""
 
     kind = "loss_reducers"
     default_args: ClassVar[Mapping[str, Any]] = {"rollout_max_response_len": 16, "plugins": {}}
 
     def reducer(self, masks: Sequence[torch.Tensor], per_token: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Of samples with these masks."""
+        """Return the reducer for samples with these masks."""
         made = self.resolved.obj
         lengths = [len(mask) for mask in masks]
         extra = {"args": self.settings} if declared(made, ("args",)) else {}
@@ -155,7 +155,7 @@ class LossReducerContract(Contract):
 
     @pytest.mark.parametrize("per_token", [False, True])
     def test_it_is_a_sum_over_samples(self, per_token: bool) -> None:
-        """Else the loss would depend on how samples are split over micro-batches."""
+        """Check that the loss does not depend on how samples are split over micro-batches."""
         masks = [torch.tensor(mask, dtype=torch.float64) for mask in MASKS]
         values = [v * m for v, m in zip(token_columns(1.0, 3), masks)]
         whole = self.reducer(masks, per_token)(torch.cat(values))
@@ -164,7 +164,7 @@ class LossReducerContract(Contract):
         torch.testing.assert_close(torch.stack(parts).sum(), whole.reshape(()))
 
     def test_gradients_reach_trained_tokens_only(self) -> None:
-        """And every one of them."""
+        """Check that gradients reach every trained token and no other token."""
         masks = [torch.tensor(mask, dtype=torch.float64) for mask in MASKS]
         values = torch.cat(token_columns(1.0, 3)).requires_grad_()
         flat = torch.cat(masks)

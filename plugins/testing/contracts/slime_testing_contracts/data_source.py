@@ -1,4 +1,4 @@
-"""The contract of data sources: groups in an order of their own, given back ones first, and the same after a resume."""
+"""The contract of data sources: groups in a fixed order, returned groups first, and the same order after a resume."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from slime_testing_contracts.tiny import tiny_model, write_rows
 
 
 class DataSourceContract(Contract):
-    """Drawn through the rollout stage's own check; stored and resumed by the rollout stage."""
+    """Contract of data sources: groups pass the rollout stage's check, and the stage stores and resumes the source."""
 
     kind = "data_sources"
     num_rows: ClassVar[int] = 6
-    """Rows of the data file; the suite draws more groups than that."""
+    """Number of rows in the data file; the suite draws more groups than rows."""
     default_args: ClassVar[Mapping[str, Any]] = {
         "n_samples_per_prompt": 3, "rollout_batch_size": 4, "rollout_shuffle": True, "input_key": "input",
         "label_key": "label", "rollout_seed": 7,
@@ -33,18 +33,18 @@ class DataSourceContract(Contract):
 
     @property
     def settings(self) -> Args:
-        """With a data file, a model for its tokenizer, and a folder for what the source saves."""
+        """Settings with a data file, a model for its tokenizer, and a folder for the source's saved state."""
         assert self.folder is not None
         data, saved = write_rows(self.folder / "train.jsonl", self.num_rows), str(self.folder / "saved")
         files = {"prompt_data": str(data), "hf_checkpoint": str(tiny_model()), "save": saved, "load": saved}
         return super().settings.model_copy(update={**files, **self.args})
 
     def build(self, **changes: Any) -> Any:
-        """A source, as the launcher builds it."""
+        """Build a source as the launcher does."""
         return construct(self.resolved.obj, self.settings.model_copy(update=changes))
 
     def draw(self, source: Any, count: int, rollout_id: int = 0) -> list[Group]:
-        """`count` groups, checked as the rollout checks them."""
+        """Draw `count` groups, checked as the rollout checks them."""
         try:
             return drawn_groups(source.get_samples(count), count, rollout_id, 0)
         except RolloutError as error:
@@ -52,7 +52,7 @@ class DataSourceContract(Contract):
 
     @pytest.mark.parametrize("size", [1, 3])
     def test_groups_are_as_many_and_as_large_as_asked(self, size: int) -> None:
-        """`get_samples(n)` is n groups of `--n-samples-per-prompt` samples that have not been answered."""
+        """`get_samples(n)` returns n groups of `--n-samples-per-prompt` samples without responses."""
         groups = self.draw(self.build(n_samples_per_prompt=size), 4)
         sizes = [len(group) for group in groups]
         assert sizes == [size] * 4, f"--n-samples-per-prompt {size}: the groups have {sizes} samples"
@@ -61,7 +61,7 @@ class DataSourceContract(Contract):
             assert sample.response_length == 0, f"a new sample has no response; one had {sample.response_length} tokens"
 
     def test_samples_of_a_group_share_nothing(self) -> None:
-        """Changing one sample's tokens or metadata leaves its siblings as they are."""
+        """Changing a sample's tokens or metadata leaves its siblings unchanged."""
         first, *siblings = self.draw(self.build(), 1)[0]
         before = [sibling.to_dict() for sibling in siblings]
         first.tokens.append(1)
@@ -69,7 +69,7 @@ class DataSourceContract(Contract):
         assert [s.to_dict() for s in siblings] == before, "samples of a group share a list or a mapping; copy them"
 
     def test_numbers_are_given_once(self) -> None:
-        """Over epochs, no two groups have one `group_index` and no two samples one `index`; one prompt per group."""
+        """Across epochs, no two groups share a `group_index`, no two samples share an `index`; one prompt per group."""
         source = self.build()
         groups = [group for rollout_id in range(5) for group in self.draw(source, 4, rollout_id)]
         numbers = [sample.index for group in groups for sample in group]
@@ -85,7 +85,7 @@ class DataSourceContract(Contract):
         assert _facts(one) == _facts(other), "two sources with the same --rollout-seed drew different groups"
 
     def test_how_many_at_a_time_does_not_matter(self) -> None:
-        """Nine at once are nine in threes."""
+        """Drawing nine groups at once gives the same groups as drawing three times three."""
         source = self.build()
         apart = [group for _ in range(3) for group in self.draw(source, 3)]
         assert _facts(apart) == _facts(self.draw(self.build(), 9)), "drawing 3 times 3 gave other groups than 9 at once"
@@ -100,7 +100,7 @@ class DataSourceContract(Contract):
         assert found == expected, f"samples {sorted(expected)} were given back, but {sorted(found)} came next"
 
     def test_a_resumed_source_goes_on(self) -> None:
-        """Saved and loaded as a checkpoint does it, with a group given back; also over the end of an epoch."""
+        """A source saved and loaded by a checkpoint draws the same groups, with a returned group and across epochs."""
         source = self.build()
         assert hasattr(source, "state_dict") or hasattr(source, "save"), (
             "a data source needs state_dict() and load_state_dict(state), or save(rollout_id) and load(rollout_id);"
@@ -118,7 +118,7 @@ class DataSourceContract(Contract):
         assert found == expected, "after a resume the source draws other groups than it would have without"
 
     def test_its_state_comes_back_as_it_was(self) -> None:
-        """`state_dict` of what was loaded is what was saved."""
+        """`state_dict` after `load_state_dict` returns the loaded state."""
         source = self.build()
         if not hasattr(source, "state_dict"):
             pytest.skip("it has save and load instead of a state_dict")

@@ -1,7 +1,7 @@
-"""The contract of rollout engines: what is sampled, what is said about it, how it stops and goes on, and new weights.
+"""The contract of rollout engines: sampled tokens, their metadata, pause and resume, abort, and new weights.
 
-One suite for engines of every kind: in this process, behind HTTP, behind a router. An engine counts as paused, aborted
-or up to date when the call returns, so nothing here sleeps; every wait has a deadline.
+One suite for engines of every kind: in this process, behind HTTP, behind a router. An engine must be paused, aborted or
+up to date when the call returns, so no test sleeps; every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from slime_testing_contracts.tiny import tiny_moe_model
 
 
 class EngineContract(EngineWeights, EngineControl, EngineSampling):
-    """Tokens with log-probs and weight versions that are right; abort, pause and new weights while requests run.
+    """Tokens have right log-probs and weight versions; abort, pause and new weights work while requests run.
 
-    What follows comes last, and in this order, because it leaves no engine behind that others could go on with.
+    The tests in this class run last, and in this order, because they leave no usable engine for other tests.
     """
 
     def test_start_and_stop(self) -> None:
-        """Each safe twice; nothing is answered after `stop`, and everything is after another `start` ("restart")."""
+        """Check that both are safe twice, that no call works after `stop`, and all do after `start` ("restart")."""
 
         async def use(engine: Any) -> tuple[GenerationOutput | None, GenerationOutput | BaseException]:
             await engine.start()  # runs already
@@ -59,7 +59,7 @@ class EngineContract(EngineWeights, EngineControl, EngineSampling):
             self.check_parity(PROMPT, again, SAMPLED)
 
     def run_long(self, use: Any) -> Any:
-        """Like `run`, with the time of a start on top."""
+        """Like `run`, with additional time for a start."""
         deadline, type(self).deadline = self.deadline, self.deadline + self.start_deadline
         try:
             return self.run(use)
@@ -68,7 +68,7 @@ class EngineContract(EngineWeights, EngineControl, EngineSampling):
 
     @pytest.mark.parametrize("wrong", ["name", "shape"])
     def test_weights_that_do_not_fit_are_refused(self, wrong: str) -> None:
-        """By slime's errors, and the old ones still serve; or nothing does ("old_weights"), until a restart."""
+        """Check for slime's errors; old weights still serve, or nothing serves until a restart ("old_weights")."""
         if wrong == "name":
             self.need("unknown_weights")
         others = {"no.such.weight": torch.zeros(2)} if wrong == "name" else {"model.norm.weight": torch.ones(7)}
@@ -94,7 +94,7 @@ class EngineContract(EngineWeights, EngineControl, EngineSampling):
             self._hosted.discard(self.start_deadline)
 
     def test_reported_experts_are_those_used(self) -> None:
-        """Of every token but the last, prompt included; skipped where no mixture of experts can be served."""
+        """Check the experts of every token but the last, prompt included; skip engines without mixtures of experts."""
         from slime_embedded.models.decoder import Decoder
         from slime_embedded.models.routing import Routing
 

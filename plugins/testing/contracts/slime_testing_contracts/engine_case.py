@@ -1,7 +1,7 @@
-"""What the engine suites share: the engine under test, what it lacks, and how an answer is checked.
+"""The base class of the engine suites: the engine under test, its missing capabilities, and checks of answers.
 
-Runs on a tiny random model. A test gets an engine that others have used before it, and has to leave it as it was:
-running, idle, and with the weights of its checkpoint (`restore` puts them back).
+The suites use a tiny random model. Tests share an engine, and each test must leave it in its initial state: running,
+idle, and with the weights of its checkpoint (`restore` loads them again).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROMPT = [11, 9, 4, 12, 7]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
 SAMPLED = {"temperature": 0.8, "max_new_tokens": 8, "ignore_eos": True}
 LOOKS = 20
-"""Times that a test looks for what a machine with much else to do may let it miss."""
+"""Number of attempts to observe a state that a busy machine may cause a test to miss."""
 
 CAPABILITIES = {
     "text": "`GenerationOutput.text`",
@@ -51,14 +51,14 @@ CAPABILITIES = {
     "http": "`address`",
     "restart": "`start` after `stop`",
 }
-"""What an engine may lack: the class attribute `lacks`, of the engine or of the test class, names it."""
+"""Optional capability -> its meaning; the class attribute `lacks` of the engine or test class lists missing ones."""
 
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class _Taking:
-    """`WeightEngines` of one engine, whose event loop waits for the transport."""
+    """A `WeightEngines` for one engine, whose event loop waits for the transport."""
 
     settings: Args
     engine: Any
@@ -67,10 +67,10 @@ class _Taking:
     loop: asyncio.AbstractEventLoop
 
     def written(self, directory: Path) -> None:
-        """Nobody wants to know."""
+        """Ignore the notification."""
 
     def take(self, payload: Any, dtypes: Mapping[str, torch.dtype] | None = None) -> Mapping[str, float]:
-        """Have it take the version."""
+        """Make the engine load the version."""
         update = deliver(self.settings, self.engine, self.transport, payload, self.version)
         told = asyncio.run_coroutine_threadsafe(update, self.loop).result() or {}
         numbers = all(isinstance(value, int | float) for value in told.values())
@@ -79,22 +79,22 @@ class _Taking:
 
 
 class EngineCase(Contract):
-    """Base of the engine suites."""
+    """Base class of the engine suites."""
 
     kind = "engines"
     default_args: ClassVar[Mapping[str, Any]] = {"num_threads": 1, "rollout_max_response_len": 16}
     tolerance: ClassVar[float] = 2e-3
-    """How far log-probs may be from those of a float32 forward pass in `transformers`."""
+    """Largest allowed difference of log-probs to a float32 forward pass in `transformers`."""
     shared: ClassVar[bool] = True
-    """One engine serves all tests of the class; False: each test starts its own."""
+    """True if all tests of the class share an engine; False if each test starts its own."""
     lacks: ClassVar[frozenset[str]] = frozenset()
-    """Of `CAPABILITIES`. A test of one of them is skipped, or holds the engine to what is said there."""
+    """Missing capabilities of `CAPABILITIES`. Their tests are skipped, or check the alternative described there."""
     long_answer: ClassVar[int] = 480
-    """Tokens of requests that something happens to while they run; fewer for an engine that takes its time."""
+    """Tokens of requests that are interrupted while they run; use fewer for a slow engine."""
     deadline: ClassVar[float] = 60.0
-    """Seconds for a test's use of the engine."""
+    """Maximum seconds for a test's use of the engine."""
     start_deadline: ClassVar[float] = 60.0
-    """Seconds to start it."""
+    """Maximum seconds for the engine's start."""
 
     _hosted: ClassVar[EngineHost]
     _home: ClassVar[Path]
@@ -104,7 +104,7 @@ class EngineCase(Contract):
     def _host(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         cls._hosted, cls._home = EngineHost(), tmp_path_factory.mktemp("engine")
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # more only wait for each other, on a model this small
+        torch.set_num_threads(1)  # more threads do not help with such a small model
         yield
         torch.set_num_threads(threads)
         cls._hosted.close(cls.start_deadline)
@@ -120,7 +120,7 @@ class EngineCase(Contract):
 
     @property
     def settings(self) -> Args:
-        """With a tiny random model for `hf_checkpoint`, and directories that last as long as the engine."""
+        """Settings with a tiny random model as `hf_checkpoint`, and directories that last as long as the engine."""
         own = {
             "hf_checkpoint": str(tiny_model()),
             "run_dir": str(self._home),
@@ -130,7 +130,7 @@ class EngineCase(Contract):
         return super().settings.model_copy(update={**own, **self.args})
 
     def check_options(self) -> None:
-        """Also of what is said to be lacking."""
+        """Check the options and the names in `lacks`."""
         unknown = self.lacking - CAPABILITIES.keys()
         assert not unknown, f"`lacks` names {', '.join(sorted(unknown))}; allowed: {', '.join(CAPABILITIES)}"
         super().check_options()
@@ -139,22 +139,22 @@ class EngineCase(Contract):
 
     @property
     def lacking(self) -> frozenset[str]:
-        """What the engine's class and this one say."""
+        """Missing capabilities, declared by the engine's class or this class."""
         return frozenset(getattr(self.resolved.obj, "lacks", ())) | frozenset(self.lacks)
 
     @property
     def long(self) -> dict[str, Any]:
-        """Sampling parameters of requests that something happens to while they run."""
+        """Sampling parameters of requests that are interrupted while they run."""
         return {"temperature": 1.0, "max_new_tokens": self.long_answer, "ignore_eos": True}
 
     def need(self, *capabilities: str) -> None:
-        """Skip the test where the engine lacks one of them."""
+        """Skip the test if the engine lacks a capability."""
         missing = [name for name in capabilities if name in self.lacking]
         if missing:
             pytest.skip("declared to lack " + "; ".join(f"{name} ({CAPABILITIES[name]})" for name in missing))
 
     def run(self, use: Callable[[Any], Awaitable[T]]) -> T:
-        """Have the started engine do something."""
+        """Run `use` with the started engine."""
         return self._hosted.use(
             lambda: construct(self.resolved.obj, self.settings),
             use,
@@ -163,7 +163,7 @@ class EngineCase(Contract):
         )
 
     def run_apart(self, use: Callable[[Any], Awaitable[T]], settings: Any = None) -> T:
-        """Have an engine of its own do something; the shared one is stopped before, since it may need the room."""
+        """Run `use` with a separate engine; the shared engine is stopped first to free its memory."""
         self._hosted.discard(self.start_deadline)
         host = EngineHost()
         try:
@@ -179,7 +179,7 @@ class EngineCase(Contract):
     async def push(
         self, engine: Any, transport: str, scale: float, others: Mapping[str, torch.Tensor] | None = None
     ) -> int:
-        """Bring the checkpoint's weights, multiplied by `scale`, and `others` instead or besides; their version."""
+        """Send the checkpoint's weights times `scale`, replaced or extended by `others`; return their version."""
         host = self._hosted
         host.version += 1
         host.changed, version = True, host.version
@@ -193,7 +193,7 @@ class EngineCase(Contract):
     # -- answers ---------------------------------------------------------------------------------------
 
     def check(self, output: GenerationOutput, limit: int) -> None:
-        """The parts of an answer fit each other."""
+        """Check that the parts of an answer are consistent."""
         count = len(output.token_ids)
         assert count <= limit, f"max_new_tokens is {limit}; the answer has {count} tokens"
         assert len(output.log_probs) == count, f"{count} tokens with {len(output.log_probs)} log-probs"
@@ -207,19 +207,19 @@ class EngineCase(Contract):
     def check_parity(
         self, prompt: Sequence[int], output: GenerationOutput, params: Mapping[str, Any], scale: float = 1.0
     ) -> None:
-        """Log-probs are those of the temperature-scaled distribution that the tokens were sampled from."""
+        """Check that log-probs are from the temperature-scaled distribution of the sampling."""
         self.check(output, params["max_new_tokens"])
         gap = self.gap(prompt, output, temperature=params["temperature"], scale=scale)
         assert gap <= self.tolerance, f"log-probs are up to {gap:.2g} from those of transformers at that temperature"
 
     def gap(self, prompt: Sequence[int], output: GenerationOutput, *, temperature: float, scale: float = 1.0) -> float:
-        """Largest difference to a log-prob of `transformers`; 0 for an answer without tokens."""
+        """Return the largest difference to a log-prob of `transformers`; 0 for an answer without tokens."""
         expected = reference.log_probs(prompt, output.token_ids, temperature=temperature, scale=scale)
         return max(map(abs, (torch.tensor(output.log_probs, dtype=torch.float64) - expected).tolist()), default=0.0)
 
     @staticmethod
     def finish(output: GenerationOutput) -> Any:
-        """The type of the finish reason."""
+        """Return the type of the finish reason."""
         found = output.meta_info.get("finish_reason")
         assert isinstance(found, Mapping), f'meta_info["finish_reason"] is {{"type": ...}}; found {found!r}'
         return found.get("type")
@@ -228,12 +228,12 @@ class EngineCase(Contract):
 
     @staticmethod
     def name() -> str:
-        """A name for a request that none had before."""
+        """Return a new unique request id."""
         return f"r{next(_numbers)}."
 
     @staticmethod
     async def until(engine: Any, count: int) -> None:
-        """Until as many requests run or wait as told; the test's deadline ends it."""
+        """Wait until `count` requests run or wait; the test's deadline limits the wait."""
         while True:
             info = await engine.info()
             if info["num_running"] + info["num_waiting"] == count:
@@ -243,15 +243,15 @@ class EngineCase(Contract):
     async def in_the_middle(
         self, engine: Any, prompts: Sequence[Sequence[int]], names: Sequence[str]
     ) -> list[asyncio.Task[GenerationOutput]]:
-        """Long requests, each of which has some tokens by now, and not all; made again when one was over first."""
-        await engine.info()  # the first call may take as long as an answer of a model this small
+        """Return running long requests with some but not all tokens; start them again if a request ends too early."""
+        await engine.info()  # the first call may take as long as an answer of such a small model
         for _ in range(LOOKS):
             tasks = [asyncio.ensure_future(engine.generate(p, self.long, rid=n)) for p, n in zip(prompts, names)]
             seen = asyncio.ensure_future(self.until(engine, len(tasks)))
             await asyncio.wait([seen, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if seen.done():
                 await seen
-                # Whoever answers this has let the long ones step as well.
+                # An engine that has answered this request has also stepped the long requests.
                 await engine.generate([9, 9, 9], {**GREEDY, "max_new_tokens": 4})
             if not any(task.done() for task in tasks):
                 return tasks

@@ -19,12 +19,15 @@ PROMPTS = [[*PROMPT, 60 + i] for i in range(4)]
 
 
 class EngineControl(EngineCase):
-    """What ends, holds and follows a request that runs."""
+    """The contract for running requests: streams, aborts, pauses and the cache."""
 
     # -- streams ---------------------------------------------------------------------------------------
 
     def test_a_stream_tells_everything_so_far(self) -> None:
-        """Each piece begins with the one before; the last is the whole answer. Skipped without a method `stream`."""
+        """Check that each piece begins with the previous one and that the last is the whole answer.
+
+        Skipped if the engine has no method `stream`.
+        """
         self.need_stream()
         params = {**SAMPLED, "max_new_tokens": 24}
 
@@ -45,7 +48,7 @@ class EngineControl(EngineCase):
         assert (greedy[-1].token_ids, greedy[-1].text) == (whole.token_ids, whole.text)
 
     def test_a_stream_can_be_left_and_aborted(self) -> None:
-        """Its request ends; aborted, the last piece has what there is."""
+        """Check that leaving a stream ends its request, and that the last piece of an aborted stream has its tokens."""
         self.need_stream()
 
         async def use(engine: Any) -> GenerationOutput:
@@ -70,7 +73,7 @@ class EngineControl(EngineCase):
         self.check_parity(PROMPTS[1], output, self.long)
 
     def need_stream(self) -> None:
-        """Skip a test of what the class of the engine has no method for."""
+        """Skip the test if the engine's class has no method `stream`."""
         if not hasattr(self.resolved.obj, "stream"):
             pytest.skip("its class has no `stream`")
 
@@ -78,7 +81,7 @@ class EngineControl(EngineCase):
 
     @pytest.mark.parametrize("everything", [False, True], ids=["one", "all"])
     def test_abort_ends_with_what_there_is(self, everything: bool) -> None:
-        """Finish reason "abort", for one request or all; the others are answered. What there is can be continued."""
+        """Check that aborted requests (one or all) keep their tokens and can be continued; others are answered."""
         names = [self.name() for _ in range(4)]
 
         async def use(engine: Any) -> tuple[list[GenerationOutput], GenerationOutput]:
@@ -102,7 +105,7 @@ class EngineControl(EngineCase):
         self.check_parity([*PROMPTS[0], *aborted.token_ids], continued, self.long)
 
     def test_abort_takes_whole_names(self) -> None:
-        """Another request, whose name begins with that one, goes on; a name that nobody has is no error."""
+        """Check that an abort spares a request whose name only begins with its name, and ignores an unknown name."""
         self.need("names")
         name = self.name()
 
@@ -115,7 +118,10 @@ class EngineControl(EngineCase):
         assert [self.finish(output) for output in self.run(use)] == ["abort", CUT]
 
     def test_nobody_waits_for_a_cancelled_request(self) -> None:
-        """It ends in the engine, too, while another goes on; on a busy machine that may be over before it is seen."""
+        """Check that a cancelled request ends in the engine while another continues.
+
+        Tried several times, since on a busy machine the other request may end before it is observed.
+        """
 
         async def use(engine: Any) -> GenerationOutput:
             for _ in range(LOOKS):
@@ -134,7 +140,7 @@ class EngineControl(EngineCase):
 
     @staticmethod
     async def runs_alone(engine: Any, task: asyncio.Task[GenerationOutput]) -> bool:
-        """Whether everything but this request ends before it does."""
+        """Return whether all other requests end before this request."""
         while not task.done():
             info = await engine.info()
             if info["num_running"] + info["num_waiting"] == 1:
@@ -146,7 +152,7 @@ class EngineControl(EngineCase):
 
     @pytest.mark.parametrize("mode", ["abort", "in_place", "retract"])
     def test_pause_holds_and_resume_goes_on(self, mode: str) -> None:
-        """In each of the engine's `pause_modes`: what runs stops or ends, what comes waits, and all is answered."""
+        """Check each of `pause_modes`: running requests stop or end, new requests wait, and all are answered."""
         if mode not in traits_of(self.resolved.obj, EngineTraits).pause_modes:
             pytest.skip(f"its `pause_modes` has no {mode!r}")
 
@@ -171,7 +177,7 @@ class EngineControl(EngineCase):
         assert len(waited.token_ids) == 8
 
     def test_an_unknown_pause_is_refused(self) -> None:
-        """And nothing is paused."""
+        """Check that an unknown pause mode raises and pauses nothing."""
 
         async def use(engine: Any) -> GenerationOutput:
             with pytest.raises(SlimeError):
@@ -182,7 +188,7 @@ class EngineControl(EngineCase):
         self.check_parity(PROMPT, self.run(use), SAMPLED)
 
     def test_a_request_that_waits_can_be_aborted(self) -> None:
-        """It has no tokens, and the next one is answered."""
+        """Check that a waiting request that is aborted has no tokens, and that the next request is answered."""
         name = self.name()
 
         async def use(engine: Any) -> tuple[GenerationOutput, GenerationOutput]:
@@ -203,7 +209,7 @@ class EngineControl(EngineCase):
     # -- the rest --------------------------------------------------------------------------------------
 
     def test_a_flushed_cache_is_empty(self) -> None:
-        """The first request afterwards finds no prefix (`cached_tokens`, where it is told), and gets its answer."""
+        """Check that the first request after a flush finds no prefix (by `cached_tokens`, if given) and is answered."""
         prompt = PROMPT * 8
 
         async def use(engine: Any) -> list[GenerationOutput]:
@@ -217,7 +223,7 @@ class EngineControl(EngineCase):
         assert outputs[-1].meta_info.get("cached_tokens", 0) == 0
 
     def test_what_it_says_of_itself(self) -> None:
-        """`info()`: what is served, and how busy it is."""
+        """Check that `info()` names the model and the load."""
 
         async def use(engine: Any) -> dict[str, Any]:
             await self.until(engine, 0)
@@ -236,7 +242,7 @@ class EngineControl(EngineCase):
         assert isinstance(told.get("max_context_length"), int), told.get("max_context_length")
 
     def test_its_address_answers_sglangs_api(self) -> None:
-        """`/health`, and `/generate` as SGLang answers it: what functions written for slime ask."""
+        """Check `/health`, and `/generate` in SGLang's format, which functions written for slime call."""
         self.need("http")
         import aiohttp
 

@@ -1,8 +1,8 @@
-"""Where an engine under test lives: an event loop of its own, in a thread, from the first use until the class is over.
+"""The host of an engine under test: a separate event loop in a thread, from the first use until the test class ends.
 
-`EngineCase.run` uses it. An engine that takes half a minute to start is started once for a whole class, and lives
-between two tests as it lives between two rollouts: its loop goes on running. An engine is built, started, used and
-stopped in that loop and no other, as the rollout stage does it.
+`EngineCase.run` uses it. An engine that takes half a minute to start is started once for a whole class. Its loop keeps
+running between two tests, as between two rollouts. As in the rollout stage, an engine is built, started, used and
+stopped in the same loop.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ T = TypeVar("T")
 
 
 class EngineHost:
-    """One engine at a time."""
+    """A host of one engine at a time."""
 
     def __init__(self) -> None:
         self.engine: Any = None
         self.version = 0
-        """Of the weights pushed last."""
+        """Version of the last pushed weights."""
         self.changed = False
-        """The engine serves other weights than its checkpoint's."""
+        """Whether the engine serves other weights than its checkpoint's."""
         self.transports: dict[str, Any] = {}
-        """What sends weights, by name: the directory of versions has one writer."""
+        """Transports by name, kept because the directory of versions has a single writer."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def use(
         self, build: Callable[[], Any], use: Callable[[Any], Awaitable[T]], *, deadline: float, start_deadline: float
     ) -> T:
-        """Have the engine, which is built and started where there is none, do something.
+        """Call `use` with the engine; build and start the engine if it does not exist yet.
 
-        One on which something failed is not kept: nobody knows what state it is in. Deadlines are in seconds.
+        An engine is discarded after a failure, since its state is unknown. Deadlines are in seconds.
         """
         if self.engine is None:
             self.engine = self.call(lambda: _started(build()), start_deadline)
@@ -45,7 +45,7 @@ class EngineHost:
             raise
 
     def call(self, use: Callable[[], Awaitable[T]], deadline: float) -> T:
-        """Await it in the loop of the thread. Raises TimeoutError."""
+        """Await `use()` in the thread's loop. Raises TimeoutError."""
 
         async def whole() -> T:
             async with asyncio.timeout(deadline):
@@ -54,7 +54,7 @@ class EngineHost:
         return asyncio.run_coroutine_threadsafe(whole(), self._running_loop()).result()
 
     def discard(self, deadline: float) -> None:
-        """Stop the engine; the next use starts another one."""
+        """Stop the engine; the next use starts another."""
         engine, self.engine = self.engine, None
         self.version, self.changed = 0, False
         if engine is not None:

@@ -1,7 +1,7 @@
-"""What an engine's answers are compared with: the tiny model of the tests in `transformers`, in float32.
+"""The reference for an engine's answers: the tiny model of the tests in `transformers`, in float32.
 
-The engine suites ask it for log-probs of given tokens. It never samples; whether a token could have been sampled is
-decided from its distribution.
+The engine suites compute log-probs of given tokens with it. The reference never samples; its distribution decides
+whether a token could have been sampled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slime_testing_contracts.tiny import tiny_model
 
 
 def weights(scale: float = 1.0) -> dict[str, torch.Tensor]:
-    """Of the tiny model, multiplied; HF names."""
+    """Return the weights of the tiny model by HF name, multiplied by `scale`."""
     from slime_core.models.hf_io import read_weights
 
     return {name: tensor * scale for name, tensor in read_weights(tiny_model())}
@@ -24,7 +24,7 @@ def weights(scale: float = 1.0) -> dict[str, torch.Tensor]:
 
 @functools.cache
 def model(scale: float = 1.0) -> Any:
-    """The tiny model in `transformers`, its weights multiplied by `scale`; do not change it."""
+    """Return the tiny model in `transformers`, its weights multiplied by `scale`; do not change it."""
     from transformers import AutoModelForCausalLM
 
     made: Any = AutoModelForCausalLM.from_pretrained(tiny_model(), dtype=torch.float32, attn_implementation="eager")
@@ -38,7 +38,7 @@ def model(scale: float = 1.0) -> Any:
 
 @functools.cache
 def tokenizer() -> Any:
-    """Of the tiny model."""
+    """Return the tokenizer of the tiny model."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tiny_model())
@@ -47,7 +47,7 @@ def tokenizer() -> Any:
 def distributions(
     prompt: Sequence[int], answer: Sequence[int], *, scale: float = 1.0, temperature: float = 1.0
 ) -> torch.Tensor:
-    """[answer, vocabulary] float64 log-probs, by one float32 forward pass over everything."""
+    """Return [answer, vocabulary] float64 log-probs, by one float32 forward pass over prompt and answer."""
     with torch.no_grad():
         logits = model(scale)(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits.double() / temperature, dim=-1)
@@ -56,7 +56,7 @@ def distributions(
 def log_probs(
     prompt: Sequence[int], answer: Sequence[int], *, scale: float = 1.0, temperature: float = 1.0
 ) -> torch.Tensor:
-    """[answer] float64 log-probs of the tokens of an answer."""
+    """Return [answer] float64 log-probs of the tokens of an answer."""
     found = distributions(prompt, answer, scale=scale, temperature=temperature)
     return found.gather(1, torch.tensor(list(answer), dtype=torch.long)[:, None])[:, 0]
 
@@ -64,8 +64,10 @@ def log_probs(
 def continued_log_probs(
     prompt: Sequence[int], answer: Sequence[int], kept: int, *, old: float, new: float, temperature: float = 1.0
 ) -> torch.Tensor:
-    """[answer - kept] log-probs of the tokens after the first `kept`, which were sampled with the new weights while the
-    keys and values of everything before stayed those of the old ones, as an engine does that is paused in place."""
+    """Return [answer - kept] log-probs of the tokens after the first `kept`, as from an engine paused in place.
+
+    The new weights sampled these tokens, while the keys and values of all earlier tokens are from the old weights.
+    """
     ids = torch.tensor([[*prompt, *answer]])
     before = len(prompt) + kept - 1
     with torch.no_grad():

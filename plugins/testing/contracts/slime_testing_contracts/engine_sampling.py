@@ -1,4 +1,4 @@
-"""Engines: what is sampled, what is said about it, and when it ends."""
+"""Contract of engines: sampled tokens, their log-probs and metadata, and stop rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slime_testing_contracts import engine_reference as reference
 from slime_testing_contracts.engine_case import CUT, GREEDY, PROMPT, SAMPLED, EngineCase
 
 EOS = 1
-"""Of the tiny model."""
+"""End-of-sequence token of the tiny model."""
 BAD_REQUESTS: list[tuple[Any, Mapping[str, Any]]] = [
     ([], {}),
     ([5, 10**6], {}),
@@ -34,11 +34,11 @@ BAD_REQUESTS: list[tuple[Any, Mapping[str, Any]]] = [
 
 
 class EngineSampling(EngineCase):
-    """Tokens with log-probs that are right, stop rules, streams, requests at once and bad ones."""
+    """Tests of correct log-probs, stop rules, streams, concurrent requests and invalid requests."""
 
     @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
     def test_log_probs_are_those_of_transformers(self, temperature: float) -> None:
-        """Of the temperature-scaled distribution; as many tokens as asked for."""
+        """Check log-probs of the temperature-scaled distribution, and the number of tokens."""
         params = {**SAMPLED, "temperature": temperature}
         output = self.run(lambda engine: engine.generate(PROMPT, params))
         self.check_parity(PROMPT, output, params)
@@ -46,13 +46,13 @@ class EngineSampling(EngineCase):
         assert self.finish(output) == CUT, f"reaching max_new_tokens is {CUT!r}; found {self.finish(output)!r}"
 
     def test_greedy_answers_take_the_most_likely_token(self) -> None:
-        """At temperature 0; the same in every call."""
+        """Check that temperature 0 gives the same tokens in every call."""
 
         async def twice(engine: Any) -> list[GenerationOutput]:
             return [await engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 24}) for _ in range(2)]
 
         first, second = self.run(twice)
-        self.check(first, 24)  # what log-prob a greedy token has is the engine's choice
+        self.check(first, 24)  # the engine chooses the log-prob of a greedy token
         assert first.token_ids == second.token_ids, f"two greedy answers differ: {first} and {second}"
         found = reference.distributions(PROMPT, first.token_ids)
         chosen = found.gather(1, torch.tensor(first.token_ids)[:, None])[:, 0]
@@ -60,7 +60,7 @@ class EngineSampling(EngineCase):
         assert short <= self.tolerance, f"a token is {short:.2g} nats less likely than the most likely one"
 
     def test_company_changes_nothing(self) -> None:
-        """Eight requests at once are answered as one after the other."""
+        """Check that eight concurrent requests give the same results as sequential requests."""
         prompts = [[*PROMPT[: 2 + i % 4], 30 + i] for i in range(8)]
 
         async def both(engine: Any) -> tuple[list[list[int]], list[list[int]]]:
@@ -72,7 +72,7 @@ class EngineSampling(EngineCase):
         assert together == apart, "greedy answers to requests at once differ from those one after the other"
 
     def test_many_requests_at_once(self) -> None:
-        """64: each is answered, with log-probs of its own prompt and temperature."""
+        """Check that each of 64 requests has log-probs of its own prompt and temperature."""
         prompts = [[20 + i, *PROMPT, 100 + i][: 3 + i % 5] for i in range(64)]
         params = [{**SAMPLED, "temperature": 0.7 + 0.1 * (i % 5), "max_new_tokens": 2 + i % 7} for i in range(64)]
 
@@ -94,14 +94,14 @@ class EngineSampling(EngineCase):
 
     @pytest.mark.parametrize("limit", [0, 1])
     def test_the_shortest_answers(self, limit: int) -> None:
-        """No token, and one."""
+        """Check responses of no token and of one token."""
         output = self.run(lambda engine: engine.generate(PROMPT, {**SAMPLED, "max_new_tokens": limit}))
         self.check(output, limit)
         assert (len(output.token_ids), self.finish(output)) == (limit, CUT)
 
     @pytest.mark.parametrize("ignore", [False, True], ids=["eos", "ignore_eos"])
     def test_the_end_token_ends_an_answer(self, ignore: bool) -> None:
-        """With finish reason "stop", and is its last token; unless it is to be ignored."""
+        """Check that EOS is the last token, with finish reason "stop", unless `ignore_eos` is set."""
         params = {"temperature": 2.0, "max_new_tokens": 32, "ignore_eos": ignore}
 
         async def until_there_is_one(engine: Any) -> list[GenerationOutput]:
@@ -120,7 +120,7 @@ class EngineSampling(EngineCase):
             assert self.finish(output) == ("stop" if ended else CUT), f"{output.token_ids}: {self.finish(output)}"
 
     def test_a_stop_token_ends_the_answer(self) -> None:
-        """With finish reason "stop"."""
+        """Check that the finish reason is "stop"."""
 
         async def use(engine: Any) -> tuple[GenerationOutput, GenerationOutput]:
             free = await engine.generate(PROMPT, GREEDY)
@@ -149,7 +149,7 @@ class EngineSampling(EngineCase):
 
     @pytest.mark.parametrize("kept", [False, True], ids=["trimmed", "no_stop_trim"])
     def test_a_stop_string_ends_the_answer(self, kept: bool) -> None:
-        """The tokens keep it, the text only with `no_stop_trim`."""
+        """Check that the tokens keep the stop string, and the text only with `no_stop_trim`."""
         self.need("text", "stop_strings")
         tokenizer = reference.tokenizer()
 
@@ -172,7 +172,7 @@ class EngineSampling(EngineCase):
 
     @pytest.mark.parametrize("skip", [False, True], ids=["specials", "skip_special_tokens"])
     def test_the_text_is_that_of_the_tokens(self, skip: bool) -> None:
-        """With or without special tokens, as the rollout asks for it."""
+        """Check the text with and without special tokens."""
         self.need("text")
         params = {"temperature": 1.5, "max_new_tokens": 24, "ignore_eos": True, "skip_special_tokens": skip}
 
@@ -191,7 +191,7 @@ class EngineSampling(EngineCase):
 
     @pytest.mark.parametrize(("key", "value"), [("top_k", 1), ("top_k", 3), ("top_p", 0.1), ("top_p", 0.5)])
     def test_filters_keep_to_the_likely_tokens(self, key: str, value: float) -> None:
-        """top_k: of the k most likely; top_p: all more likely ones together have less than p."""
+        """Check that top_k samples from the k most likely tokens, and that more likely tokens have less than top_p."""
         self.need("filters")
         params = {**SAMPLED, "temperature": 1.0, "max_new_tokens": 16, key: value}
         prompts = [[*PROMPT, 50 + i] for i in range(8)]
@@ -208,7 +208,7 @@ class EngineSampling(EngineCase):
             assert (seen < value + (0 if key == "top_k" else 1e-3)).all(), f"{key}={value}: {seen.tolist()}"
 
     def test_a_seed_repeats_an_answer(self) -> None:
-        """Whatever else is sampled at that time."""
+        """Check that a seed repeats a response, independent of concurrent requests."""
         self.need("seeds")
         params = {**SAMPLED, "sampling_seed": 5}
 
@@ -224,7 +224,7 @@ class EngineSampling(EngineCase):
         assert alone != other, f"different seeds, equal answers: {alone}"
 
     def test_a_session_is_taken_note_of_or_ignored(self) -> None:
-        """`session_id` changes no answer."""
+        """Check that `session_id` does not change a response."""
 
         async def use(engine: Any) -> list[list[int]]:
             calls = [await engine.generate(PROMPT, GREEDY, session_id=s) for s in ("a", "a", "session/ 2", None)]
@@ -236,7 +236,7 @@ class EngineSampling(EngineCase):
     # -- requests that are refused ---------------------------------------------------------------------
 
     def test_bad_requests_are_refused(self) -> None:
-        """By slime's errors, at once; a request that runs meanwhile is none the worse for it, nor is the next one."""
+        """Check that slime's errors are raised at once, and that concurrent and later requests are unaffected."""
 
         async def use(engine: Any) -> tuple[GenerationOutput, GenerationOutput, list[str]]:
             good = asyncio.ensure_future(engine.generate(PROMPT, {**SAMPLED, "max_new_tokens": 64}))

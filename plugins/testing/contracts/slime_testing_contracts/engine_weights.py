@@ -1,4 +1,4 @@
-"""Engines: new weights by every transport, while nothing runs and while something does."""
+"""The contract of engines for new weights by every transport, while idle and while requests run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from slime_testing_contracts import engine_reference as reference
 from slime_testing_contracts.engine_case import CUT, GREEDY, PROMPT, SAMPLED, EngineCase
 
 NEW = 1.5
-"""The tiny model's weights times this are the new weights."""
+"""Factor from the tiny model's weights to the new weights."""
 
 
 class EngineWeights(EngineCase):
-    """The version that is served is the one that was pushed, in log-probs, read back, and in words."""
+    """The contract for weights: the engine serves the version that was pushed, by log-probs, readback and its name."""
 
     late_versions: ClassVar[int] = 0
-    """So many tokens that were sampled before an update may be said to have the version after it."""
+    """Maximum number of tokens sampled before an update that may be reported with the version after it."""
 
     def test_new_weights_answer_from_then_on(self) -> None:
-        """Log-probs, version and the tensors read back are the new ones', by each of its `weight_transports`; then the
-        old ones again."""
+        """Check log-probs, version and readback after an update by each of `weight_transports`, and after the update
+        back to the old weights."""
 
         async def transports(engine: Any) -> tuple[str, ...]:
             return tuple(engine.weight_transports)
@@ -35,7 +35,7 @@ class EngineWeights(EngineCase):
             self.new_weights_answer(transport)
 
     def new_weights_answer(self, transport: str) -> None:
-        """The same by one transport."""
+        """Check new weights by one transport."""
 
         async def use(engine: Any) -> None:
             await engine.generate(PROMPT * 4, GREEDY)  # may leave a prefix in a cache
@@ -52,9 +52,9 @@ class EngineWeights(EngineCase):
         self.run(use)
 
     def test_weights_change_under_a_running_request(self) -> None:
-        """Tokens from before have the old version and log-probs, those after it the new ones.
+        """Check that tokens before an update have the old version and log-probs, and tokens after it the new ones.
 
-        An engine that lacks "in_flight_updates" ends the request; what there is can be continued.
+        An engine that lacks "in_flight_updates" ends the request, and its tokens can be continued.
         """
         goes_on = "in_flight_updates" not in self.lacking
 
@@ -91,8 +91,8 @@ class EngineWeights(EngineCase):
         assert fits[0] <= self.late_versions, f"{fits[0]} tokens of the old weights are said to have the new version"
 
     def test_old_prefixes_are_not_met(self) -> None:
-        """A request after an update reads its prompt with the new weights, though one from before it still runs, for
-        the sake of which a cache of prefixes may have stayed."""
+        """Check that a request after an update computes its prompt with the new weights, although an older request
+        still runs, for which the engine may have kept its prefix cache."""
         prompt = PROMPT * 4
 
         async def use(engine: Any) -> list[GenerationOutput]:
@@ -111,8 +111,11 @@ class EngineWeights(EngineCase):
             self.check_parity(prompt, output, SAMPLED, NEW)
 
     def gap_after(self, output: GenerationOutput, kept: int, late: int) -> float:
-        """Largest difference from the log-probs of the old weights for `late` tokens after the first `kept`, and of the
-        new ones after those, over the keys and values of the old weights or of the new ones."""
+        """Return the largest difference from the expected log-probs after the first `kept` tokens.
+
+        Expected are the log-probs of the old weights for `late` tokens, then those of the new weights, over the keys
+        and values of the old or of the new weights.
+        """
         told = torch.tensor(output.log_probs, dtype=torch.float64)
         old = reference.log_probs(PROMPT, output.token_ids)[kept : kept + late]
         before = (told[kept : kept + late] - old).abs()
@@ -124,7 +127,7 @@ class EngineWeights(EngineCase):
         return min(torch.cat([before, (told[kept:] - way).abs()]).max().item() for way in ways)
 
     def test_memory_is_given_up_and_taken_again(self) -> None:
-        """New weights come between the two parts; what is asked meanwhile waits. Skipped without `release_memory`."""
+        """Check new weights between the two parts; requests wait meanwhile. Skipped without `release_memory`."""
         if not hasattr(self.resolved.obj, "release_memory"):
             pytest.skip("its class has no `release_memory`")
 
@@ -147,7 +150,7 @@ class EngineWeights(EngineCase):
         self.check_parity(PROMPT, after, SAMPLED)
 
     def test_what_it_started_with_is_read_back(self) -> None:
-        """The checkpoint's tensors."""
+        """Check that the engine serves the checkpoint's tensors after the start."""
         self.need("readback")
 
         async def use(engine: Any) -> None:
@@ -156,7 +159,7 @@ class EngineWeights(EngineCase):
         self.run(use)
 
     async def read_back(self, engine: Any, scale: float) -> None:
-        """What is served is the checkpoint's, times `scale`; nothing for an engine that lacks "readback"."""
+        """Check that the engine serves the checkpoint's tensors times `scale`; skip an engine that lacks "readback"."""
         if "readback" in self.lacking:
             return
         if hasattr(engine, "differing_weights"):
@@ -172,7 +175,7 @@ class EngineWeights(EngineCase):
             assert found[name] == tensor_checksum(cast), f"{name}: the engine does not serve what it was given"
 
     def check_version(self, output: GenerationOutput, version: int) -> None:
-        """All of an answer that was begun and ended with one version."""
+        """Check that all tokens of an answer have this weight version."""
         versions = output.meta_info.get("token_weight_versions")
         assert versions in (None, [version] * len(output.token_ids)), f"sampled with {version}; tokens say {versions}"
         assert str(output.meta_info["weight_version"]) == str(version), output.meta_info["weight_version"]

@@ -1,4 +1,4 @@
-"""The contract of environments: driven as generators drive them, through `EnvironmentSession`."""
+"""The contract of environments, which are called like in generators, through `EnvironmentSession`."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from slime_core.types import Sample
 from slime_testing_contracts.base import Contract
 
 NONSENSE = ("", " ", "\x00\ufffd", "[" * 500, "<tool>{]</tool>")
-"""What a policy may write in the place of an action."""
+"""Invalid texts that a policy may write instead of an action."""
 
 
 class EnvironmentContract(Contract):
-    """Its answers have their types, nonsense is answered, siblings see the same, and a restored one goes on."""
+    """Contract of environments: typed results, replies to invalid actions, equal siblings, and restored sessions."""
 
     kind = "environments"
     prompt: ClassVar[Any] = "Begin."
-    """Of the row: text or chat messages."""
+    """Prompt of the row: text or chat messages."""
     label: ClassVar[Any] = None
     metadata: ClassVar[Mapping[str, Any]] = {}
-    """Of the row."""
+    """Metadata of the row."""
     actions: ClassVar[Sequence[str]] = ("1", "2")
-    """What the policy does, in order; an episode that ends earlier leaves the rest."""
+    """Actions of the policy, in order; an episode that ends earlier does not use the rest."""
     ends: ClassVar[bool] = False
-    """The episode is over after `actions`."""
+    """True if the episode is over after `actions`."""
 
     def sample(self, index: int = 0) -> Sample:
-        """A row as the data source makes it."""
+        """Return a row as the data source makes it."""
         return Sample(
             group_index=7, index=index, prompt=self.prompt, label=self.label, tokens=[1, 2],
             metadata=json.loads(json.dumps(dict(self.metadata))),
         )  # fmt: skip
 
     def play(self, actions: Sequence[str], index: int = 0) -> tuple[Any, list[Step]]:
-        """First observation and steps of an episode."""
+        """Play an episode and return its first observation and its steps."""
 
         async def run() -> tuple[Any, list[Step]]:
             sample = self.sample(index)
@@ -59,13 +59,13 @@ class EnvironmentContract(Contract):
         return played
 
     async def open(self, sample: Sample) -> EnvironmentSession:
-        """As a generator opens it."""
+        """Open a session as a generator does."""
         settings = self.settings
         settings.environment_path = self.component
         return await EnvironmentSession.open(settings, sample)
 
     def test_an_episode_is_played(self) -> None:
-        """Reset and steps answer what their types say; `ends` holds."""
+        """Check that reset and step return the declared types, and that `ends` is correct."""
         _, steps = self.play(self.actions)
         assert all(math.isfinite(step.reward) for step in steps), f"rewards {[step.reward for step in steps]}"
         if self.ends:
@@ -76,7 +76,7 @@ class EnvironmentContract(Contract):
             )
 
     def test_nonsense_is_answered(self) -> None:
-        """Whatever the policy writes is an action; an environment tells it so instead of raising."""
+        """Check that the environment accepts any text as an action and replies instead of raising."""
         for text in NONSENSE:
             try:
                 self.play([text])
@@ -84,16 +84,16 @@ class EnvironmentContract(Contract):
                 pytest.fail(f"the action {text[:20]!r}: {error}", pytrace=False)
 
     def test_samples_of_a_group_see_the_same(self) -> None:
-        """Rewards of a group are compared, so its samples have one task."""
+        """Check that samples of a group have the same task, since their rewards are compared."""
         one, other = self.play([], index=0)[0], self.play([], index=1)[0]
         assert one == other, f"two samples of a group saw {one!r} and {other!r}; draw from sample.group_index"
 
     def test_the_same_actions_lead_to_the_same(self) -> None:
-        """An episode is its row and its actions."""
+        """Check that row and actions determine the episode."""
         assert self.play(self.actions) == self.play(self.actions), "the same actions led to other answers"
 
     def test_it_may_be_closed_at_any_time(self) -> None:
-        """Before reset and after it."""
+        """Check that closing works before and after reset."""
 
         async def run(reset: bool) -> str | None:
             sample = self.sample()
@@ -107,7 +107,7 @@ class EnvironmentContract(Contract):
             assert problem is None, f"closed {'after' if reset else 'before'} reset: {problem}"
 
     def test_a_restored_one_goes_on(self) -> None:
-        """With what `snapshot` said, another instance answers as the first would have."""
+        """Check that another instance, restored from a snapshot, continues like the first instance."""
         if not all(callable(getattr(self.resolved.obj, name, None)) for name in ("snapshot", "restore")):
             pytest.skip("it has no snapshot and restore: interrupted samples start again")
         _, expected = self.play(self.actions)

@@ -1,4 +1,4 @@
-"""The contracts of advantage estimators and of functions that take the place of their advantages."""
+"""The contracts of advantage estimators and of functions that replace their advantages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTHS = (3, 1, 6, 4)
 
 
 class EstimatorContract(Contract):
-    """Shapes, finite numbers, and results that depend on no order, split or batch-mate."""
+    """Checks of shapes and finite numbers; results must not depend on order, split or other samples of the batch."""
 
     kind = "estimators"
     default_args: ClassVar[Mapping[str, Any]] = {"rollout_max_response_len": 64, "n_samples_per_prompt": 4}
@@ -31,26 +31,26 @@ class EstimatorContract(Contract):
 
     @property
     def settings(self) -> Args:
-        """With what the estimator's `defaults` bring and its `requires` asks for."""
+        """Return the settings, updated with the estimator's `defaults` and `requires`."""
         made = self.estimator_class
         return super().settings.model_copy(update={**made.defaults, **made.requires, **self.args})
 
     @property
     def estimator_class(self) -> type[Any]:
-        """As the launcher builds it; a function of THUDM/slime's form on top of the base class."""
+        """Return the class as the launcher builds it; a THUDM/slime-style function is put on top of the base class."""
         from slime_core.estimator import estimator_class
 
         return estimator_class(self.resolved.obj, self.component)
 
     @property
     def estimator(self) -> AdvantageEstimator:
-        """A fresh one."""
+        """Return a new estimator."""
         return cast("AdvantageEstimator", self.estimator_class(self.settings))
 
     def shape(
         self, rewards: Sequence[float], groups: Sequence[int], rollout_ids: Sequence[int] | None = None
     ) -> list[float]:
-        """Shaped rewards; without `rollout_ids` every sample is a rollout of its own."""
+        """Return shaped rewards; without `rollout_ids` every sample is a separate rollout."""
         from slime_core.protocols import RewardInputs
 
         n = len(rewards)
@@ -61,7 +61,7 @@ class EstimatorContract(Contract):
         return self.estimator.shape_rewards(self.settings, inputs)
 
     def test_it_speaks_of_settings_that_exist(self) -> None:
-        """What it brings, requires and ignores are settings, and the first two do not contradict each other."""
+        """Check that `defaults`, `requires` and `ignores` name settings, and that the first two do not contradict."""
         from slime_core.config.spec import flag_specs
 
         made = self.estimator_class
@@ -75,7 +75,7 @@ class EstimatorContract(Contract):
     # -- rewards -------------------------------------------------------------------------------------
 
     def test_shaped_rewards_are_finite_numbers(self) -> None:
-        """One per sample, for uneven groups, a group of one, equal rewards, and the largest one that there may be."""
+        """Check for a reward per sample with uneven groups, a group of one, equal rewards, and the largest reward."""
         for largest in (2.0, LARGEST_SCORE):
             rewards = [1.0, 0.0, largest, 2.0, 2.0, 2.0, 3.0]
             shaped = self.shape(rewards, [0, 0, 0, 1, 1, 1, 2])
@@ -84,12 +84,12 @@ class EstimatorContract(Contract):
             assert not wrong, f"shaped rewards are finite floats of at most {1e3 * LARGEST_SCORE:g}; found {wrong!r}"
 
     def test_golden(self) -> None:
-        """The author's reference numbers hold."""
+        """Check the author's reference numbers."""
         for rewards, groups, expected in self.golden:
             assert self.shape(rewards, groups) == pytest.approx(list(expected), abs=1e-5)
 
     def test_groups_go_by_index(self) -> None:
-        """The order of the samples does not matter."""
+        """Check that the order of the samples does not matter."""
         rewards, groups = [1.0, 0.0, 0.5, 2.0, 3.0, 0.25], [0, 0, 0, 1, 1, 1]
         order = [3, 0, 5, 1, 4, 2]
         straight = self.shape(rewards, groups)
@@ -98,7 +98,7 @@ class EstimatorContract(Contract):
         assert mixed == pytest.approx(expected, abs=1e-6), "groups go by group_indices, not by position in the list"
 
     def test_fan_out_counts_once(self) -> None:
-        """Copies of one execution change nobody's shaped reward: see docs/concepts/fan-out.md."""
+        """Check that copies of one execution change no shaped reward: see docs/concepts/fan-out.md."""
         rewards, groups, copies = [1.0, 0.0, 0.5, 2.0], [0, 0, 0, 0], [3, 1, 2, 1]
         straight = self.shape(rewards, groups)
         of = [i for i, count in enumerate(copies) for _ in range(count)]
@@ -110,7 +110,7 @@ class EstimatorContract(Contract):
 
     @only_where(lambda suite: suite.centered)
     def test_centered(self) -> None:
-        """Where declared: group sums of zero."""
+        """Check that group sums are zero, for estimators that declare `centered`."""
         shaped = self.shape([1.0, 0.0, 0.5, 7.0, 7.0], [0, 0, 0, 1, 1])
         assert sum(shaped[:3]) == pytest.approx(0, abs=1e-5)
         assert shaped[3:] == pytest.approx([0, 0], abs=1e-6)
@@ -118,7 +118,7 @@ class EstimatorContract(Contract):
     # -- advantages ----------------------------------------------------------------------------------
 
     def test_advantages_have_the_responses_shapes(self) -> None:
-        """One finite float32 tensor of [response_length] per sample, returns too."""
+        """Check that advantages and returns have a finite float32 tensor of [response_length] per sample."""
         import torch
 
         result = self.estimator.advantages(self.settings, _inputs())
@@ -130,7 +130,7 @@ class EstimatorContract(Contract):
                 assert bool(torch.isfinite(part).all()), f"not finite: {part.tolist()}"
 
     def test_a_sample_depends_on_no_other(self) -> None:
-        """`advantages` sees one data-parallel rank, so any split of the samples gives the same."""
+        """Check that any split of the samples gives the same result, since `advantages` sees one data-parallel rank."""
         import torch
 
         together = self.estimator.advantages(self.settings, _inputs()).advantages
@@ -139,7 +139,7 @@ class EstimatorContract(Contract):
             torch.testing.assert_close(alone[0], together[position], rtol=1e-5, atol=1e-6)
 
     def test_a_fully_masked_sample_is_no_trouble(self) -> None:
-        """A removed sample has a mask of zeros."""
+        """Check that results stay finite for a mask of zeros, as removed samples have."""
         import torch
 
         inputs = _inputs()
@@ -150,7 +150,7 @@ class EstimatorContract(Contract):
     # -- loss ----------------------------------------------------------------------------------------
 
     def test_the_loss_has_one_value_per_token(self) -> None:
-        """Metrics too, and those carry no gradient."""
+        """Check the shapes of loss and metrics, and that metrics carry no gradient."""
         import torch
 
         inputs = _loss_inputs(drift=0.5)
@@ -164,7 +164,7 @@ class EstimatorContract(Contract):
             assert not metric.requires_grad, f"metric {name!r} carries a gradient; detach it"
 
     def test_the_first_step_follows_the_policy_gradient(self) -> None:
-        """At new = old log-probs the gradient of the summed loss is minus the advantage, token by token."""
+        """Check that at new = old log-probs the summed loss has minus the advantage as gradient, token by token."""
         import torch
 
         inputs = _loss_inputs(drift=0.0)
@@ -173,7 +173,7 @@ class EstimatorContract(Contract):
         torch.testing.assert_close(gradient, -inputs.advantages, rtol=1e-4, atol=1e-5)
 
     def test_the_loss_does_not_depend_on_the_micro_batch(self) -> None:
-        """Samples apart give what they give together."""
+        """Check that separate samples give the same loss as one micro-batch."""
         import torch
 
         together = self.estimator.policy_loss(self.settings, _loss_inputs(drift=0.5)).loss
@@ -185,13 +185,13 @@ class EstimatorContract(Contract):
 
 
 class AdvantageContract(EstimatorContract):
-    """The same of `--custom-advantage-function-path`: a function on top of an estimator."""
+    """The same contract for `--custom-advantage-function-path`: a function on top of an estimator."""
 
     kind = "advantages"
 
 
 def _tokens(name: str, scale: float) -> list[torch.Tensor]:
-    """Per-sample tensors, the same for the same name in every run."""
+    """Return per-sample tensors that depend only on the name."""
     import torch
 
     generator = torch.Generator().manual_seed(sum(map(ord, name)))

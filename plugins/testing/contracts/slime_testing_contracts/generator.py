@@ -19,18 +19,18 @@ TERMINAL = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.ABORTED
 
 
 class GeneratorContract(Contract):
-    """Tokens, log-probs and mask aligned, a terminal status, limits kept, and errors not hidden."""
+    """Contract of generate functions: tokens, log-probs and mask aligned, a final status, limits kept, errors shown."""
 
     kind = "generators"
     prompt: ClassVar[str] = "1+1=?"
     script: ClassVar[Sequence[Reply | str]] = (r"\boxed{2}",)
-    """What the model answers in an undisturbed run, one reply per engine call."""
+    """Replies of the model in an undisturbed run, one per engine call."""
     max_new_tokens: ClassVar[int] = 200
     plays_programs: ClassVar[bool] = False
-    """A program talks to the model: prompts are its own, and a run that was interrupted begins again."""
+    """True if a program talks to the model: it writes the prompts, and an interrupted run begins again."""
 
     def sample(self) -> Sample:
-        """A prompt as the data source makes it."""
+        """Return a sample with a prompt, as the data source makes it."""
         tokens = CharTokenizer().encode(self.prompt)
         return Sample(group_index=0, index=3, prompt=self.prompt, tokens=tokens, label="2", session_id="s")
 
@@ -45,7 +45,7 @@ class GeneratorContract(Contract):
         return result if isinstance(result, list) else [result]
 
     def test_a_finished_answer(self) -> None:
-        """Prompt kept, response aligned, status terminal, text present."""
+        """Check that the prompt is kept, the response aligned, the status final and the text present."""
         engine = ScriptedEngine(list(self.script))
         for sample in self.generate(engine):
             prompt = sample.prompt_tokens if self.plays_programs else self.sample().tokens
@@ -66,7 +66,7 @@ class GeneratorContract(Contract):
         assert len(engine.requests) == len(self.script), "the whole script is played"
 
     def test_only_sampled_tokens_are_trained(self) -> None:
-        """Loss mask 1 exactly on what the policy sampled."""
+        """Check that the loss mask is 1 exactly for tokens that the policy sampled."""
         for sample in self.generate(ScriptedEngine(list(self.script), weight_version=7)):
             sampled = [int(v == 7) for v in sample.token_weight_versions]
             assert sample.loss_mask == sampled, (
@@ -74,13 +74,13 @@ class GeneratorContract(Contract):
             )
 
     def test_fan_out_siblings_share_a_rollout_id(self) -> None:
-        """Of several returned samples; None leaves the choice to the rollout."""
+        """Check that all returned samples have one rollout id; None leaves the choice to the rollout."""
         siblings = self.generate(ScriptedEngine(list(self.script)))
         ids = {sibling.rollout_id for sibling in siblings}
         assert len(ids) == 1, f"samples from one call share a rollout_id; found {ids}"
 
     def test_the_token_limit_holds(self) -> None:
-        """`max_new_tokens` bounds the response, and reaching it is TRUNCATED."""
+        """Check that `max_new_tokens` bounds the response, and that a response at the limit is TRUNCATED."""
         limit = 5
         params = {"max_new_tokens": limit, "temperature": 1.0}
         engine = ScriptedEngine(lambda request: Reply("x" * 50))
@@ -92,7 +92,7 @@ class GeneratorContract(Contract):
         assert max(asked, default=0) <= limit, f"max_new_tokens is {limit}; the engine was asked for {asked}"
 
     def test_a_partial_sample_is_continued(self) -> None:
-        """Its tokens stay, count against the limit, and the engine is given all of them; or it begins again."""
+        """Check that its tokens stay, count against the limit and all reach the engine; or that it begins again."""
         sample = self.sample()
         partial = CharTokenizer().encode("so far ")
         meta = {"finish_reason": {"type": "abort"}, "weight_version": "1"}
@@ -114,7 +114,7 @@ class GeneratorContract(Contract):
         assert asked == room, f"{len(partial)} of {self.max_new_tokens} tokens are used: ask for {room}, not {asked}"
 
     def test_no_room_left(self) -> None:
-        """A response that is as long as allowed is TRUNCATED without asking the engine."""
+        """Check that a response at the maximum length is TRUNCATED without an engine call."""
         sample = self.sample()
         if self.plays_programs:
             engine = ScriptedEngine([])
@@ -130,7 +130,7 @@ class GeneratorContract(Contract):
         assert engine.requests == [], "the engine was asked for 0 tokens"
 
     def test_an_abort_ends_it(self) -> None:
-        """The tokens so far are kept, if it can go on from them, and the engine is not asked again."""
+        """Check that the tokens so far are kept, if the generator can resume, and that no engine call follows."""
         engine = ScriptedEngine([Reply("so ", finish="abort")])
         kept = 0 if self.plays_programs else 3
         for sample in self.generate(engine):
@@ -141,7 +141,7 @@ class GeneratorContract(Contract):
         assert len(engine.requests) == 1, "after an abort the engine is not asked again"
 
     def test_an_engine_error_is_not_hidden(self) -> None:
-        """It is raised, or the sample says FAILED."""
+        """Check that the error is raised, or the sample is FAILED."""
         engine = ScriptedEngine([EngineError("out of memory")])
         try:
             results = self.generate(engine)
@@ -151,14 +151,14 @@ class GeneratorContract(Contract):
         assert found <= {SampleStatus.FAILED}, f"the engine failed; raise, or set FAILED. The samples say {found}"
 
     def test_sampling_params_are_left_alone(self) -> None:
-        """They are shared by the samples of a group."""
+        """Check that sampling parameters are not changed: the samples of a group share them."""
         params = {"max_new_tokens": self.max_new_tokens, "temperature": 0.7, "stop": ["\n"]}
         before = {**params, "stop": ["\n"]}
         self.generate(ScriptedEngine(list(self.script)), params=params)
         assert params == before, f"sampling_params are shared by the group: copy before changing; now {params}"
 
     def test_sampling_params_reach_the_engine(self) -> None:
-        """All of them but the token limit, unchanged, in every call."""
+        """Check that all of them except the token limit reach every engine call unchanged."""
         engine = ScriptedEngine(list(self.script))
         self.generate(engine, params={"max_new_tokens": self.max_new_tokens, "temperature": 0.7, "top_p": 0.9})
         assert engine.requests, "the engine was not asked"

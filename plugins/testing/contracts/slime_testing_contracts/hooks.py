@@ -1,7 +1,7 @@
-"""The contract of hooks: of a plugin that has some, and of a function that is given to a hook's flag.
+"""Contract tests for hooks: of a hook plugin, or of a function that is passed to a hook's flag.
 
-Each test is about one hook, and is left out where it is not implemented. The tests of Megatron's hooks need
-megatron-core, as their users do.
+Each test covers one hook and is skipped if the hook is not implemented. The tests of Megatron's hooks need
+megatron-core, as the users of these hooks do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from slime_testing_contracts.trainer import example_batch as trainer_batch
 
 
 def finished_groups() -> list[Group]:
-    """As a rollout ends with: different rewards, an empty answer, a truncated one, a failed one, and one removed."""
+    """Return groups as a rollout ends with: different rewards, and empty, truncated, failed and removed samples."""
     groups = [scored_group([1.0, 0.0, 0.5], 0), scored_group([0.0, 0.0, 1.0], 1)]
     groups[0][1].status = SampleStatus.TRUNCATED
     failed = groups[1][1]
@@ -55,12 +55,12 @@ def finished_groups() -> list[Group]:
 
 
 def facts(groups: list[Group]) -> list[list[dict[str, Any]]]:
-    """What the samples hold."""
+    """Return a copy of the fields of all samples."""
     return [[copy.deepcopy(sample.to_dict()) for sample in group] for group in groups]
 
 
 def _with(*prefixes: str) -> pytest.MarkDecorator:
-    """Of plugins that implement a hook of that name."""
+    """Limit a test to plugins that implement a hook with one of the prefixes."""
 
     def holds(case: HookContract) -> bool:
         hooks = case.hooks()
@@ -70,9 +70,9 @@ def _with(*prefixes: str) -> pytest.MarkDecorator:
 
 
 class HookContract(Contract):
-    """It changes only what is its to change, and answers what is read.
+    """Check that hooks change only what they may change, and return values of the right type.
 
-    `component` is a hook plugin, by the name of its entry point; or `kind` is a hook, and `component` the path of a
+    Either `component` is the entry-point name of a hook plugin, or `kind` is a hook and `component` the path of a
     function for the hook's flag.
     """
 
@@ -80,7 +80,7 @@ class HookContract(Contract):
 
     @property
     def ref(self) -> ComponentRef:
-        """The entry point in `slime.plugins` that `component` names: its name, or `distribution:name`."""
+        """Entry point in `slime.plugins` that `component` names, as `name` or `distribution:name`."""
         distribution, _, name = self.component.rpartition(":")
         for ref in current_registry():
             right = not distribution or normalized(ref.distribution) == normalized(distribution)
@@ -94,45 +94,45 @@ class HookContract(Contract):
 
     @property
     def plugin(self) -> Any:
-        """The module, the instance of the class, or what stands for the function."""
+        """The module, the instance of the class, or the plugin that wraps the function."""
         if self.kind == HOOK_GROUP:
             return load_hook_module(self.ref).obj
         return as_plugin(hook_flags()[self.kind], self.resolved.obj)
 
     def hooks(self) -> Hooks:
-        """Those of a process that has no other."""
+        """Return the hooks of a process that has only this plugin."""
         manager = bare_manager()
         manager.register(self.plugin, name=self.component)
         return Hooks(manager)
 
     def tells(self, hook: str) -> Callable[..., list[Any]]:
-        """What tells it this hook."""
+        """Return the function that calls the plugin's hook."""
         found = self.hooks().caller(hook)
         assert found is not None, f"it has no {hook}; the test should have been left out"
         return found
 
     def tell(self, hook: str, **given: Any) -> None:
-        """Tell it a hook whose answer is not used."""
+        """Call a hook whose return value is not used."""
         answers = self.tells(hook)(**given)
         assert not answers, f"it returned {type(answers[0]).__name__}, which has no effect"
 
     def load(self) -> None:
-        """Raises SlimeError, also for a hook that slime does not know."""
+        """Load the plugin. Raises SlimeError, also for a hook that slime does not know."""
         _ = self.plugin
 
     def check_options(self) -> None:
-        """A plugin's are the run's to check, with all plugins that share them."""
+        """Check the options of a function; the run checks a plugin's options, with all plugins that share them."""
         if self.kind != HOOK_GROUP:
             super().check_options()
 
     def test_it_has_hooks(self) -> None:
-        """At least one function marked `@slime_core.hookimpl`."""
+        """Check that at least one function is marked `@slime_core.hookimpl`."""
         has = [name for name in hook_specs() if self.hooks().implemented(name)]
         assert has, f"no function is marked @slime_core.hookimpl; slime calls {', '.join(hook_specs())}"
 
     @_with("slime_save_state")
     def test_its_state_can_be_stored(self) -> None:
-        """`slime_save_state` answers JSON values under a key of its own, or None."""
+        """Check that `slime_save_state` returns JSON values under a key of its own, or None."""
         for state in self.tells("slime_save_state")():
             assert isinstance(state, dict), f"expected a mapping or None; found {type(state).__name__}"
             json.dumps(state)
@@ -154,7 +154,7 @@ class HookContract(Contract):
         ids=["completed", "truncated", "empty"],
     )
     def test_a_sample_can_be_trained_on(self, response: str, status: SampleStatus, evaluation: bool) -> None:
-        """After `slime_sample_generated`: tokens, log-probs and mask aligned; prompt, numbers and status kept."""
+        """Check that the hook keeps tokens, log-probs and mask aligned, and keeps prompt, numbers and status."""
         sample = answered_sample(response=response, status=status)
         prompt, index, group_index = list(sample.prompt_tokens), sample.index, sample.group_index
         try:
@@ -168,7 +168,7 @@ class HookContract(Contract):
 
     @_with("slime_sample_generated")
     def test_one_sample_at_a_time_or_many(self) -> None:
-        """Calls of `slime_sample_generated` that overlap give what calls in a row give."""
+        """Check that overlapping calls of `slime_sample_generated` give the same samples as sequential calls."""
         texts = [f"answer {i}" for i in range(8)]
 
         async def together() -> list[Sample]:
@@ -182,7 +182,7 @@ class HookContract(Contract):
 
     @_with("slime_filter_samples")
     def test_a_filter_marks_and_nothing_else(self) -> None:
-        """Groups and samples stay where they are; their rewards, tokens and texts as they are."""
+        """Check that groups and samples keep their places, rewards, tokens and texts."""
         groups = finished_groups()
         before, members = facts(groups), [[id(s) for s in group] for group in groups]
         self.tell("slime_filter_samples", args=self.settings, groups=groups)
@@ -196,13 +196,13 @@ class HookContract(Contract):
 
     @_with("slime_filter_samples")
     def test_a_filter_takes_rollouts_of_one_sample(self) -> None:
-        """And of none."""
+        """Run the filter on a rollout of one sample, and of none."""
         self.tell("slime_filter_samples", args=self.settings, groups=[scored_group([1.0])])
         self.tell("slime_filter_samples", args=self.settings, groups=[[]])
 
     @_with("slime_process_all_samples")
     def test_all_samples_are_looked_at_and_not_touched(self) -> None:
-        """Metadata is free to use; numbers, tokens, rewards and the groups themselves stay."""
+        """Check that numbers, tokens, rewards and groups stay the same; metadata may change."""
         groups = finished_groups()
         before = facts(groups)
         given = {"all_groups": groups, "data_source": Prompts(3), "reasons": {1: "zero_std"}}
@@ -213,7 +213,7 @@ class HookContract(Contract):
     @_with("slime_log_rollout")
     @pytest.mark.parametrize("count", [1, 6])
     def test_logging_a_rollout_changes_metrics_only(self, count: int) -> None:
-        """For any number of samples; what it adds are finite numbers, and it says whether slime's are left out."""
+        """Check that the hook adds only finite numbers, and returns whether to omit slime's, for any sample count."""
         samples = [s for group in finished_groups() for s in group][:count]
         before, metrics = facts([samples]), {"rollout/other": 1.0}
         tells = self.tells("slime_log_rollout")
@@ -223,7 +223,7 @@ class HookContract(Contract):
 
     @_with("slime_log_eval")
     def test_logging_an_evaluation_changes_metrics_only(self) -> None:
-        """For one data set with samples, one without any; the data stays as it is."""
+        """Check a data set with samples and an empty data set; the data must not change."""
         samples, tells = scored_group([1.0, 0.0]), self.tells("slime_log_eval")
         held = {"rewards": [1.0, 0.0], "truncated": [False, True], "samples": samples}
         data = {"held": held, "none": {"rewards": [], "truncated": [], "samples": []}}
@@ -236,7 +236,7 @@ class HookContract(Contract):
     # -- training ------------------------------------------------------------------------------------
 
     def _train_data(self, tensors: TrainTensors) -> TrainTensors:
-        """The columns as the learner takes them over."""
+        """Return the columns after the hook, as the learner takes them over."""
         data = rollout_data(example_batch(), tensors)
         self.tell("slime_train_data", args=self.settings, rollout_id=0, rollout_data=data)
         try:
@@ -246,20 +246,20 @@ class HookContract(Contract):
 
     @_with("slime_train_data")
     def test_columns_of_train_data_keep_their_shapes(self) -> None:
-        """One tensor of [response_length] per sample, finite; loss masks of 0 and 1."""
+        """Check that columns hold a finite [response_length] tensor per sample, and loss masks hold 0 and 1."""
         found = self._train_data(example_tensors())
         for name in ("advantages", "returns", "old_log_probs", "rollout_log_probs"):
             assert all(torch.isfinite(part).all() for part in getattr(found, name)), f"{name} is not finite after it"
 
     @_with("slime_train_data")
     def test_columns_that_a_run_may_lack(self) -> None:
-        """Train data without the engine's, the reference's and the critic's numbers."""
+        """Run the hook on train data without the engine's, the reference's and the critic's columns."""
         full = example_tensors()
         self._train_data(TrainTensors(full.loss_masks, advantages=full.advantages, returns=full.returns))
 
     @_with("slime_train_data")
     def test_the_same_train_data_give_the_same(self) -> None:
-        """Ranks and resumed runs must agree."""
+        """Check that the hook is deterministic, because ranks and resumed runs must agree."""
         one, other = self._train_data(example_tensors()), self._train_data(example_tensors())
         for name in ("loss_masks", "advantages", "returns"):
             for a, b in zip(getattr(one, name), getattr(other, name), strict=True):
@@ -268,7 +268,7 @@ class HookContract(Contract):
     @_with("slime_weights_written")
     @pytest.mark.parametrize("version", [1, 2, 3], ids=["names the checkpoint", "delta", "full"])
     def test_weight_files_are_left_as_they_are(self, version: int) -> None:
-        """A version that only names the checkpoint, one with a changed tensor, one that is a whole model."""
+        """Check a version that only names the checkpoint, a version with a changed tensor, and a whole model."""
         assert self.folder is not None
         directory = _written(self.folder, version)
         before = _contents(directory)
@@ -280,7 +280,7 @@ class HookContract(Contract):
 
     @_with("slime_megatron_")
     def test_a_megatron_trainer_works_with_it(self) -> None:
-        """Passes of actor and reference, and an optimizer step, with finite numbers."""
+        """Check that actor and reference passes and an optimizer step give finite numbers."""
         from slime_trainer_megatron.trainer import MegatronTrainer
 
         own = {**TrainerContract.default_args, "kl_coef": 0.1, "hf_checkpoint": str(tiny_model()), **self.args}
@@ -297,7 +297,7 @@ class HookContract(Contract):
 
 
 def _assert_kept(before: list[list[dict[str, Any]]], groups: list[Group], *free: str) -> None:
-    """That samples hold what they held, but for metadata and the fields in `free`."""
+    """Assert that samples did not change, except for metadata and the fields in `free`."""
     for then, now in zip(before, facts(groups)):
         for one, other in zip(then, now):
             changed = sorted(k for k in other if k not in (*free, "metadata") and one.get(k) != other[k])
@@ -312,7 +312,7 @@ def _check_answers(answers: list[Any], metrics: Mapping[str, Any]) -> None:
 
 
 def _written(folder: Path, version: int) -> Path:
-    """The directory of a weight version."""
+    """Write a weight version and return its directory."""
     checkpoint, weights = folder / "model", {"a": torch.zeros(64)}
     checkpoint.mkdir()
     save_file(weights, checkpoint / "model.safetensors")

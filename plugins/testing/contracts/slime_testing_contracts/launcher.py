@@ -1,4 +1,4 @@
-"""The contract of launchers: what they say of themselves, before they start anything."""
+"""The contract of launchers: the facts that a launcher reports before it starts anything."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from slime_testing_contracts.base import Contract
 
 
 class LauncherContract(Contract):
-    """`--launcher`: asked what it can do and what it lacks by every run under `--launcher auto`."""
+    """Tests of a launcher, whose traits and missing requirements are read by every run under `--launcher auto`."""
 
     kind = "launchers"
 
     def load(self) -> None:
-        """Also built, with traits."""
+        """Load and build the launcher, and check its traits."""
         _ = self.launcher
 
     @property
     def launcher(self) -> Launcher:
-        """A new one."""
+        """A new launcher."""
         return load(self.component, f"{type(self).__name__}.component")
 
     def test_what_is_missing_is_said_in_words(self) -> None:
-        """With what to type; empty when all is there."""
+        """Missing requirements are reported as text, with a command to type; empty if nothing is missing."""
         missing = self.launcher.missing(self.settings)
         assert isinstance(missing, str), f"missing(args) returned {missing!r}; expected text, empty when all is there"

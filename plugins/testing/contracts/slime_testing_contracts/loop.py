@@ -1,8 +1,8 @@
-"""`run_loop`: settings -> a real training run in this process, and what came of it.
+"""`run_loop`: run a real training run from settings in this process, and return its results.
 
-Everything is what `slime train` uses: the embedded engine and trainer, the data source, the loop, checkpoints; only the
-model is tiny and random. Settings are checked as the command's flags are, so a wrong one raises slime's own exceptions
-here.
+All parts are those of `slime train`: the embedded engine and trainer, the data source, the loop, checkpoints; only the
+model is tiny and random. Settings are checked like the command's flags, so a wrong setting raises slime's own
+exceptions here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LoopRun:
 
     run_dir: Path
     summary: dict[str, Any]
-    """What `summary.json` holds."""
+    """Content of `summary.json`."""
     settings: Any
     """The run's `args`."""
     evaluations: list[dict[str, float]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class LoopRun:
     """The samples of each rollout, in the order they were trained on."""
 
     def metric(self, name: str) -> list[float]:
-        """One metric, step by step. Raises KeyError with the names there are."""
+        """Return one metric for every step that has it. Raises KeyError that lists the known names."""
         known = sorted({key for step in self.steps for key in step})
         if name not in known:
             raise KeyError(f"no metric {name!r} in any step; there are {', '.join(known)}")
@@ -49,12 +49,12 @@ class LoopRun:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The last one."""
+        """Return the last checkpoint; None if nothing was trained."""
         return Path(self.summary["checkpoint"]) if self.summary["checkpoint"] else None
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
-        """HF name -> tensor at the end of the run. Raises ConfigError where nothing was trained."""
+        """Return HF name -> tensor at the end of the run. Raises ConfigError if nothing was trained."""
         from slime_core.models.hf_io import read_weights
 
         if self.checkpoint is None:
@@ -63,22 +63,22 @@ class LoopRun:
 
     @property
     def weight_checksums(self) -> dict[str, str]:
-        """HF name -> checksum at the end of the run: equal for runs that are equal bit for bit."""
+        """Return HF name -> checksum at the end of the run, equal for bitwise equal runs."""
         from slime_core.weights.checksum import tensor_checksum
 
         return {name: tensor_checksum(tensor) for name, tensor in self.weights.items()}
 
 
 def run_loop(folder: Path, steps: int = 3, **settings: Any) -> LoopRun:
-    """Train for `steps` rollouts of 4 prompts with 4 answers of up to 8 tokens each, and evaluate nothing.
+    """Train for `steps` rollouts of 4 prompts with 4 answers of up to 8 tokens each, without evaluation.
 
     Args:
-        folder: Does not exist, or is empty; data, run directory and checkpoint go there.
+        folder: Missing or empty folder for data, run directory and checkpoint.
         steps: Number of rollouts.
-        settings: Any setting of `slime train` by its name; None leaves out what is set here.
+        settings: Any setting of `slime train` by its name; None removes a setting that this function sets.
 
     Raises:
-        SlimeError: As the command would: ConfigError for a wrong setting, PluginError for a component, and so on.
+        SlimeError: The errors of the command: ConfigError for a wrong setting, PluginError for a component, and so on.
     """
     from slime_python import process_restored
 

@@ -27,16 +27,16 @@ SPLITS = ([[0, 1, 2, 3, 4]], [[4, 2], [0], [3, 1]], [[0], [1], [2], [3], [4]])
 
 @dataclass
 class Bound:
-    """What one optimizer step came to."""
+    """The results of one optimizer step."""
 
     loss: torch.Tensor
     metrics: dict[str, torch.Tensor]
     gradients: list[torch.Tensor]
-    """[prompt + response, vocabulary] per sample."""
+    """Gradient of each sample's logits, [prompt + response, vocabulary]."""
 
 
 def example_batch() -> TrainBatch:
-    """Five samples: masked tokens at either end, one fully masked."""
+    """Return a batch of five samples: masked tokens at either end, one sample fully masked."""
     generator = torch.Generator().manual_seed(3)
     tokens = [torch.randint(0, VOCABULARY, (PROMPT + n,), generator=generator).tolist() for n in LENGTHS]
     return TrainBatch(
@@ -48,7 +48,7 @@ def example_batch() -> TrainBatch:
 
 
 def example_tensors() -> TrainTensors:
-    """Every column that a run may have."""
+    """Return tensors with the columns that a loss may read."""
     generator = torch.Generator().manual_seed(4)
 
     def column(scale: float, shift: float = 0.0) -> list[torch.Tensor]:
@@ -62,18 +62,18 @@ def example_tensors() -> TrainTensors:
 
 
 class LossContract(Contract):
-    """A scalar that is a sum over samples, whatever the micro-batches, and a gradient on trained tokens only."""
+    """The loss is a scalar, a sum over samples for any micro-batches, with a gradient on trained tokens only."""
 
     kind = "losses"
     default_args: ClassVar[Mapping[str, Any]] = {"custom_loss_function_path": "the component"}
 
     def build(self) -> Any:
-        """As the launcher builds it, with the base class for an estimator; override for further arguments."""
+        """Build the loss as the launcher does, with the base class as estimator; override to pass other arguments."""
         settings = self.settings
         return with_defaults(self.resolved.obj, LossBase)(settings, EstimatorBase(settings))
 
     def step(self, micro_batches: Sequence[Sequence[int]], per_token: bool = False) -> Bound:
-        """Loss, metrics and gradients, summed over micro-batches as the trainer sums them."""
+        """Return loss, metrics and gradients, summed over micro-batches as in the trainer."""
         loss_object, settings, batch = self.build(), self.settings, example_batch()
         generator = torch.Generator().manual_seed(5)
         logits = [torch.randn(len(row), VOCABULARY, generator=generator).requires_grad_() for row in batch.tokens]
@@ -114,7 +114,7 @@ class LossContract(Contract):
 
     @pytest.mark.parametrize("per_token", [False, True])
     def test_loss_metrics_and_gradients_are_finite(self, per_token: bool) -> None:
-        """With `--calculate-per-token-loss` as without."""
+        """Values are finite with and without `--calculate-per-token-loss`."""
         found = self.step(SPLITS[0], per_token)
         assert torch.isfinite(found.loss), f"the loss is {found.loss.item()}"
         for name, value in found.metrics.items():
@@ -124,7 +124,7 @@ class LossContract(Contract):
 
     @pytest.mark.parametrize("per_token", [False, True])
     def test_no_split_changes_anything(self, per_token: bool) -> None:
-        """Loss, metrics and gradients summed over micro-batches are the same however samples are split."""
+        """Loss, metrics and gradients summed over micro-batches are the same for every split of the samples."""
         whole = self.step(SPLITS[0], per_token)
         for micro_batches in SPLITS[1:]:
             parts = self.step(micro_batches, per_token)
@@ -140,7 +140,7 @@ class LossContract(Contract):
                 _same(one, other, f"the gradient: {why}")
 
     def test_only_trained_tokens_have_a_gradient(self) -> None:
-        """Nothing is learned from masked tokens, prompts, or samples of another step."""
+        """Masked tokens, prompts, and samples of another step have no gradient."""
         gradients = self.step(SPLITS[0]).gradients
         for p, (mask, gradient) in enumerate(zip(MASKS, gradients)):
             rows = gradient.any(dim=-1).tolist()
@@ -152,12 +152,12 @@ class LossContract(Contract):
 
 
 class CustomLossContract(LossContract):
-    """The same of `--loss-type custom_loss --custom-loss-function-path`."""
+    """The loss contract for `--loss-type custom_loss --custom-loss-function-path`."""
 
     kind = "custom_losses"
 
     def build(self) -> Any:
-        """The built-in loss around the function."""
+        """Build the built-in loss around the function."""
         settings = self.settings
         return CustomLoss(settings, EstimatorBase(settings), self.resolved.obj)
 

@@ -1,6 +1,6 @@
-"""The contract of model families for Megatron-core: the map has every tensor of a saved model, and loses no bit.
+"""The contract of model families for Megatron-core: the map has every tensor of a saved model, and is lossless.
 
-Nothing here needs Megatron but two tests, which are skipped without it: its fields, and logits.
+Only two tests need Megatron, for its fields and for logits; they are skipped without it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class MegatronModelContract(Contract):
-    """The same tensors as transformers saves, each in exactly one row, and merges that come back bit for bit."""
+    """Tests that a family saves transformers' tensors, each in exactly one row, and that merges are bitwise exact."""
 
     kind = "megatron_models"
     config: ClassVar[Mapping[str, Any]] = {}
     """Entries of `config.json` beyond a tiny dense decoder's."""
     reference: ClassVar[str] = ""
-    """The `model_type` of transformers that saves the same tensors, for a family that it does not have itself."""
+    """The `model_type` of transformers that saves the same tensors, for a family that transformers lacks."""
 
     @property
     def model_type(self) -> str:
-        """Of transformers."""
+        """The `model_type` in transformers."""
         return self.reference or self.component.rpartition(":")[2]
 
     @property
     def entries(self) -> dict[str, Any]:
-        """Of `config.json`; with latent attention, transformers' `head_dim` is the rotated part of a head."""
+        """Entries of `config.json`; with latent attention, transformers' `head_dim` is the rotated part of a head."""
         rotated = {"head_dim": self.config["qk_rope_head_dim"]} if "qk_rope_head_dim" in self.config else {}
         return {**TINY, "initializer_range": 0.1, **rotated, **self.config}
 
@@ -50,12 +50,12 @@ class MegatronModelContract(Contract):
 
     @property
     def megatron_model(self) -> MegatronModel:
-        """What the plugin makes of it."""
+        """The plugin's `MegatronModel` for `hf`."""
         model: MegatronModel = self.resolved.obj(self.hf)
         return model
 
     def saved(self, directory: str) -> Any:
-        """Write a tiny model of transformers with random weights to the directory; the model."""
+        """Write a tiny transformers model with random weights to the directory; return the model."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -71,7 +71,7 @@ class MegatronModelContract(Contract):
         return reference
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What is in the files of `saved`."""
+        """Return the tensors in the files of `saved`."""
         from slime_core.models.hf_io import read_weights
 
         with tempfile.TemporaryDirectory() as directory:  # names are those of the files
@@ -79,7 +79,7 @@ class MegatronModelContract(Contract):
             return dict(read_weights(directory))
 
     def test_reads_the_sizes(self) -> None:
-        """As they stand in `config.json`."""
+        """The plugin reads the sizes in `config.json`."""
         hf, architecture = self.hf, self.megatron_model.architecture
         assert architecture.vocab_size == hf["vocab_size"]
         assert architecture.num_layers == hf["num_hidden_layers"]
@@ -89,13 +89,13 @@ class MegatronModelContract(Contract):
 
     @pytest.mark.parametrize("missing", ["vocab_size", "hidden_size", "num_hidden_layers"])
     def test_a_missing_size_is_named(self, missing: str) -> None:
-        """ConfigError, not KeyError."""
+        """A missing size raises ConfigError, not KeyError."""
         hf = {key: value for key, value in self.hf.items() if key != missing}
         with pytest.raises(ConfigError, match=missing):
             self.resolved.obj(hf)
 
     def test_fields_are_megatrons(self) -> None:
-        """`transformer` has fields of `TransformerConfig`, and none of parallelism."""
+        """`transformer` has only fields of `TransformerConfig`, and none of parallelism."""
         pytest.importorskip("megatron.core")
         from megatron.core.model_parallel_config import ModelParallelConfig
         from megatron.core.transformer.transformer_config import MLATransformerConfig
@@ -105,7 +105,7 @@ class MegatronModelContract(Contract):
         assert fields & set(ModelParallelConfig.__dataclass_fields__) == set()
 
     def test_the_map_has_every_tensor_of_the_files_once(self) -> None:
-        """No HF name twice, none missing, none that is not there; no Megatron parameter twice."""
+        """The map has each HF name exactly once and no unknown name; no Megatron parameter occurs twice."""
         import re
 
         from slime_trainer_megatron.families import places
@@ -122,7 +122,7 @@ class MegatronModelContract(Contract):
 
     @pytest.mark.parametrize("size", [1, 2, 4])
     def test_merges_are_their_own_way_back(self, size: int) -> None:
-        """HF -> parts -> HF bitwise, parts of one shape, and reading slices gives what reading all of it gives."""
+        """HF -> parts -> HF is bitwise exact, parts have one shape, and reading slices equals reading whole tensors."""
         import torch
         from slime_trainer_megatron.families import places
 
@@ -148,7 +148,7 @@ class MegatronModelContract(Contract):
         assert split > 1
 
     def test_logits_are_transformers(self) -> None:
-        """Within 1e-4, in float32 and one process; with the vocabulary padded."""
+        """Logits agree within 1e-4, in float32 and one process, with a padded vocabulary."""
         pytest.importorskip("megatron.core")
         import torch
         from slime_trainer_megatron.arguments.config import transformer_config

@@ -1,6 +1,6 @@
-"""The contract of functions that build Megatron's model: a Megatron trainer takes a step with it.
+"""The contract of functions that build Megatron's model: a Megatron trainer takes a step with the model.
 
-It needs megatron-core, as its users do.
+It needs megatron-core, as such functions do.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from slime_testing_contracts.trainer import SPLITS, TrainerContract, example_bat
 
 
 class MegatronModelProviderContract(Contract):
-    """`(pre_process, post_process[, vp_stage])` -> a model whose parameters have the names of the family's map."""
+    """Contract: `(pre_process, post_process[, vp_stage])` -> a model with parameter names of the family's map."""
 
     kind = "megatron_model_providers"
     default_args: ClassVar[Any] = {**TrainerContract.default_args, "kl_coef": 0.1}
 
     @property
     def settings(self) -> Args:
-        """With a tiny random model and the function under test."""
+        """Settings with a tiny random model and the function under test."""
         own = {"hf_checkpoint": str(tiny_model()), "custom_model_provider_path": self.component, **self.args}
         return super().settings.model_copy(update=own)
 
     def test_a_trainer_works_with_it(self) -> None:
-        """Passes of actor and reference, and an optimizer step, with finite numbers."""
+        """Check that passes of actor and reference, and an optimizer step, give finite numbers."""
         from slime_trainer_megatron.trainer import MegatronTrainer
 
         trainer, batch = MegatronTrainer(self.settings), example_batch()

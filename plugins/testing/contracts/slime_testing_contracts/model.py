@@ -1,4 +1,4 @@
-"""The contract of model families: the architecture read from `config.json` computes what transformers computes."""
+"""The contract of model families: the architecture read from `config.json` gives the same results as transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TINY: Mapping[str, Any] = {
 
 
 class ModelContract(Contract):
-    """HF names and shapes, the same logits, and weights that come back bit for bit."""
+    """HF names and shapes, the logits of transformers, and weights that are saved and loaded bit for bit."""
 
     kind = "models"
     config: ClassVar[Mapping[str, Any]] = {}
@@ -36,7 +36,7 @@ class ModelContract(Contract):
 
     @property
     def hf(self) -> dict[str, Any]:
-        """`config.json` of a tiny model of the family, all of HF's defaults filled in."""
+        """`config.json` of a tiny model of the family, with all of HF's defaults."""
         from transformers import AutoConfig
 
         config = AutoConfig.for_model(self.component.rpartition(":")[2], **{**TINY, **self.config})
@@ -44,12 +44,12 @@ class ModelContract(Contract):
 
     @property
     def model_config(self) -> ModelConfig:
-        """What the plugin makes of it."""
+        """The plugin's `ModelConfig` for `hf`."""
         config: ModelConfig = self.resolved.obj(self.hf)
         return config
 
     def test_reads_the_sizes(self) -> None:
-        """As they stand in `config.json`."""
+        """The sizes equal those in `config.json`."""
         hf, config = self.hf, self.model_config
         assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (
             hf["vocab_size"],
@@ -60,13 +60,13 @@ class ModelContract(Contract):
 
     @pytest.mark.parametrize("missing", ["vocab_size", "hidden_size", "num_hidden_layers"])
     def test_a_missing_size_is_named(self, missing: str) -> None:
-        """ConfigError, not KeyError."""
+        """A missing size raises ConfigError, not KeyError."""
         hf = {key: value for key, value in self.hf.items() if key != missing}
         with pytest.raises(ConfigError, match=missing):
             self.resolved.obj(hf)
 
     def test_logits_and_weights_are_transformers(self) -> None:
-        """Parameters named as in saved files, logits within 1e-4, weights unchanged by the trip through our module."""
+        """Parameters have the names of saved files, logits are within 1e-4, and weights pass through unchanged."""
         import torch
         from slime_embedded.models.decoder import Decoder
         from transformers import AutoConfig, AutoModelForCausalLM

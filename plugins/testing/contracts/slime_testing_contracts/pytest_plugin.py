@@ -1,9 +1,9 @@
-"""What slime adds to pytest: contract suites for components named on the command line, and fixtures.
+"""slime's pytest plugin: contract suites for components named on the command line, and fixtures.
 
     pytest --pyargs slime_testing_contracts.components --slime-component rewards:./my_rm.py:reward
 
-Loaded by pytest (entry point `pytest11`) in every run of an environment that has slime, so importing it must cost
-nothing: no torch, no pydantic, and no contract suite before its assertions can be rewritten. The components become test
+pytest loads this module (entry point `pytest11`) in every run of an environment that has slime. So the import must be
+cheap: no torch, no pydantic, and no contract suite before pytest can rewrite its assertions. The components become test
 classes when pytest collects `components.py`, not here.
 """
 
@@ -25,22 +25,22 @@ EXAMPLE = "--slime-component rewards:./my_rm.py:reward"
 
 
 class Requested(NamedTuple):
-    """A component that the command line asks to be tested."""
+    """A component named on the command line for testing."""
 
     kind: str
     spec: str
     settings: dict[str, Any]
-    """What `--slime-args` say."""
+    """Settings from `--slime-args`."""
 
 
 class _Asked:
-    """Of the pytest run under way; `components.py`, which is imported and not called, reads it."""
+    """Components of the current pytest run; `components.py` reads them when it is imported."""
 
     components: tuple[Requested, ...] = ()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Which components, with which settings."""
+    """Add the options that name components and their settings."""
     group = parser.getgroup("slime", "contract suites: --pyargs slime_testing_contracts.components")
     group.addoption(
         "--slime-component",
@@ -85,14 +85,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def requested() -> tuple[Requested, ...]:
-    """The components of this run. Raises pytest.Collector.CollectError when there are none."""
+    """Return the components of this run. Raises pytest.Collector.CollectError if no component is named."""
     if not _Asked.components:
         raise pytest.Collector.CollectError(f"name what to test: {EXAMPLE}")
     return _Asked.components
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Kind and spec."""
+    """Return kind and spec."""
     from slime_core.errors import PluginNotFoundError
     from slime_core.plugins.kinds import HOOK_GROUP, kind_of
 
@@ -106,7 +106,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _settings(texts: list[str]) -> dict[str, Any]:
-    """`a.b=1` -> {"a": {"b": 1}}; values as in YAML."""
+    """Convert `a.b=1` to {"a": {"b": 1}}; values as in YAML."""
     import yaml
 
     settings: dict[str, Any] = {}

@@ -22,17 +22,17 @@ from slime_testing_contracts.samples import answered_sample
 
 
 class RewardContract(Contract):
-    """A finite number or a mapping for whatever comes, the same one every time, and nothing changed."""
+    """Contract of rewards: return a finite number or a mapping for any input, repeatably, without changing samples."""
 
     kind = "rewards"
     examples: ClassVar[Sequence[tuple[Any, str, Any, Any]]] = ()
-    """(prompt, response, label, expected reward)"""
+    """Examples as (prompt, response, label, expected reward)."""
     label: ClassVar[Any] = "2"
-    """A label that the reward can read; a reward may raise ValueError for others."""
+    """Label that the reward can read; a reward may raise ValueError for other labels."""
     deterministic: ClassVar[bool] = True
 
     def score(self, *samples: Sample) -> list[Any]:
-        """One reward per sample, through the caller a rollout uses."""
+        """Return a reward per sample, scored by the same caller as in a rollout."""
         caller = RewardCaller(self.resolved, self.settings)
         return asyncio.run(caller.score(list(samples)))
 
@@ -73,7 +73,7 @@ class RewardContract(Contract):
         ],
     )  # fmt: skip
     def test_odd_inputs_get_a_reward(self, response: str, label: Any, status: SampleStatus) -> None:
-        """What a model writes is never a reason to raise, or to answer something that is not a finite number."""
+        """No text of a model makes the reward raise, or return a value that is not a finite number."""
         if label and self.label != "2":
             label = self.label
         sample = answered_sample("1+1=", response, label, status)
@@ -88,11 +88,11 @@ class RewardContract(Contract):
 
     @pytest.mark.parametrize("label", [None, "", 5, 2.5, [], ["2"], {}], ids=repr)
     def test_the_examples_with_other_labels(self, label: Any) -> None:
-        """Rows differ in their labels' types. A label of a type that the reward does not read may raise ValueError."""
+        """Labels of any type get a reward; the reward may raise ValueError for a type that it does not read."""
         for prompt, response, _, _ in self.examples:
             try:
                 (found,) = self.score(answered_sample(prompt, response, label))
-            except ValueError:  # its way of saying that the row cannot be scored
+            except ValueError:  # the row cannot be scored
                 continue
             except Exception as error:
                 pytest.fail(
@@ -109,7 +109,7 @@ class RewardContract(Contract):
         _check(self.score(sample)[0], sample.response, sample.label)
 
     def test_the_sample_is_left_alone(self) -> None:
-        """The reward is returned; the rollout stores it."""
+        """The reward is returned and not written into the sample; the rollout stores it."""
         sample = answered_sample(label=self.label)
         before = sample.to_dict()
         self.score(sample)
@@ -121,7 +121,7 @@ class RewardContract(Contract):
 
     @only_where(lambda suite: suite.deterministic)
     def test_same_input_same_reward(self) -> None:
-        """Unless the class says `deterministic = False`."""
+        """The same sample gets the same reward, unless the class sets `deterministic = False`."""
         first, second = self.score(answered_sample(label=self.label)), self.score(answered_sample(label=self.label))
         assert first == second, (
             f"the same sample got {first[0]!r} and then {second[0]!r}; for a reward that may differ, set"
@@ -130,7 +130,7 @@ class RewardContract(Contract):
 
     @only_where(lambda suite: suite.deterministic)
     def test_many_at_once(self) -> None:
-        """64 concurrent calls give what 64 calls in a row give."""
+        """64 concurrent calls give the same rewards as 64 consecutive calls."""
         responses = [rf"so \boxed{{{i % 5}}}" for i in range(64)]
         samples = [answered_sample("?", response, self.label) for response in responses]
         caller = RewardCaller(self.resolved, self.settings)
@@ -144,7 +144,7 @@ class RewardContract(Contract):
         assert not differ, f"64 calls at once gave other rewards than one after the other, for samples {differ[:8]}"
 
     def test_a_batch_keeps_length_and_order(self) -> None:
-        """Several samples in one call; also a batch of one."""
+        """A call with several samples returns a reward for each, in order; also for a batch of one."""
         samples = [answered_sample("?", rf"\boxed{{{i}}}", self.label) for i in range(4)]
         together = self.score(*samples)
         assert len(together) == 4, f"4 samples got {len(together)} rewards"
@@ -159,9 +159,9 @@ class RewardContract(Contract):
 
     @only_where(lambda suite: suite.deterministic)
     def test_no_wrong_answer_is_paid(self) -> None:
-        """What `slime rewards attack` tries, on the examples' labels, or on made rows where they have none.
+        """The attacks of `slime rewards attack` fail on the examples' labels, or on made rows without such labels.
 
-        Programs are not tried here: one that ends its process would end the tests.
+        Programs are not tried here, since a program that ends its process would end the tests.
         """
         cases = [case_of(prompt, label, {}) for prompt, _, label, _ in self.examples[:8] if label not in (None, "")]
         told = {(case.kind, case.right): case for case in cases if case and case.kind != "code"}
@@ -174,7 +174,7 @@ class RewardContract(Contract):
         assert not paid, f"{len(paid)} wrong answers are paid; slime rewards attack prints all: {'; '.join(paid[:4])}"
 
     def test_where_it_runs_is_a_place_there_is(self) -> None:
-        """`execution`, where the component declares it."""
+        """The component's `execution`, if declared, is valid."""
         obj = self.resolved.obj
         built = construct(obj, self.settings) if inspect.isclass(obj) else obj
         function = built.compute_reward if callable(getattr(built, "compute_reward", None)) else built

@@ -1,4 +1,4 @@
-"""The contract of rollout functions, run by the real rollout stage on an engine that follows a script."""
+"""The contract of rollout functions, run by the real rollout stage with a scripted engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KIT = "slime_testing_contracts.tiny"
 
 
 class Prompts:
-    """A data source in memory: sums as text, one token per character; remembers what it gave and got back."""
+    """A data source in memory: sums as text, one token per character; remembers groups handed out and given back."""
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
@@ -38,7 +38,7 @@ class Prompts:
         self._waiting: list[Group] = []
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """Given back ones first, then new sums."""
+        """Return groups given back first, then new sums."""
         groups, self._waiting = self._waiting[:num_samples], self._waiting[num_samples:]
         while len(groups) < num_samples:
             groups.append(self._group(len(self.drawn)))
@@ -46,7 +46,7 @@ class Prompts:
         return groups
 
     def add_samples(self, samples: list[Group]) -> None:
-        """Groups that a rollout did not use."""
+        """Take back groups that a rollout did not use."""
         self.returned += samples
         self._waiting += samples
 
@@ -61,7 +61,7 @@ class Prompts:
 
 
 class RolloutContract(Contract):
-    """`--rollout-batch-size` groups that can be trained on, nothing lost, and evaluation by data set."""
+    """Contract of rollout functions: `--rollout-batch-size` trainable groups, no lost group, evaluation by data set."""
 
     kind = "rollouts"
     default_args: ClassVar[Mapping[str, Any]] = {
@@ -70,15 +70,15 @@ class RolloutContract(Contract):
     }  # fmt: skip
 
     only_evaluates: ClassVar[bool] = False
-    """The function is for `--eval-function-path` alone."""
+    """True if the function is for `--eval-function-path` only."""
 
     def script(self, request: Request) -> Reply | str | BaseException:
-        """What the engine answers; override for a function that needs something special."""
+        """Return the engine's reply to a request; override it for a function that needs special replies."""
         return str(len(request.input_ids) % 10) * 3
 
     @property
     def settings(self) -> Args:
-        """With a small evaluation data set."""
+        """Settings with a small evaluation data set."""
         assert self.folder is not None
         path = write_rows(self.folder / "eval.jsonl", 3)
         held = EvalDataset(name="held", path=str(path), label_key="label", n_samples_per_eval_prompt=2, temperature=0.0)
@@ -88,7 +88,7 @@ class RolloutContract(Contract):
     def stage(
         self, script: Callable[[Request], Any] | None = None, **changes: Any
     ) -> tuple[RolloutStage, ScriptedEngine, Prompts]:
-        """A rollout stage with the component, started; the reward is the share of digits."""
+        """Start and return a rollout stage with the component; the reward is the share of digits."""
         args = self.settings.model_copy(update=changes)
         function, engine = self.resolved.obj, ScriptedEngine(script or self.script)
         source = Prompts(int(args.n_samples_per_prompt))
@@ -120,7 +120,7 @@ class RolloutContract(Contract):
             pytest.skip("it is for --eval-function-path alone")
 
     def roll_out(self, **changes: Any) -> tuple[list[Group], dict[str, float], Prompts]:
-        """One rollout: groups, metrics, and the data source as it was left."""
+        """Run one rollout. Return groups, metrics, and the data source afterwards."""
         self._trains()
         stage, _, source = self.stage(**changes)
         try:
@@ -130,7 +130,7 @@ class RolloutContract(Contract):
         return groups, metrics, source
 
     def test_every_group_can_be_trained_on(self) -> None:
-        """As many groups as `--rollout-batch-size`, each sample finished, scored and in order; a batch is made of them.
+        """Check for `--rollout-batch-size` groups that form a batch, each sample finished, scored and in order.
 
         For training a rollout function returns `RolloutFnTrainOutput(samples, metrics)`, or the list of groups.
         """
@@ -153,13 +153,13 @@ class RolloutContract(Contract):
         assert not numbers, f"metrics are numbers; found {numbers!r}"
 
     def test_samples_come_once(self) -> None:
-        """No sample is returned twice."""
+        """Check that no sample is returned twice."""
         groups, _, _ = self.roll_out()
         seen = [id(sample) for group in groups for sample in group]
         assert len(set(seen)) == len(seen), "a sample object is in the rollout twice"
 
     def test_it_waits_for_slow_answers(self) -> None:
-        """Answers in another order than asked for."""
+        """Check responses that arrive in another order than their requests."""
         self._trains()
 
         def script(request: Request) -> Reply:
@@ -175,7 +175,9 @@ class RolloutContract(Contract):
             stage.stop()
 
     def test_evaluation_is_by_data_set(self) -> None:
-        """`{data set: {"rewards", "truncated", "samples"}}`, of one length; a function may refuse with slime's errors.
+        """Check the evaluation's form; a function may refuse it with slime's errors.
+
+        The form is `{data set: {"rewards", "truncated", "samples"}}`, with lists of one length.
 
         For evaluation a rollout function returns `RolloutFnEvalOutput(data, metrics)`, or the mapping.
         """
@@ -198,7 +200,7 @@ class RolloutContract(Contract):
         assert not source.drawn, "evaluating draws no training prompts"
 
     def test_what_the_engine_does_wrong_is_not_hidden(self) -> None:
-        """An engine that fails always: an error, or samples that say FAILED."""
+        """Check that an engine that always fails gives an error, or FAILED samples."""
         self._trains()
         if not traits_of(self.resolved.obj, RolloutTraits).needs_engine:
             pytest.skip("it uses no engine")

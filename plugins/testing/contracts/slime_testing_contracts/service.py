@@ -1,6 +1,6 @@
-"""An HTTP service that follows a script, for rewards and tools that talk to one.
+"""An HTTP service that follows a script, for testing rewards and tools that call a service.
 
-Runs in a thread of the test's process, on a port of its own, for the length of a `with` block.
+It runs in a thread of the test's process, on its own port, for the length of a `with` block.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 
 class Asked(NamedTuple):
-    """One request that arrived."""
+    """A request that arrived."""
 
     path: str
     body: Any
-    """JSON, decoded."""
+    """Decoded JSON body."""
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Headers by lower-case name."""
 
 
 Script = Callable[[Asked], Any]
@@ -28,14 +28,14 @@ Script = Callable[[Asked], Any]
 class ScriptedService:
     """`with ScriptedService(script) as service: ... service.url`; `service.asked` lists the requests in order.
 
-    The script answers a request with what is sent as JSON, or with (status, JSON), or with (status, bytes). It may
-    take its time: every request has a thread.
+    The script returns the value to send as JSON, or (status, JSON), or (status, bytes). It may block: every request has
+    a thread of its own.
     """
 
     def __init__(self, script: Script) -> None:
         self.asked: list[Asked] = []
         self.connections = 0
-        """Connections that were opened."""
+        """Number of opened connections."""
         self._script = script
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -46,7 +46,7 @@ class ScriptedService:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def answer(self, asked: Asked) -> tuple[int, bytes]:
-        """Status and body for a request."""
+        """Return status and body for a request."""
         self.asked.append(asked)
         given = self._script(asked)
         status, value = given if isinstance(given, tuple) else (200, given)
@@ -64,14 +64,14 @@ class ScriptedService:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # The standard library's 5 makes the kernel drop connections that come at once, and their clients wait for seconds.
+    # With the standard library's 5, the kernel drops simultaneous connections, and their clients wait for seconds.
     request_queue_size = 256
 
 
 def _handler(service: ScriptedService) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # Head and body in one packet: apart, the second waits 40 ms for the first one's acknowledgement.
+        # Head and body in one packet: in two, the second waits 40 ms for the acknowledgement of the first.
         wbufsize = -1
         disable_nagle_algorithm = True
 

@@ -1,7 +1,7 @@
 """Tiny random vision-language models with tokenizer and processor, and images for them: inputs of tests.
 
-Used by the tests of families with images. The LLaVA is for all that needs no server, since its images are few tokens;
-the Qwen2-VL is the one that SGLang serves.
+Used by the tests of families with images. The LLaVA is for tests without a server, since its images are few tokens; the
+Qwen2-VL is for tests in which SGLang serves it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
-"""Removed when the process ends."""
+"""Directories that are removed when the process ends."""
 _TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
@@ -20,12 +20,12 @@ _TEMPLATE = (
 )
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 IMAGE_TOKENS = 4
-"""Of one image: 16 x 16 pixels, patches of 8."""
+"""Number of tokens of an image: 16 x 16 pixels, patches of 8."""
 
 
 @functools.cache
 def tiny_vision_model() -> Path:
-    """An HF-layout directory with about 50k random parameters; the same ones every time."""
+    """Return an HF-layout directory of a LLaVA with about 50k random parameters, always the same."""
     import torch
     from transformers import CLIPImageProcessorPil, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 
@@ -59,7 +59,7 @@ def tiny_vision_model() -> Path:
 
 @functools.cache
 def tiny_qwen2_vl() -> Path:
-    """A Qwen2-VL of about 100k random parameters in HF layout; it does not sample the tokens of images."""
+    """Return an HF-layout directory of a Qwen2-VL with about 100k random parameters, which samples no image tokens."""
     import torch
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
 
@@ -102,7 +102,7 @@ def _directory() -> Path:
 
 
 def _tokenizer(image: str, *marks: str) -> Any:
-    """One token per byte, the template's own, and `marks`; an image in a chat is `image`."""
+    """Return a tokenizer with a token per byte, the template's tokens, and `marks`; an image in a chat is `image`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -119,7 +119,7 @@ def _tokenizer(image: str, *marks: str) -> Any:
 
 
 def write_image(path: Path, seed: int) -> Path:
-    """A PNG of 20 x 30 random pixels; the path."""
+    """Write a PNG of 20 x 30 random pixels, and return its path."""
     import numpy as np
     from PIL import Image
 

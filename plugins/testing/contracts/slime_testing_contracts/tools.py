@@ -1,4 +1,4 @@
-"""The contracts of tools, and of the parsers of tool calls."""
+"""Contract tests for tools and for parsers of tool calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WEATHER: ToolSchema = {
 
 
 class ToolParserContract(Contract):
-    """What was written is read again, and nothing that a model may write raises."""
+    """Check that rendered calls are parsed again, and that no text of a model raises."""
 
     kind = "tool_parsers"
     tools: ClassVar[Sequence[ToolSchema]] = (_WEATHER,)
@@ -35,21 +35,21 @@ class ToolParserContract(Contract):
         ToolCall("", "weather", {"city": "Oslo", "days": 2}),
         ToolCall("", "weather", {"city": "S\u00e3o Paulo"}),
     )
-    """Calls of `tools` that the form can write in one turn."""
+    """Calls of `tools` that the format can write in one turn."""
     ill_formed: ClassVar[Sequence[str]] = ()
     """Turns with a call that cannot be read."""
     chat_template: ClassVar[str] = ""
-    """A piece of a chat template that the parser claims; empty for one that is chosen by name only."""
+    """Part of a chat template that the parser claims; empty for a parser that is chosen by name only."""
 
     @property
     def parser(self) -> ToolParser:
-        """As a run makes it."""
+        """The parser, constructed as a run does."""
         found = self.resolved.obj
         made: ToolParser = construct(found, None) if isinstance(found, type) else found
         return made
 
     def test_calls_that_were_written_are_read(self) -> None:
-        """One, and several; ids apart."""
+        """Render and parse one call and several calls; ids are not compared."""
         for count in range(1, len(self.calls) + 1):
             written = self.parser.render(self.calls[:count])
             turn = self.parser.parse(written, self.tools)
@@ -59,21 +59,21 @@ class ToolParserContract(Contract):
             assert not turn.ill_formed, f"in {written!r} cannot be read: {turn.ill_formed}"
 
     def test_a_turn_without_a_call_is_content(self) -> None:
-        """Words, and nothing."""
+        """Check a turn of words, and an empty turn."""
         for text in ("The weather is fine.", ""):
             turn = self.parser.parse(text, self.tools)
             assert (turn.content, turn.attempts) == (text, ()), f"{text!r} is content; found {turn}"
 
     def test_calls_that_cannot_be_read_are_reported(self) -> None:
-        """With a reason for the model, on one line."""
+        """Check that each ill-formed call has a one-line reason for the model."""
         for text in self.ill_formed:
             turn = self.parser.parse(text, self.tools)
             assert turn.ill_formed, f"{text!r} has a call that cannot be read; found {turn}"
             assert all(bad.problem and "\n" not in bad.problem for bad in turn.ill_formed)
 
     def test_nothing_a_model_may_write_raises(self) -> None:
-        """Every beginning of a turn with calls, and every end."""
-        parser = self.parser  # making one finds and reads its source, which takes longer than parsing
+        """Parse every prefix and every suffix of a turn with calls."""
+        parser = self.parser  # construction finds and reads the source, which takes longer than parsing
         written = parser.render(self.calls[:1])
         for cut in range(len(written) + 1):
             for text in (written[:cut], written[cut:]):
@@ -81,34 +81,34 @@ class ToolParserContract(Contract):
                 parser.parse(text)
 
     def test_the_chat_template_is_claimed(self) -> None:
-        """Its own, and not just any."""
+        """Check that the parser claims its own chat template, and not an arbitrary one."""
         assert not self.parser.claims("{% for m in messages %}{{ m.content }}{% endfor %}")
         if self.chat_template:
             assert self.parser.claims(self.chat_template)
 
 
 class ToolContract(Contract):
-    """A schema, and calls that end."""
+    """Check that tools have a schema, and that their calls end."""
 
     kind = "tools"
     examples: ClassVar[Sequence[tuple[str, Mapping[str, Any], str]]] = ()
-    """(tool, arguments, what the model is shown)."""
+    """Example calls: (tool, arguments, result that the model sees)."""
 
     @property
     def tools(self) -> dict[str, Tool]:
-        """By name."""
+        """The tools by name."""
         found = self.resolved.obj
         made = [Tool.of(each) for each in (found if isinstance(found, (list, tuple)) else [found])]
         return {tool.name: tool for tool in made}
 
     def test_every_tool_says_what_it_does(self) -> None:
-        """The description is all that the model knows of it."""
+        """Check that every tool has a description, which is all that the model knows about it."""
         silent = [name for name, tool in self.tools.items() if not tool.schema["function"].get("description")]
         assert not silent, f"without a description: {', '.join(silent)}; write a docstring"
 
     @only_where(lambda suite: suite.examples)
     def test_examples(self) -> None:
-        """Arguments fit the schema, results are as told."""
+        """Check that the arguments fit the schema, and the results match the examples."""
         for name, arguments, expected in self.examples:
             tool = self.tools[name]
             problem = argument_problem(arguments, tool.schema["function"]["parameters"])

@@ -1,4 +1,4 @@
-"""The contracts of what turns samples into train data: reward post-processes, sample converters."""
+"""Contract tests for the conversion of samples to train data: reward post-processes, sample converters."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from slime_testing_contracts.samples import scored_group
 
 
 class RewardPostProcessContract(Contract):
-    """(raw rewards, rewards): two lists of finite numbers, one per sample."""
+    """Check that the function returns (raw rewards, rewards), two lists of finite numbers, one per sample."""
 
     kind = "reward_post_processes"
     default_args: ClassVar[Mapping[str, Any]] = {"n_samples_per_prompt": 3, "rollout_batch_size": 2}
 
     def prepared(self, groups: list[Group]) -> list[Group]:
-        """The groups with what the component needs in them; override for one that reads more than rewards."""
+        """Return the groups, ready for the component; override if the component reads more than rewards."""
         return groups
 
     def batch(self, groups: list[Group]) -> TrainBatch:
-        """What training gets."""
+        """Return the batch that training gets."""
         try:
             return make_batch(self.settings, 0, self.prepared(groups), None, post_process_rewards=self.resolved.obj)
         except SlimeError as error:
@@ -38,7 +38,7 @@ class RewardPostProcessContract(Contract):
         ids=["different", "equal", "large"],
     )
     def test_every_sample_gets_two_numbers(self, rewards: list[list[float]]) -> None:
-        """Finite ones, also for groups whose rewards are all equal."""
+        """Check that both numbers are finite, also for groups whose rewards are all equal."""
         groups = self.prepared([scored_group([*row], g) for g, row in enumerate(rewards)])
         answer = self.resolved.obj(self.settings, [sample for group in groups for sample in group])
         assert isinstance(answer, (tuple, list)), f"expected (raw_rewards, rewards); found {type(answer).__name__}"
@@ -48,11 +48,11 @@ class RewardPostProcessContract(Contract):
         self.batch([scored_group([*row], g) for g, row in enumerate(rewards)])
 
     def test_samples_that_are_not_trained_on_are_not_asked_about(self) -> None:
-        """A rollout with a failed and a removed sample: the others are passed in, and are enough."""
+        """Check a rollout with a failed and a removed sample: only the other samples are passed in."""
         self.batch(finished_groups())
 
     def test_the_samples_are_left_alone(self) -> None:
-        """The rewards are returned."""
+        """Check that samples do not change, because the rewards are returned."""
         groups = self.prepared([scored_group([1.0, 0.0, 0.5])])
         before = facts(groups)
         self.resolved.obj(self.settings, groups[0])
@@ -60,26 +60,26 @@ class RewardPostProcessContract(Contract):
 
 
 class SampleConverterContract(Contract):
-    """Columns with one row per sample, of which a batch can be made."""
+    """Check that columns have one row per sample and can be converted to a batch."""
 
     kind = "sample_converters"
     default_args: ClassVar[Mapping[str, Any]] = {"n_samples_per_prompt": 3, "rollout_batch_size": 2}
 
     def batch(self, groups: list[Group]) -> TrainBatch:
-        """What training gets."""
+        """Return the batch that training gets."""
         try:
             return make_batch(self.settings, 0, groups, None, convert_samples=self.resolved.obj)
         except SlimeError as error:
             pytest.fail(str(error), pytrace=False)
 
     def groups(self) -> list[Group]:
-        """Two groups, one sample of which is removed."""
+        """Return two groups with one removed sample."""
         groups = [scored_group([1.0, 0.0, 0.5], 0), scored_group([0.0, 0.0, 1.0], 1)]
         groups[1][2].remove_sample = True
         return groups
 
     def test_a_batch_can_be_made_of_its_columns(self) -> None:
-        """`tokens`, `response_lengths`, `rewards` and `loss_masks`, with a row for each sample; rewards are finite."""
+        """Check that `tokens`, `response_lengths`, `rewards` and `loss_masks` have a row per sample, rewards finite."""
         batch = self.batch(self.groups())
         assert len(batch) > 0, "no rows"
         wrong = [r for r in batch.rewards if not isinstance(r, (int, float)) or r != r or abs(r) == float("inf")]
@@ -88,7 +88,7 @@ class SampleConverterContract(Contract):
         assert not odd, f"loss masks hold 0 and 1; found {odd[:8]!r}"
 
     def test_a_removed_sample_is_not_trained_on(self) -> None:
-        """Its loss mask is zero, or it has no row."""
+        """Check that a removed sample has a loss mask of zeros or no row."""
         groups = self.groups()
         for sample in groups[0]:
             sample.remove_sample = True
@@ -98,7 +98,7 @@ class SampleConverterContract(Contract):
         assert trained <= 6 - removed, f"{removed} of 6 samples have remove_sample set; {trained} rows are trained on"
 
     def test_the_samples_are_left_alone(self) -> None:
-        """They are saved and logged later."""
+        """Check that samples do not change, because they are saved and logged later."""
         groups = self.groups()
         before = facts(groups)
         self.batch(groups)

@@ -1,4 +1,4 @@
-"""The contract of trainers: log-probs, values, optimizer steps, and a state that comes back bit for bit."""
+"""The contract of trainers: log-probs, values, optimizer steps, and a state that is restored bit for bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPLITS = ([[0, 1, 2, 3]], [[2], [3, 0], [1]])
 
 
 def example_batch(num_tokens: int = 14) -> TrainBatch:
-    """Four samples of the tiny model's tokens; the last token of the third is masked."""
+    """Return four samples of the tiny model's tokens; the last token of the third sample is masked."""
     generator = torch.Generator().manual_seed(6)
     tokens = [torch.randint(2, num_tokens, (3 + n,), generator=generator).tolist() for n in LENGTHS]
     masks = [[1] * n for n in LENGTHS]
@@ -42,11 +42,11 @@ def example_batch(num_tokens: int = 14) -> TrainBatch:
 
 
 class TrainerContract(Contract):
-    """On one process; `args` has an optimizer with a learning rate that shows."""
+    """The suite of trainers, on one process; `args` sets a learning rate with a visible effect."""
 
     kind = "trainers"
     tolerance: ClassVar[float] = 2e-3
-    """How far log-probs may be from those of a float32 forward pass."""
+    """Largest allowed difference of log-probs to a float32 forward pass."""
     default_args: ClassVar[Mapping[str, Any]] = {
         "num_threads": 1, "lr": 1e-3, "lr_decay_style": "constant", "lr_warmup_iters": 0, "num_rollout": 10,
         "global_batch_size": 4, "rollout_batch_size": 2, "n_samples_per_prompt": 2, "num_steps_per_rollout": 1,
@@ -55,12 +55,12 @@ class TrainerContract(Contract):
 
     @property
     def settings(self) -> Args:
-        """With a tiny random model for `hf_checkpoint`."""
+        """Settings with a tiny random model as `hf_checkpoint`."""
         return super().settings.model_copy(update={"hf_checkpoint": str(tiny_model()), **self.args})
 
     @contextmanager
     def built(self, **keywords: Any) -> Iterator[Any]:
-        """A trainer, closed in the end."""
+        """Yield a trainer and close it at the end."""
         trainer = self.resolved.obj(self.settings, **keywords)
         try:
             yield trainer
@@ -68,11 +68,11 @@ class TrainerContract(Contract):
             trainer.close()
 
     def step(self, trainer: Any, micro_batches: Sequence[Sequence[int]]) -> dict[str, float]:
-        """Metrics of `step_result`."""
+        """Return the metrics of `step_result`."""
         return self.step_result(trainer, micro_batches).metrics
 
     def step_result(self, trainer: Any, micro_batches: Sequence[Sequence[int]]) -> StepResult:
-        """One step of supervised learning: minus the mean log-prob of the unmasked tokens."""
+        """Run a step of supervised learning; the loss is minus the mean log-prob of the unmasked tokens."""
         batch = example_batch()
         total = sum(map(sum, batch.loss_masks))
 
@@ -86,7 +86,7 @@ class TrainerContract(Contract):
         return result
 
     def test_log_probs_are_the_models(self) -> None:
-        """One float32 tensor of [response_length] per sample, however the samples are split, and no gradient."""
+        """Check for a float32 tensor [response_length] per sample, without gradient, for every split of the samples."""
         from slime_embedded.models.decoder import Decoder
 
         from slime_core.models.config import load_model_config
@@ -109,7 +109,7 @@ class TrainerContract(Contract):
                     assert gap <= self.tolerance, f"log-probs are up to {gap:.2g} from a plain forward pass"
 
     def test_entropy_comes_along(self) -> None:
-        """In the same shapes, not negative; the log-probs are those of `log_probs`."""
+        """Check that entropies have the same shapes and are not negative, and that log-probs equal `log_probs`."""
         batch = example_batch()
         with self.built() as trainer:
             log_probs, entropy = trainer.log_probs_and_entropy(batch, SPLITS[1])
@@ -120,7 +120,7 @@ class TrainerContract(Contract):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
     def test_steps_lower_a_loss(self) -> None:
-        """Ten steps of supervised learning; metrics are those of the loss function, `grad_norm` and `lr`."""
+        """Run ten steps of supervised learning; check the loss and the metrics `loss`, `grad_norm` and `lr`."""
         with self.built() as trainer:
             losses = [self.step(trainer, SPLITS[0]) for _ in range(10)]
         missing = {"loss", "grad_norm", "lr"} - losses[0].keys()
@@ -130,7 +130,7 @@ class TrainerContract(Contract):
         assert last < first, f"ten steps raised the loss from {first:.4f} to {last:.4f}"
 
     def test_a_step_returns_the_log_probs_before_it(self) -> None:
-        """Those of `log_probs`, detached, by position; of the samples that its micro-batches name, and no others."""
+        """Check that a step returns detached log-probs by position, as `log_probs`, for its micro-batches only."""
         chosen = SPLITS[1][:2]
         with self.built() as trainer:
             before = trainer.log_probs(example_batch(), SPLITS[0])
@@ -142,7 +142,7 @@ class TrainerContract(Contract):
             assert gap <= self.tolerance, f"a step's log-probs are up to {gap:.2g} from those before it"
 
     def test_no_split_changes_the_step(self) -> None:
-        """Gradients and metrics are summed over micro-batches."""
+        """Check that gradients and metrics are summed over micro-batches."""
         outcomes = []
         for micro_batches in SPLITS:
             with self.built() as trainer:
@@ -154,9 +154,9 @@ class TrainerContract(Contract):
 
     @pytest.mark.parametrize("normalized", [False, True])
     def test_rows_that_a_correction_rejects_move_nothing_else(self, normalized: bool) -> None:
-        """Whatever the rewards of a group that `mis` rejects: what the other group trains is the same bit for bit.
+        """Check that the rewards of a group rejected by `mis` do not change the update of the other group, bit for bit.
 
-        verl's pull request 6452 is about rejected rows that stay in statistics of accepted ones.
+        In verl's pull request 6452, rejected rows remained in the statistics of accepted rows.
         """
         from slime_correction_mis import MismatchImportanceSampling
 
@@ -186,7 +186,7 @@ class TrainerContract(Contract):
         assert not wrong, f"rewards of rejected rows changed {wrong[:5]}"
 
     def test_weights_have_the_checkpoints_names(self) -> None:
-        """HF names and shapes, every one, and the values that were loaded."""
+        """Check that `named_weights` has all HF names and shapes, with the loaded values."""
         expected = weights()
         with self.built() as trainer:
             found = {name: tensor.detach().cpu().float() for name, tensor in trainer.named_weights()}
@@ -196,7 +196,7 @@ class TrainerContract(Contract):
             assert torch.equal(found[name], tensor.float()), f"{name} is not what the checkpoint holds"
 
     def test_a_saved_trainer_goes_on_bit_for_bit(self) -> None:
-        """Optimizer state included; `save` also writes the model in HF layout."""
+        """Check that a loaded trainer continues exactly, with optimizer state; `save` writes an HF-layout model."""
         directory = Path(str(self.folder)) / "checkpoint"
         directory.mkdir()
         with self.built() as trainer:
@@ -214,7 +214,7 @@ class TrainerContract(Contract):
         assert not differ, f"after save and load the next step reports other numbers: {differ}"
 
     def test_offloading_changes_no_bit(self) -> None:
-        """Steps, weights and what is saved between `offload` and `onload`; skipped without `offload`."""
+        """Compare steps, weights and checkpoints with and without `offload`; skipped without `offload`."""
         if not hasattr(self.resolved.obj, "offload"):
             pytest.skip("its class has no `offload`")
         directory = Path(str(self.folder)) / "offloaded"
@@ -244,7 +244,7 @@ class TrainerContract(Contract):
             assert not differ, f"after offload and onload a step reports other numbers: {differ}"
 
     def test_a_critic_answers_values(self) -> None:
-        """One float32 per response token; skipped for a trainer without the keyword `role`."""
+        """Check for a float32 value per response token; skipped for a trainer without the keyword `role`."""
         if not declared(self.resolved.obj, ("role",)):
             pytest.skip("it has no critic: its class takes no keyword `role`")
         batch = example_batch()
@@ -257,9 +257,10 @@ class TrainerContract(Contract):
                 assert all(torch.isfinite(part).all() for part in found), "a value is not finite"
 
     def test_log_probs_are_over_what_was_sampled_among(self) -> None:
-        """`TrainBatch.rollout_top_p_*`; skipped for a trainer whose class does not declare `sampling_mask`.
+        """Check log-probs with `TrainBatch.rollout_top_p_*`; skipped if the class does not declare `sampling_mask`.
 
-        A whole step as well: the gradient of kept tokens' log-probs alone, in float64 from the logits of a plain pass.
+        The test also checks a whole step against the gradient of the kept tokens' log-probs, computed in float64 from
+        the logits of a plain pass.
         """
         from slime_embedded.models.decoder import Decoder
 
@@ -302,7 +303,7 @@ class TrainerContract(Contract):
             assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-2), "the gradient is not that of these log-probs"
 
     def test_given_experts_are_used(self) -> None:
-        """Routing replay; skipped for a trainer whose class does not declare `routing_replay`."""
+        """Check routing replay; skipped for a trainer whose class does not declare `routing_replay`."""
         from slime_embedded.models.decoder import Decoder
         from slime_embedded.models.routing import FREE, Routing
 

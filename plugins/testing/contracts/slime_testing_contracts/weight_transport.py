@@ -1,4 +1,4 @@
-"""The contract of weight transports: engines get what was trained, also after a refusal and in a resumed run."""
+"""The contract of weight transports: engines get the trained weights, also after a refusal and in a resumed run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from slime_testing_contracts.base import Contract
 
 
 class WeightTransportContract(Contract):
-    """`send(weights, version, engines)` calls `engines.take` once per version, with what an engine can serve from."""
+    """`send(weights, version, engines)` calls `engines.take` once per version, with a payload that engines can load."""
 
     kind = "weight_transports"
 
     @property
     def settings(self) -> Args:
-        """With a checkpoint of two tensors, and directories for files and for a host's copy."""
+        """Settings with a checkpoint of two tensors, and directories for files and for a host's copy."""
         assert self.folder is not None
         checkpoint = self.folder / "model"
         if not checkpoint.is_dir():
@@ -41,11 +41,11 @@ class WeightTransportContract(Contract):
         return super().settings.model_copy(update={**own, **self.args})
 
     def test_it_declares_its_traits(self) -> None:
-        """`TransportTraits`, and `deliver` where it says by what its weights arrive."""
+        """Check the `TransportTraits`, and `deliver` if the class declares how its weights arrive."""
         transport_traits(self.resolved.obj, self.component)
 
     def test_engines_get_what_was_trained(self) -> None:
-        """Versions 1 to 3; of the third only one element is another than before."""
+        """Send versions 1 to 3; version 3 differs from version 2 in a single element."""
         engines, sender = self._engines(), self.resolved.obj(self.settings)
         for version, scale in ((1, 0.0), (2, 1.0), (3, 1.0)):
             weights = _weights(scale)
@@ -55,7 +55,7 @@ class WeightTransportContract(Contract):
             engines.check(weights)
 
     def test_a_version_that_was_refused_can_be_sent_again(self) -> None:
-        """The error comes out of `send`; the next call has the same number, and other weights."""
+        """Check that `send` raises the error; the next call has the same version and other weights."""
         engines, sender = self._engines(), self.resolved.obj(self.settings)
         engines.get(sender, _weights(0.0), 1)
         engines.refuses = True
@@ -66,7 +66,7 @@ class WeightTransportContract(Contract):
         engines.check(_weights(2.0))
 
     def test_a_resumed_run_uses_numbers_again(self) -> None:
-        """Another sender begins at a version that engines have had with other weights."""
+        """Check a new sender that begins at a version which the engines have had with other weights."""
         engines = self._engines()
         first = self.resolved.obj(self.settings)
         for version in (1, 2):
@@ -82,7 +82,7 @@ class WeightTransportContract(Contract):
 
 
 class _Engine:
-    """Takes weights by each of the core's transports."""
+    """An engine that takes weights from each of the core's transports."""
 
     def __init__(self) -> None:
         self.served: dict[str, torch.Tensor] = {}
@@ -97,7 +97,7 @@ class _Engine:
 
 
 class _Engines:
-    """`WeightEngines` of one engine in this process."""
+    """A `WeightEngines` for one engine in this process."""
 
     def __init__(self, settings: Any, transport: str) -> None:
         self._settings, self._transport = settings, transport

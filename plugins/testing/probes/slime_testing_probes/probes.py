@@ -1,11 +1,12 @@
-"""What the preflight's fresh interpreter runs: resolve every component again, then call each once on a small sample.
+"""The program of the preflight's fresh interpreter: resolve every component again and call each once on a small sample.
 
-`fresh_process.py` starts it with a boot line, sends one JSON line with what to do, and reads one JSON line per event.
-Nothing that a component does here (crash, hang, print) reaches the run. A component that raises on a row of the data is
-an error, as one that answers the wrong type is. A warning it is where there is no row, so that the sample is made up,
-or where a run may answer better: a service that is not there, a stand-in that lacks what is asked of it, a score that
-is NaN. Functions that read rewards get what the run's own reward returned; where it could not be called, the rewards
-are made up and what such a function raises is not reported.
+`fresh_process.py` starts it with a boot line, sends one JSON line with the job, and reads one JSON line per event. A
+component that crashes, hangs or prints here does not affect the run.
+
+It is an error if a component raises on a row of the data or returns the wrong type. It is only a warning if there is no
+row, so that the sample is made up, or if the component may work in a run: a service is not available, a stand-in lacks
+an attribute, or a score is NaN. Functions that read rewards get the rewards of the run's own reward. If it could not be
+called, the rewards are made up, and exceptions of such functions are not reported.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from slime_core.types import Group, Sample, SampleStatus
 
 
 class WrongAnswer(Exception):
-    """The component answered something it may not."""
+    """Raised if a component returned an invalid value."""
 
 
 _MADE_UP: Mapping[str, Any] = {"place": "", "spec": None, "prompt": "1+1=", "label": "2", "metadata": {}}
-"""The row of a bench without data."""
+"""Row of a bench without data."""
 _ROWS_S = 1.0
 """Seconds in which rows after the first are scored."""
 
@@ -48,11 +49,11 @@ class Bench:
     def __init__(
         self, args: Args, rows: Sequence[Mapping[str, Any]] = (), called: Callable[[], None] = lambda: None
     ) -> None:
-        """`called` is to be called before each call after the first, whose deadline begins then."""
+        """Create the bench. `called` is called before each call after the first, whose deadline begins then."""
         self.args, self.rows, self.called = args, rows, called
         self.row = rows[0] if rows else _MADE_UP
         self.scored: Group = []
-        """Samples with the reward that the run gives them; empty while it is unknown."""
+        """Samples with the rewards of the run; empty while unknown."""
 
     @property
     def _label(self) -> Any:
@@ -70,7 +71,7 @@ class Bench:
         return own or self.args.custom_rm_path or self.args.rm_type
 
     def prompt(self) -> Sample:
-        """A sample before generation, one token per character."""
+        """Return a sample before generation, one token per character."""
         from slime_testing_probes.scripted import CharTokenizer
 
         text = self._prompt if isinstance(self._prompt, str) else json.dumps(self._prompt)
@@ -81,11 +82,11 @@ class Bench:
         return sample
 
     def answered(self) -> Sample:
-        """The sample with its label for an answer."""
+        """Return the sample with its label as the answer."""
         return self.answering(str(self._label) if self._label not in (None, "") else "42")
 
     def answering(self, text: str) -> Sample:
-        """The sample with an answer."""
+        """Return the sample with `text` as its response."""
         sample = self.prompt()
         tokens = [ord(c) for c in text]
         sample.append_response_tokens(None, tokens, [-0.5] * len(tokens), text=text)
@@ -93,9 +94,9 @@ class Bench:
         return sample
 
     def group(self) -> Group:
-        """As many answers to one prompt as a run has, at most four. Rewards that are numbers are 0 and 1 in turn.
+        """Return a group of answers to one prompt, as many as in a run but at most four.
 
-        A mapping keeps the entries that the run's reward returned.
+        Rewards that are numbers alternate between 0 and 1. A mapping keeps the entries that the run's reward returned.
         """
         size, key = min(self.args.n_samples_per_prompt, 4), self.args.reward_key
         known = self.scored or [self.answered()]
@@ -115,9 +116,9 @@ def _reward(bench: Bench, resolved: Resolved) -> None:
     from slime_core.plugins.signatures import asks_by_name
 
     if inspect.isclass(resolved.obj) and asks_by_name(resolved.obj):
-        return  # a model, which is built once, where it scores
+        return  # a model, which is built once, in the process that scores
     caller = RewardCaller(resolved, bench.args, inline=True, group=bool(bench.args.group_rm))
-    # A term of a sum has the rows of the sum, which its origin names.
+    # A term of a sum uses the rows of the sum, which its origin names.
     own = [r for r in bench.rows if r["spec"] == resolved.spec or resolved.origin.endswith(f" {r['spec']!r}")]
     bench.row = own[0] if own else bench.row
 
@@ -147,7 +148,7 @@ def _reward(bench: Bench, resolved: Resolved) -> None:
 
 
 _ANSWERS = ("", "42", r"\boxed{42}", "Answer: 42", "The answer is (B).", "```python\nprint(42)\n```")
-"""In the forms that rewards read."""
+"""Answers in the formats that rewards read."""
 
 
 def _check_unlabelled(bench: Bench, score: Callable[..., list[Any]]) -> None:
@@ -307,8 +308,8 @@ PROBES: Mapping[str, Callable[[Bench, Resolved], None]] = {
     "estimators": _estimator,
     "advantages": _estimator,
 }
-"""Kinds whose components are called. The others only load: calling them starts a model, writes to a logger, or needs
-what exists in a run alone."""
+"""Kinds whose components are called. Components of other kinds are only loaded: a call would start a model, write to a
+logger, or need objects that exist only in a run."""
 ON_ROWS = PROBES.keys() - {"estimators", "advantages"}
 """Kinds that are called with a row of the data; estimators get made-up numbers."""
 _READ_REWARDS = (
@@ -320,7 +321,7 @@ _GIVE_REWARDS = ("rewards", "generators")
 
 
 def _may_work(error: Exception) -> bool:
-    """Whether a run may do better: a service did not answer, or a stand-in lacks what is asked of it."""
+    """Return whether a run may succeed: a service did not answer, or a stand-in lacks an attribute."""
     from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
 
     if isinstance(error, AttributeError):

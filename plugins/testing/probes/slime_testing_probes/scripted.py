@@ -1,7 +1,7 @@
-"""A rollout engine that says what it is told to, and a tokenizer of one token per character.
+"""A rollout engine with scripted replies, and a tokenizer with one token per character.
 
-For tests of generate functions, of plugins in general and of the loop: no model, no torch, no time. Replies are taken
-in order of the calls, so concurrent callers need a script made by a function.
+They are for tests of generate functions, of plugins in general and of the loop: they need no model, no torch and no
+time. Replies are used in the order of the calls, so concurrent callers need a function as the script.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _TENSORS_ONLY = "ScriptedEngine takes weights as tensors only"
 
 
 class CharTokenizer:
-    """One token per character; `<...>` tags given as specials are one token each. Has the HF methods in common use."""
+    """A tokenizer with one token per character or special `<...>` tag, and the common methods of HF tokenizers."""
 
     chat_template: ClassVar[str] = "<|role|>content<|end|> per message"
-    """Not Jinja: `apply_chat_template` does it."""
+    """Description of the format, not Jinja; `apply_chat_template` implements it."""
     name_or_path: ClassVar[str] = "characters"
     bos_token: ClassVar[str | None] = None
     is_fast: ClassVar[bool] = False
@@ -42,20 +42,20 @@ class CharTokenizer:
         self._pattern = re.compile("|".join([*map(re.escape, self.specials), "."]), re.DOTALL)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids; nothing is added, whatever `add_special_tokens` says."""
+        """Return the ids of a text; `add_special_tokens` has no effect."""
         return [
             self.specials.index(piece) if piece in self.specials else len(self.specials) + ord(piece)
             for piece in self._pattern.findall(text)
         ]
 
     def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False, **_: Any) -> str:
-        """Text of the ids."""
+        """Return the text of the ids."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         count = len(self.specials)
         return "".join(("" if skip_special_tokens else self.specials[i]) if i < count else chr(i - count) for i in ids)
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        """HF's call: ids and attention mask."""
+        """Return ids and attention mask, as HF tokenizers do."""
         ids = self.encode(text)
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
@@ -69,7 +69,7 @@ class CharTokenizer:
         add_generation_prompt: bool = False,
         **_: Any,
     ) -> list[int] | str:
-        """`<|role|>content<|end|>` per message, then `<|assistant|>` when the answer is asked for."""
+        """Return `<|role|>content<|end|>` per message, then `<|assistant|>` with `add_generation_prompt`."""
         text = "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in messages)
         text += "<|assistant|>" if add_generation_prompt else ""
         return self.encode(text) if tokenize else text
@@ -77,27 +77,27 @@ class CharTokenizer:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer of a `ScriptedEngine`."""
+    """A reply of a `ScriptedEngine`."""
 
     text: str
     finish: str = "stop"
-    """ "stop", "length" or "abort"; an answer longer than `max_new_tokens` ends with "length"."""
+    """Finish reason: "stop", "length" or "abort"; a reply longer than `max_new_tokens` ends with "length"."""
     log_probs: tuple[float, ...] | None = None
-    """One per token; default -0.5 each."""
+    """Log-prob of each token; default -0.5."""
     delay: float = 0.0
-    """Seconds until the answer; an abort in the meantime returns the first half with "abort"."""
+    """Seconds until the reply; an abort in the meantime returns its first half with "abort"."""
     until: asyncio.Event | None = None
-    """The answer comes when this is set, and not before `delay`."""
+    """Event for which the reply waits, in addition to `delay`."""
     weight_versions: tuple[int, ...] | None = None
-    """One per token; default: the engine's version, and where that changed during the delay, the old for the first
-    half of the tokens."""
+    """Weight version of each token. Default: the engine's version; if it changed during the delay, the old version for
+    the first half of the tokens."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of `meta_info`, or other values for those there are."""
+    """Additional or changed entries of `meta_info`."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One call of `generate`, as it came in."""
+    """The arguments of a call of `generate`."""
 
     input_ids: list[int]
     sampling_params: dict[str, Any]
@@ -106,13 +106,13 @@ class Request:
 
 
 Script: TypeAlias = "Iterable[Reply | str | BaseException] | Callable[[Request], Reply | str | BaseException]"
-"""Answers in order, or a function of the request; a string is a reply that ends with the end token, an exception is
+"""Replies in order, or a function of the request. A string is a reply that ends with the end token; an exception is
 raised."""
 
 
 @dataclass
 class ScriptedEngine:
-    """A `RolloutEngine` in memory."""
+    """A `RolloutEngine` that returns the replies of a script."""
 
     script: Script
     tokenizer: Any = field(default_factory=CharTokenizer)
@@ -131,11 +131,11 @@ class ScriptedEngine:
         self._running.set()
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Mark the engine as started; it loads nothing."""
         self.started = True
 
     async def stop(self) -> None:
-        """Abort what runs."""
+        """Abort running requests."""
         await self.abort()
         self.started = False
 
@@ -147,7 +147,7 @@ class ScriptedEngine:
         rid: str | None = None,
         session_id: str | None = None,
     ) -> GenerationOutput:
-        """The next answer of the script. Raises EngineError at its end, or the exception the script says."""
+        """Return the next reply of the script. Raises EngineError at its end, or the script's exception."""
         request = Request(list(input_ids), dict(sampling_params), rid, session_id)
         self.requests.append(request)
         await self._running.wait()
@@ -176,7 +176,7 @@ class ScriptedEngine:
             raise EngineError(f"the script has no reply for call {len(self.requests)}") from None
 
     async def _interrupted(self, reply: Reply, rid: str | None) -> bool:
-        """Wait as long as the reply says; True when an abort came first."""
+        """Wait for the reply's delay and event; return True if an abort came first."""
         if not reply.delay and reply.until is None:
             return False
         aborted = asyncio.Event()
@@ -215,24 +215,24 @@ class ScriptedEngine:
         )
 
     async def abort(self, rid: str | None = None) -> None:
-        """End the delayed request of that name, or all delayed ones."""
+        """Abort the delayed request with this id, or all delayed requests."""
         self.aborted.append(rid)
         for name, event in self._waiting:
             if rid is None or name == rid:
                 event.set()
 
     async def pause(self, mode: str = "in_place") -> None:
-        """New requests wait."""
+        """Make new requests wait; abort running ones in mode "abort"."""
         self._running.clear()
         if mode == "abort":
             await self.abort()
 
     async def resume(self) -> None:
-        """Let waiting requests go on."""
+        """Resume waiting requests."""
         self._running.set()
 
     async def flush_cache(self) -> None:
-        """There is none."""
+        """Do nothing; the engine has no cache."""
 
     async def update_weights_from_tensor(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Keep copies, for `weight_checksums`."""
@@ -240,25 +240,25 @@ class ScriptedEngine:
         self.weight_version = version
 
     async def update_weights_from_distributed(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Not a transport of this engine."""
+        """Raise EngineError, since the engine does not support this transport."""
         raise EngineError(_TENSORS_ONLY)
 
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
-        """Not a transport of this engine."""
+        """Raise EngineError, since the engine does not support this transport."""
         raise EngineError(_TENSORS_ONLY)
 
     async def weight_checksums(self) -> dict[str, str]:
-        """Of the tensors last handed over."""
+        """Return the checksums of the last received tensors."""
         from slime_core.weights.checksum import tensor_checksum
 
         return {name: tensor_checksum(tensor) for name, tensor in self.weights.items()}
 
     async def address(self) -> tuple[str, int]:
-        """There is none: this engine answers calls only."""
+        """Raise EngineError, since the engine has no address."""
         raise EngineError("a scripted engine has no HTTP address")
 
     async def info(self) -> dict[str, Any]:
-        """What an engine says about itself."""
+        """Return the model path, the weight version and the context length."""
         return {"model_path": "scripted", "weight_version": self.weight_version, "max_context_length": 1 << 20}
 
 

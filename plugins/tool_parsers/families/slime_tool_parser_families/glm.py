@@ -1,4 +1,4 @@
-"""GLM's two forms: name and JSON on lines of their own (GLM-4), and key and value in tags (GLM-4.5 and later)."""
+"""Parse the two formats of GLM: name and JSON on separate lines (GLM-4), key and value in tags (from GLM-4.5)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Glm45(TaggedValues):
     parameter_end = "</arg_value>"
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """As GLM-4.5's template writes them."""
+        """Write calls in the format of GLM-4.5's template."""
         return "\n".join(f"{self.begin}{self._written(call)}\n{self.end}" for call in calls)
 
     def _written(self, call: ToolCall) -> str:
@@ -38,20 +38,20 @@ class Glm45(TaggedValues):
         return "\n".join(lines)
 
     def claims(self, chat_template: str) -> bool:
-        """The tag of a key."""
+        """Return True if the template has the tag of a key."""
         return "<arg_key>" in chat_template
 
 
 class Glm4(ToolParserBase):
-    """`NAME`, a newline, and a JSON object, as a turn of its own; several calls are told apart by `<|assistant|>`.
+    """`NAME`, a newline, and a JSON object, as a separate turn; `<|assistant|>` separates several calls.
 
-    Nothing marks a call, so only the name of a tool followed by what begins like an object is one.
+    A call has no marker, so only a tool's name followed by the beginning of an object is a call.
     """
 
     ends: ClassVar[tuple[str, ...]] = _ENDS
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
-        """Turns that are calls, and the others as content."""
+        """Read the calls, and return all other turns as content."""
         known = tool_names(tools)
         content: list[str] = []
         attempts: list[Attempt] = []
@@ -69,14 +69,14 @@ class Glm4(ToolParserBase):
         return "".join(content), attempts
 
     def held_from(self, content: str, tools: Sequence[ToolSchema]) -> int:
-        """The beginning of a tool's name is held, on the last line that may begin a call."""
+        """Return the index from which content is held back: a last turn that may begin a tool's name."""
         start = content.rfind(_NEXT) + len(_NEXT) if _NEXT in content else 0
         return start if any(name.startswith(content[start:].strip()) for name in tool_names(tools)) else len(content)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """As the template of GLM-4 writes them."""
+        """Write calls in the format of GLM-4's template."""
         return _NEXT.join(f"{call.name}\n{json_text(call.arguments)}" for call in calls)
 
     def claims(self, chat_template: str) -> bool:
-        """The turn that answers a call, without the tags of later models."""
+        """Return True if the template has the turn for a tool's result, but not the tags of later models."""
         return "<|observation|>" in chat_template and "<arg_key>" not in chat_template

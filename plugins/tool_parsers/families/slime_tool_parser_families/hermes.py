@@ -10,21 +10,21 @@ from slime_tool_parser_families.parsing import MarkedParser, json_call
 
 
 class Hermes(MarkedParser):
-    """One JSON object per pair of tags; the newlines around it are usual and not needed."""
+    """A parser for one JSON object per pair of tags; the usual newlines around the object are optional."""
 
     begin = "<tool_call>"
     end = "</tool_call>"
     ends: ClassVar[tuple[str, ...]] = ("<|im_end|>", "<|endoftext|>")
 
     def calls_in(self, body: str, tools: Sequence[ToolSchema]) -> list[ToolCall | IllFormedCall]:
-        """One call."""
+        """Return the one call in the body."""
         return [json_call(body.strip())]
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """As Qwen's template writes them."""
+        """Return the calls as Qwen's template writes them."""
         bodies = (json_text({"name": call.name, "arguments": call.arguments}) for call in calls)
         return "\n".join(f"{self.begin}\n{body}\n{self.end}" for body in bodies)
 
     def claims(self, chat_template: str) -> bool:
-        """The tags, without the markers of those who put something else than JSON between them."""
+        """Return True if the template has the tags, but no markers of formats without JSON between the tags."""
         return self.begin in chat_template and not any(m in chat_template for m in ("<function=", "<arg_key>"))

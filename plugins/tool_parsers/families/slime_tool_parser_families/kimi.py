@@ -1,4 +1,4 @@
-"""Kimi K2's calls: `functions.NAME:INDEX`, which is also the call's id, and JSON, between special tokens."""
+"""Parser of Kimi K2's calls: `functions.NAME:INDEX` (also the call's id) and JSON arguments between special tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ID = re.compile(r"(?:functions\.)?(?P<name>[A-Za-z0-9_.-]+):\d+")
 
 
 class KimiK2(MarkedParser):
-    """The id carries the name; a call without a readable one is ill-formed."""
+    """A parser that reads a call's name from its id; a call without a readable id is ill-formed."""
 
     begin = "<|tool_call_begin|>"
     end = "<|tool_call_end|>"
@@ -24,7 +24,7 @@ class KimiK2(MarkedParser):
     before_json = re.compile(rf"[^<]*{re.escape(_ARGUMENTS)}\s*")
 
     def calls_in(self, body: str, tools: Sequence[ToolSchema]) -> list[ToolCall | IllFormedCall]:
-        """One call."""
+        """Parse the body of a call; return a list with the call, or with an ill-formed call."""
         id, found, arguments = body.partition(_ARGUMENTS)
         match = _ID.fullmatch(id.strip())
         if not found or match is None:
@@ -32,7 +32,7 @@ class KimiK2(MarkedParser):
         return [named_call(match["name"], arguments, body, id.strip())]
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """As the chat template writes them; calls without an id are numbered from 0."""
+        """Return the calls in the chat template's format; calls without an id are numbered from 0."""
         bodies = [
             f"{self.begin}{call.id or f'functions.{call.name}:{i}'}{_ARGUMENTS}{json_text(call.arguments)}{self.end}"
             for i, call in enumerate(calls)
@@ -40,5 +40,5 @@ class KimiK2(MarkedParser):
         return _ALL_BEGIN + "".join(bodies) + _ALL_END
 
     def claims(self, chat_template: str) -> bool:
-        """The marker of the arguments, or of the section, which nobody else has."""
+        """Return whether a template has the marker of arguments or of the section, which only Kimi K2 uses."""
         return self.begin in chat_template and (_ARGUMENTS in chat_template or _ALL_BEGIN in chat_template)

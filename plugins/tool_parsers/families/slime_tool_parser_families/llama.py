@@ -1,6 +1,6 @@
-"""Llama's two forms: JSON objects, told apart by `;` (Llama 3.1 and later), and a Python list of calls (pythonic).
+"""Llama's two forms: JSON objects separated by `;` (Llama 3.1 and later), and a Python list of calls (pythonic).
 
-Nothing marks the end of either, so the calls are the rest of the turn.
+Neither form has an end mark, so the calls are the rest of the turn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Llama3(ToolParserBase):
     tag: ClassVar[str] = "<|python_tag|>"
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
-        """Objects behind the tag; without it, a turn that begins with an object which is a call."""
+        """Read the objects after the tag; without a tag, the turn must begin with an object that is a call."""
         content, body = "", text
         if not self._begins_with_call(text, tools):
             content, tagged, body = text.partition(self.tag)
@@ -49,8 +49,8 @@ class Llama3(ToolParserBase):
     def _begins_with_call(self, text: str, tools: Sequence[ToolSchema]) -> bool:
         """Return True for an object with a name that is a tool's, or with a name and parameters.
 
-        Other objects are answers, `{"name": "Bob", "age": 3}` too. Of an object that is no JSON, or was cut short,
-        the part that is there decides.
+        Other objects are answers, such as `{"name": "Bob", "age": 3}`. If an object is invalid JSON or truncated, the
+        existing part decides.
         """
         start = text.lstrip()
         if not start.startswith("{"):
@@ -64,11 +64,11 @@ class Llama3(ToolParserBase):
         return isinstance(name, str) and (name in tool_names(tools) or "parameters" in value or "arguments" in value)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """As SGLang and vLLM ask for several calls; the published templates write one."""
+        """Write the calls in the form that SGLang and vLLM expect; the published templates write a single call."""
         return "; ".join(json_text({"name": call.name, "parameters": call.arguments}) for call in calls)
 
     def claims(self, chat_template: str) -> bool:
-        """Llama's header with the JSON form in its instructions."""
+        """Return True for a template with Llama's header and the JSON form in its instructions."""
         return "<|start_header_id|>" in chat_template and '"parameters"' in chat_template
 
 
@@ -80,7 +80,7 @@ class Pythonic(ToolParserBase):
     _list = re.compile(r"(?:(?:\A|\n)[ \t]*|<\|python_start\|>\s*)(\[\s*[A-Za-z_][\w.]*\s*\(.*)\Z", re.DOTALL)
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
-        """A list of calls at the end of the turn, beginning on a line of its own or behind its token."""
+        """Read a list of calls at the end of the turn, which begins on a new line or after its token."""
         match = self._list.search(text)
         content = (text if match is None else text[: match.start()]).replace("<|python_start|>", "")
         if match is None:
@@ -117,7 +117,7 @@ class Pythonic(ToolParserBase):
         return ToolCall("", name, arguments)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """Python's own spelling of the values."""
+        """Write the calls as a Python list, with values as Python literals."""
         return "[" + ", ".join(self._written(call) for call in calls) + "]"
 
     def _written(self, call: ToolCall) -> str:
@@ -128,7 +128,7 @@ class Pythonic(ToolParserBase):
         return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
 
     def claims(self, chat_template: str) -> bool:
-        """The instructions of the pythonic form."""
+        """Return True for a template with the instructions of the pythonic form."""
         return "(params_name1=" in chat_template
 
 

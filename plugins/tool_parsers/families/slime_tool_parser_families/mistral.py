@@ -1,6 +1,6 @@
 """Mistral's calls behind `[TOOL_CALLS]`: a JSON list (7B v0.3 to Small 3.1), or name and JSON (Small 3.2, Devstral).
 
-Both parsers read both forms, and differ in what they write. No marker ends a call; its JSON does.
+Both parsers read both forms, but write different forms. A call has no end marker; it ends with its JSON.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Mistral(ToolParserBase):
     ends: ClassVar[tuple[str, ...]] = ("</s>",)
 
     def tags_of(self, text: str) -> tuple[str, str]:
-        """`[THINK]` and `[/THINK]` (Magistral) in a turn that begins with the first, or has the second first."""
+        """Return `[THINK]` and `[/THINK]` (Magistral) if the turn begins with `[THINK]`, or `[/THINK]` comes first."""
         begun = next((tags for tags in _TAGS if text.lstrip().startswith(tags[0])), None)
         closed = [(text.find(tags[1]), tags) for tags in _TAGS if tags[1] in text]
         return begun or min(closed, default=(0, self.reasoning_tags))[1]
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
-        """The calls behind each marker; what follows their JSON is content."""
+        """Read the calls after each marker; text after their JSON is content."""
         content, marked, rest = text.partition(_MARKER)
         attempts: list[Attempt] = []
         while marked:
@@ -62,14 +62,14 @@ class Mistral(ToolParserBase):
         return attempt
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """As the templates of the list write them; calls without an id have none."""
+        """Write the calls like templates with a JSON list; a call without an id gets none."""
         listed = [
             {"name": call.name, "arguments": call.arguments, **({"id": call.id} if call.id else {})} for call in calls
         ]
         return f"{_MARKER} {json_text(listed)}"
 
     def claims(self, chat_template: str) -> bool:
-        """The marker, without that of the arguments."""
+        """Return whether the template has the marker of calls, but not the marker of arguments."""
         return _MARKER in chat_template and _ARGUMENTS not in chat_template
 
 
@@ -77,7 +77,7 @@ class MistralNamed(Mistral):
     """`[TOOL_CALLS]NAME[ARGS]{...}`, with or without `[CALL_ID]ID` behind the name; the marker before each call."""
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """As the templates since Small 3.2 write them."""
+        """Write the calls like the templates since Small 3.2."""
         return "".join(self._written(call) for call in calls)
 
     def _written(self, call: ToolCall) -> str:
@@ -85,5 +85,5 @@ class MistralNamed(Mistral):
         return f"{_MARKER}{call.name}{ident}{_ARGUMENTS}{json_text(call.arguments)}"
 
     def claims(self, chat_template: str) -> bool:
-        """Both markers."""
+        """Return whether the template has both markers."""
         return _MARKER in chat_template and _ARGUMENTS in chat_template

@@ -1,8 +1,8 @@
 """Parts that the parsers share: reasoning and end tokens, calls between markers, JSON calls.
 
-A family derives from `MarkedParser` (calls stand between two markers, as most families write them) or from
-`ToolParserBase`, and says how one call is read and written. A marker without its end is a call cut short, and is
-reported as ill-formed, not taken as content.
+A family derives from `MarkedParser` (calls between two markers, as in most families) or from `ToolParserBase`, and
+defines how a call is parsed and written. A begin marker without its end is a truncated call; it is reported as
+ill-formed, not treated as content.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Attempt: TypeAlias = ToolCall | IllFormedCall
 
 
 class ToolParserBase:
-    """A parser but for `read`, `render` and `claims`."""
+    """Base class of parsers; subclasses implement `read`, `render` and `claims`."""
 
     ends: ClassVar[tuple[str, ...]] = ()
-    """Tokens that end a turn of the family, removed before anything is read."""
+    """Tokens that end a turn of the family, removed before parsing."""
     reasoning_tags: ClassVar[tuple[str, str]] = ("<think>", "</think>")
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = (), *, reasoning_open: bool = False) -> ParsedTurn:
@@ -52,9 +52,9 @@ class ToolParserBase:
         return self.reasoning_tags
 
     def call_begun(self, text: str, tools: Sequence[ToolSchema]) -> bool:
-        """Return True for a call that can be read, and where the text ends inside an argument.
+        """Return True for a call that can be parsed, and if the text ends inside an argument.
 
-        No reasoning tag that follows closes anything. A marker alone is no call: reasoning may speak of it.
+        Later reasoning tags then close nothing. A marker alone is not a call, since reasoning may mention it.
         """
         attempts = self.read(text, tools)[1]
         return any(isinstance(attempt, ToolCall) or self.cut_in_argument(attempt.text) for attempt in attempts)
@@ -64,9 +64,9 @@ class ToolParserBase:
         return bool(_OPEN_STRING.fullmatch(body))
 
     def held_from(self, content: str, tools: Sequence[ToolSchema]) -> int:
-        """Return the place from which the content of a growing turn may still become a call; a server holds it back.
+        """Return the position from which the content of a growing turn may still become a call; a server holds it back.
 
-        A server holds calls that begin with `<`, `[` or `{` by itself, for as long as a marker may be.
+        For calls that begin with `<`, `[` or `{`, the server itself holds text back for the length of a marker.
         """
         return len(content)
 
@@ -86,18 +86,18 @@ class ToolParserBase:
 class MarkedParser(ToolParserBase):
     """Calls between `begin` and `end`; the text around them is content.
 
-    If the body of a call is JSON, the JSON says where it ends: a marker inside one of its strings is text.
+    If the body of a call is JSON, the JSON determines its end: a marker inside a JSON string is text.
     """
 
     begin: ClassVar[str]
     end: ClassVar[str]
     dropped: ClassVar[tuple[str, ...]] = ()
-    """Markers around all calls of a turn, no part of the content."""
+    """Markers around all calls of a turn, which are not part of the content."""
     before_json: ClassVar[re.Pattern[str]] = re.compile(r"\s*")
     """Matches the text between `begin` and the call's JSON."""
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
-        """Everything between the markers is one call, or what `calls_in` makes of it."""
+        """Return (content, calls); text between the markers is parsed by `calls_in`."""
         content: list[str] = []
         attempts: list[Attempt] = []
         while True:
@@ -125,12 +125,12 @@ class MarkedParser(ToolParserBase):
         return min((place for marker in markers if (place := text.find(marker, start)) >= 0), default=None)
 
     def calls_in(self, body: str, tools: Sequence[ToolSchema]) -> list[Attempt]:
-        """Return the calls between two markers, mostly one."""
+        """Return the calls between two markers, usually one."""
         raise NotImplementedError
 
 
 _OPEN_STRING = re.compile(r'[^{\[]*+[{\[](?:[^"]|"(?:[^"\\]|\\.)*+")*+"(?:[^"\\]|\\.)*+\\?', re.DOTALL)
-"""JSON, perhaps after a name, that ends inside a string."""
+"""Pattern of JSON, perhaps after a name, that ends inside a string."""
 
 
 def json_call(body: str, arguments_key: str = "arguments", *, other_key: str = "parameters") -> Attempt:
@@ -143,7 +143,7 @@ def json_call(body: str, arguments_key: str = "arguments", *, other_key: str = "
 
 
 def call_of(value: Any, body: str, arguments_key: str = "arguments", other_key: str = "parameters") -> Attempt:
-    """Return the call that a JSON value is, or why it is none."""
+    """Return the tool call in a JSON value, or an `IllFormedCall` with the problem."""
     if not isinstance(value, Mapping):
         return IllFormedCall(body, "a call is a JSON object with a name and arguments")
     name = value.get("name")
@@ -154,7 +154,7 @@ def call_of(value: Any, body: str, arguments_key: str = "arguments", other_key: 
 
 
 def named_call(name: str, arguments: Any, body: str, id: str = "") -> Attempt:
-    """Return a call of a name that was read; `arguments` are an object, or its JSON."""
+    """Return a call with a known name; `arguments` are an object, or its JSON."""
     if isinstance(arguments, str):
         try:
             arguments = read_json(arguments) if arguments.strip() else {}
@@ -174,7 +174,7 @@ def json_objects(text: str, separators: str = ";, \t\r\n") -> Iterator[tuple[Any
     """Yield JSON values that follow one another, each with its text.
 
     Raises:
-        ValueError: What follows is no JSON; `args[1]` is the rest of the text.
+        ValueError: The rest of the text is not JSON; it is in `args[1]`.
     """
     place = 0
     while True:

@@ -23,7 +23,7 @@ def _finite(digits: str) -> float:
 
 
 DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
-"""Reads strict JSON."""
+"""Decoder of strict JSON."""
 _LENIENT = json.JSONDecoder(strict=False)
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 
@@ -39,7 +39,7 @@ def read_json(text: str) -> Any:
 def json_end(text: str, start: int) -> int:
     """Return the place after the JSON value at `start`, or `start` if no JSON value is there.
 
-    NaN and raw line breaks in strings are accepted: the end is asked for, not the value.
+    NaN and raw line breaks in strings are accepted, because only the end of the value matters.
     """
     try:
         return _LENIENT.raw_decode(text, start)[1]
@@ -48,7 +48,7 @@ def json_end(text: str, start: int) -> int:
 
 
 def read_python(text: str) -> Any:
-    """Return the JSON value of a Python literal. Raise ValueError if the text is none."""
+    """Return the JSON value of a Python literal. Raise ValueError if the text is not a literal."""
     try:
         return literal(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
@@ -59,7 +59,7 @@ def literal(node: ast.expr) -> Any:
     """Return the JSON value of a literal's syntax tree; `true`, `false` and `null` in any case stand for Python's.
 
     Raises:
-        ValueError: It is no literal, or JSON has no such value.
+        ValueError: The tree is not a literal, or JSON has no such value.
     """
     if isinstance(node, ast.Name) and node.id.lower() in _WORDS:
         return _WORDS[node.id.lower()]

@@ -1,8 +1,8 @@
-"""Calls whose values stand in tags, without quotes: Qwen3-Coder's, MiniMax-M2's and GLM-4.5's.
+"""Tool calls with values in tags, without quotes: Qwen3-Coder, MiniMax-M2 and GLM-4.5.
 
-The text alone does not tell `5` from `"5"`; the tools' schemas do (`values.typed_value`). A closing tag and the same
-characters in a value look alike: a tag closes a value if the rest of a call follows it. A missing tag is read as if it
-were there if the next tag shows that the value or the function is over; a value that the end of the text cuts off is
+The text alone does not distinguish `5` from `"5"`; the tools' schemas do (`values.typed_value`). A value may contain
+the characters of a closing tag: a tag closes a value only if the rest of a call follows it. A missing tag is accepted
+if the next tag shows that the value or the function has ended. A value that is cut off by the end of the text is
 ill-formed.
 """
 
@@ -32,7 +32,7 @@ def named_arguments(call: ToolCall) -> dict[str, Any]:
 
 
 class TaggedValues(MarkedParser):
-    """Functions in tags, with parameters in tags; the outer markers may be missing."""
+    """A parser of functions in tags, with parameters in tags; the outer markers may be missing."""
 
     function: ClassVar[re.Pattern[str]]
     """Opening tag of a function; `name`."""
@@ -42,10 +42,10 @@ class TaggedValues(MarkedParser):
     """Opening tag of a parameter; `key`."""
     parameter_end: ClassVar[str]
     padded: ClassVar[bool] = False
-    """One newline on each side of a value is no part of it."""
+    """True: one newline on each side of a value is not part of the value."""
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, list[Attempt]]:
-        """Functions between the markers, and functions of known tools without markers."""
+        """Return the calls between the markers, and calls of known tools without markers."""
         content: list[str] = []
         attempts: list[Attempt] = []
         place = 0
@@ -170,7 +170,7 @@ class TaggedValues(MarkedParser):
             return False
         place += len(self.end)
         another, begun = text.find(self.end, place), text.find(self.begin, place)
-        return another < 0 or 0 <= begun < another  # else the marker stands inside a value of this call
+        return another < 0 or 0 <= begun < another  # else the marker is inside a value of this call
 
     def _places(self, text: str, start: int, limit: int, *tags: str) -> list[int]:
         return [place for tag in tags if tag and (place := text.find(tag, start, limit)) >= 0]
@@ -201,7 +201,7 @@ class Qwen3Coder(TaggedValues):
     padded = True
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """As the chat template writes them."""
+        """Return the calls as the chat template writes them."""
         return "\n".join(f"{self.begin}\n{self._written(call)}\n{self.end}" for call in calls)
 
     def _written(self, call: ToolCall) -> str:
@@ -211,7 +211,7 @@ class Qwen3Coder(TaggedValues):
         return "\n".join([*lines, "</function>"])
 
     def claims(self, chat_template: str) -> bool:
-        """The tags of its functions."""
+        """Return whether the template has the tags of this format's functions."""
         return self.begin in chat_template and "<function=" in chat_template
 
 
@@ -227,7 +227,7 @@ class MiniMaxM2(TaggedValues):
     parameter_end = "</parameter>"
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """All calls between one pair of markers, as the chat template writes them."""
+        """Return all calls between one pair of markers, as the chat template writes them."""
         return "\n".join([self.begin, *map(self._written, calls), self.end])
 
     def _written(self, call: ToolCall) -> str:
@@ -237,5 +237,5 @@ class MiniMaxM2(TaggedValues):
         return "\n".join([*lines, "</invoke>"])
 
     def claims(self, chat_template: str) -> bool:
-        """The marker, which no other family has."""
+        """Return whether the template has the marker, which no other family has."""
         return self.begin in chat_template

@@ -1,7 +1,7 @@
-"""Everything about flags, model and layout that can be said before a process starts.
+"""Checks of flags, model and layout that are possible before a process starts.
 
-Called by `MegatronTrainer.check_settings`, so by `slime check` and at the start of every run. Reads config.json, and no
-weights. Actor and critic share their processes, so their parallel sizes are the same.
+`MegatronTrainer.check_settings` calls them, so `slime check` and the start of every run do. They read config.json, and
+no weights. Actor and critic share their processes, so their parallel sizes are the same.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.settings import MegatronSettings
 
 _RECOMPUTED = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-"""What `recompute_modules` may name (transformer_config.py)."""
+"""Modules that `recompute_modules` may name (transformer_config.py)."""
 _OF_GRANULARITY: Mapping[str, tuple[str, ...]] = {
     "full": ("recompute_method", "recompute_num_layers"),
     "selective": ("recompute_modules",),
 }
-"""--recompute-granularity -> the flags that say more about it."""
+"""--recompute-granularity -> the flags that refine it."""
 
 
 def check_run(args: Args) -> list[str]:
-    """Compare flags with the models, layouts and the device, for the actor and what --megatron-config-path says.
+    """Compare flags with the models, layouts and the device, for the actor and the roles of --megatron-config-path.
 
     Args:
         args: The run's settings.
 
     Returns:
-        Warnings, about flags that are switched off.
+        Warnings about flags that are switched off.
 
     Raises:
-        ConfigError: Megatron is missing, or something contradicts something else; all that can be said at once.
+        ConfigError: Megatron is missing, or settings contradict each other; the error lists all problems at once.
     """
     problems: list[ConfigError] = []
     warnings: dict[str, None] = {}
@@ -92,7 +92,7 @@ def check_run(args: Args) -> list[str]:
 
 @contextmanager
 def _noted(problems: list[ConfigError]) -> Iterator[None]:
-    """Go on behind an error, which is raised later with the others."""
+    """Collect a ConfigError of the block, to be raised later with the others."""
     try:
         yield
     except ConfigError as error:
@@ -100,7 +100,7 @@ def _noted(problems: list[ConfigError]) -> Iterator[None]:
 
 
 def _check_shared(args: Args, layouts: Mapping[Role, Layout]) -> None:
-    """Processes are started for the run's own sizes, and both roles are in all of them."""
+    """Raise ConfigError if a role's parallel sizes are not the run's, since every process holds both roles."""
     whole = MegatronSettings.from_args(args).layout
     for role, layout in layouts.items():
         if layout != whole:
@@ -113,7 +113,7 @@ def _check_shared(args: Args, layouts: Mapping[Role, Layout]) -> None:
 
 
 def _of_experts(args: Args) -> list[str]:
-    """Flags of what experts compute that were given; what states the model is compared with it."""
+    """Return the given flags that affect the experts' computation; flags that describe the model are left out."""
     others = {*COMPARED, *NOT_ON_CPU, "moe_token_dispatcher_type"}
     given = {name: value for name, value in given_fields(args).items() if name.startswith("moe_") and value}
     idle = [shown(name, value) for name, value in given.items() if name not in others]
@@ -122,7 +122,7 @@ def _of_experts(args: Args) -> list[str]:
 
 
 def _check_recompute(args: Args) -> list[str]:
-    """What Megatron would say once processes are up, and what it would say nothing about."""
+    """Raise ConfigError for recompute flags that Megatron would refuse later; return flags that it would ignore."""
     given, granularity = given_fields(args), recompute_granularity(args)
     if granularity == "selective":
         if "recompute_num_layers" in given:
@@ -144,7 +144,7 @@ def _check_recompute(args: Args) -> list[str]:
 
 
 def _check_split(args: Args, settings: MegatronSettings, architecture: Architecture) -> None:
-    """The model over the ranks."""
+    """Check that the model can be split over the ranks."""
     layout = Layout.from_args(args, architecture.num_layers)
     layout.check_model(architecture.transformer)
     padded_vocab_size(args, architecture.vocab_size, layout)
@@ -156,7 +156,7 @@ def _check_split(args: Args, settings: MegatronSettings, architecture: Architect
 
 
 def _check_routing(args: Args, settings: MegatronSettings) -> None:
-    """Balancing, and replay: of experts for which Megatron's router asks, which two of its ways to choose do not."""
+    """Check load balancing, and that the router lets routing replay set the experts, which two of its modes do not."""
     given = given_fields(args)
     types = given.get("moe_router_load_balancing_type")
     kinds = types if isinstance(types, list) else [types]

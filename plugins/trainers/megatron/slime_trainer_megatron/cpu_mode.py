@@ -1,10 +1,10 @@
-"""megatron-core on a machine without an accelerator: one scoped device mode and the few fixes that it needs there.
+"""Run megatron-core on a machine without an accelerator: a scoped device mode and the fixes that it needs.
 
 `ProcessGroups`, `build_model` and the trainer enter `on_device(device)` around every call into Megatron; on an
-accelerator it does nothing. Nothing else of the trainer knows about CPUs. It is no global patch. While entered, this
-thread's requests for "cuda" give CPU tensors and some of Megatron's functions are replaced; on leaving, torch and
-Megatron are as they were. Every fix names what it works around and has a test that fails once upstream no longer needs
-it (tests/unit/trainers/megatron/test_cpu_mode.py).
+accelerator it does nothing. No other part of the trainer depends on CPUs. The patch is not global. Inside the mode,
+this thread's requests for "cuda" return CPU tensors, and some of Megatron's functions are replaced; at its end, torch
+and Megatron are restored. Every fix names the problem that it works around, and has a test that fails when upstream no
+longer needs the fix (tests/unit/trainers/megatron/test_cpu_mode.py).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _depth = 0
 
 @contextmanager
 def on_device(device: torch.device | str) -> Iterator[None]:
-    """Megatron's calls inside work on this device; as `with on_device(device):` or as a decorator.
+    """Make Megatron's calls inside work on this device; use `with on_device(device):` or a decorator.
 
-    May be nested. Not around a `yield` of a generator: the code between two items would run in the mode as well.
+    May be nested. Do not use it around a `yield`: the code between two items would run in the mode as well.
     """
     global _depth
     if torch.device(device).type != "cpu" or _depth:
@@ -63,7 +63,7 @@ def on_device(device: torch.device | str) -> Iterator[None]:
 
 
 class _CpuForCuda(TorchFunctionMode):
-    """Requests for a CUDA tensor give a CPU tensor.
+    """A mode in which requests for a CUDA tensor return a CPU tensor.
 
     Device literals: pipeline_parallel/schedules.py (`total_num_tokens`), optimizer/optimizer.py (`found_inf`,
     `_dummy_overflow_buf`), optimizer/clip_grads.py, transformer/moe/moe_utils.py (losses of the router). `.cuda()`:
@@ -89,7 +89,7 @@ class _CpuForCuda(TorchFunctionMode):
 
 
 def _fixes() -> Iterator[tuple[Any, str, Any]]:
-    """(object, attribute, what it is while the mode is on)."""
+    """Yield (object, attribute, replacement while the mode is on)."""
     # Used as the `device` of buffers nearly everywhere, from tensor_parallel/layers.py to p2p_communication.py.
     yield torch.cuda, "current_device", lambda: CPU
     # dist_checkpointing/strategies (filesystem_async.py, fully_parallel.py) and timers.py wait for the device.
@@ -101,8 +101,8 @@ def _fixes() -> Iterator[tuple[Any, str, Any]]:
     if not hasattr(moe_utils, "te_general_gemm"):
         yield moe_utils, "te_general_gemm", None
 
-    # multi_latent_attention.py takes Transformer Engine for installed because importing its wrappers never fails, and
-    # then asks `isinstance` for one of them, which is no class: TypeError.
+    # multi_latent_attention.py treats Transformer Engine as installed, because importing its wrappers never fails. It
+    # then calls `isinstance` with a wrapper that is not a class: TypeError.
     if not importlib.import_module("megatron.core.extensions.transformer_engine").HAVE_TE:
         yield importlib.import_module("megatron.core.transformer.multi_latent_attention"), "HAVE_TE", False
 
@@ -112,8 +112,8 @@ def _fixes() -> Iterator[tuple[Any, str, Any]]:
     yield dispatcher, "cuda_dtoh_stream", _NO_STREAM
     yield dispatcher, "_maybe_dtoh_and_synchronize", _splits_for_host
 
-    # tensor_parallel/mappings.py gathers the tokens of tensor-parallel experts, another number from each rank; gloo's
-    # all_gather wants the same from all.
+    # tensor_parallel/mappings.py gathers the tokens of tensor-parallel experts, a different number from each rank;
+    # gloo's all_gather needs the same number from all ranks.
     mappings = importlib.import_module("megatron.core.tensor_parallel.mappings")
     yield mappings, "_gather_along_first_dim", partial(_gather_uneven, mappings._gather_along_first_dim)
 
@@ -151,7 +151,7 @@ def _splits_for_host(self: Any, point: str, tokens_per_expert: Any = None) -> An
 def _gather_uneven(
     original: Any, input_: torch.Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
 ) -> Any:
-    """As upstream's where all ranks have the same number of rows; else through rows filled up to the most."""
+    """Gather rows as upstream does if all ranks have the same number of rows; else pad to the largest number."""
     if output_split_sizes is None or group.size() == 1:
         return original(input_, group, output_split_sizes, use_global_buffer)
     rows = [int(size) for size in output_split_sizes]

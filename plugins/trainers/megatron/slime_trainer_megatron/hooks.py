@@ -1,8 +1,8 @@
-"""The places where a user's function or plugin may reach into Megatron, with THUDM/slime's signatures.
+"""The places where a user's function or plugin may change Megatron, with THUDM/slime's signatures.
 
-The hooks are declared in `hookspecs.py`; `--custom-model-provider-path` replaces what builds the model, and is found
-when `trainer.py` starts, so that a wrong name or signature ends the run before. Every rank calls them, and calls into
-Megatron made inside are on the trainer's device (`on_device`).
+`hookspecs.py` declares the hooks. `--custom-model-provider-path` replaces the function that builds the model;
+`trainer.py` loads it at its start, so that a wrong name or signature ends the run early. Every rank calls the hooks on
+the trainer's device (`on_device`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ HOOK_SETTINGS = tuple(row.setting for row in FLAGS)
 """Settings that name such a function."""
 
 STORE_PREFIXES = {"actor": "", "ref": "ref_", "teacher": "teacher_", "old_actor": "old_actor_"}
-"""Role of a pass -> what the hook before it is told; THUDM/slime's prefixes of the columns that the pass fills."""
+"""Role of a pass -> `store_prefix` of the hook before it: THUDM/slime's prefix of the columns that the pass fills."""
 
 
 def model_provider(args: Args) -> Callable[..., Any] | None:
-    """`--custom-model-provider-path`: (pre_process, post_process[, vp_stage]) -> the model of a pipeline stage.
+    """Return the function of `--custom-model-provider-path`, which builds the model of a pipeline stage.
+
+    Its parameters are (pre_process, post_process[, vp_stage]).
 
     Raises:
-        PluginError: It cannot be found or has another signature.
+        PluginError: The function cannot be found or has another signature.
     """
     spec = args.custom_model_provider_path
     if not spec:

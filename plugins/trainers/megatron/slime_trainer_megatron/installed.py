@@ -1,8 +1,8 @@
-"""The megatron-core that is installed: whether it is one that this trainer was written for, and its first import.
+"""Check the installed megatron-core's release, and import it for the first time.
 
-`checks.py` asks before anything starts, without importing it, and `ProcessGroups` in every process. Megatron warns at
-its import and in every run about things that no setting of slime's changes; those warnings, and no others, are switched
-off for the process.
+`checks.py` checks before anything starts, without an import; `ProcessGroups` checks in every process. At its import and
+in every run, Megatron warns about things that no slime setting changes. Exactly these warnings are disabled for the
+process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUPPORTED = "0.16"
 INSTALL = 'install it with: pip install "megatron-core==0.16.*" einops psutil'
 
 _PACKAGE_INFO = "package_info.py"
-"""Nothing but numbers."""
+"""File with the version numbers only."""
 
 _NOISE = (
     # Fields whose defaults upstream has deprecated (transformer_config.py, inference/contexts/__init__.py, ...).
@@ -28,7 +28,7 @@ _NOISE = (
     (r"The following imports from `dynamic_context.py` will be removed", DeprecationWarning),
     (r"MLP requires ffn_hidden_size", DeprecationWarning),
     (r".*tp_group is None, using default tp group", DeprecationWarning),
-    # Names of torch.distributed that Megatron still calls by their old ones.
+    # Old names in torch.distributed that Megatron still uses.
     (r"`torch\.distributed\.(reduce_scatter|all_gather)\w*` is deprecated", FutureWarning),
     (r"`load_state_dict` is deprecated and will be removed", FutureWarning),
     (r"Please use DTensor instead", FutureWarning),
@@ -44,8 +44,8 @@ _NOISE_ON_CPU = (
 
 
 def core_directory() -> Path | None:
-    """Where megatron/core is installed; None without it."""
-    # `megatron` is a namespace package or an empty one: finding a module below it runs nothing of Megatron's.
+    """Return the directory of megatron/core; None if it is not installed."""
+    # `megatron` is a namespace package or an empty one, so finding a module below it runs no code of Megatron's.
     found = importlib.util.find_spec("megatron")
     for folder in (found.submodule_search_locations or ()) if found is not None else ():
         if (Path(folder) / "core" / _PACKAGE_INFO).is_file():
@@ -54,15 +54,15 @@ def core_directory() -> Path | None:
 
 
 def missing() -> str:
-    """That megatron-core is not installed, and what to type; empty when it is."""
+    """Return a message with the install command if megatron-core is not installed, else ""."""
     return "" if core_directory() is not None else f"megatron-core is not installed; {INSTALL}"
 
 
 def check_installed() -> None:
-    """There is a megatron-core of a known release; imports nothing.
+    """Check that a supported release of megatron-core is installed; imports nothing.
 
     Raises:
-        ConfigError: It is missing, or another release.
+        ConfigError: megatron-core is missing, or is another release.
     """
     root = core_directory()
     if root is None:
@@ -71,10 +71,10 @@ def check_installed() -> None:
 
 
 def check_version() -> None:
-    """Import megatron-core, and silence what it says in every run.
+    """Import megatron-core, and disable its warnings of every run.
 
     Raises:
-        ConfigError: It is missing, another release, or does not import.
+        ConfigError: megatron-core is missing, is another release, or cannot be imported.
     """
     _silence()
     try:

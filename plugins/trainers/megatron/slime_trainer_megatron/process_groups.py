@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from slime_trainer_megatron.layout import Layout
 
 ORDER = "tp-cp-ep-dp-pp"
-"""Which peers get neighbouring ranks, the most talkative first; Megatron's default."""
+"""Order of ranks: peers that communicate most get neighbouring ranks; Megatron's default."""
 
 
 class ProcessGroups:
     """Megatron's groups in this process.
 
-    The first object of a process makes them; another of the same layout, on the same device, uses them as well.
-    They go with the last `close()`.
+    The first object of a process creates the groups; another with the same layout and device shares them. The last
+    `close()` destroys them.
 
     Args:
-        layout: How the model is split.
+        layout: Layout in which the model is split.
         device: "auto", "cpu" or "cuda"; with cuda, process `LOCAL_RANK` of a machine takes that GPU.
         timeout_minutes: Deadline of every collective (`--distributed-timeout-minutes`).
-        backend: torch.distributed's; "auto" is nccl on GPUs and gloo on CPUs.
-        seed: Of Megatron's random states (`--seed`).
+        backend: Backend of torch.distributed; "auto" is nccl on GPUs and gloo on CPUs.
+        seed: Seed of Megatron's random states (`--seed`).
 
     Raises:
         ConfigError: The environment, the device, the number of processes or the installed megatron-core does not
@@ -76,7 +76,7 @@ class ProcessGroups:
         from megatron.core import parallel_state as state
 
         self.rank: int = dist.get_rank()
-        """Among all processes, as is `world_size`."""
+        """Rank among all processes; `world_size` is their number."""
         self.world_size: int = dist.get_world_size()
         self.data_rank: int = state.get_data_parallel_rank()
         self.data_size: int = state.get_data_parallel_world_size()
@@ -95,32 +95,32 @@ class ProcessGroups:
 
     @property
     def is_first_stage(self) -> bool:
-        """Of the pipeline: this rank has the embedding (in its first chunk)."""
+        """Whether this rank is the first of the pipeline and has the embedding (in its first chunk)."""
         return self.pipeline_rank == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Of the pipeline: this rank has the output layer (in its last chunk)."""
+        """Whether this rank is the last of the pipeline and has the output layer (in its last chunk)."""
         return self.pipeline_rank == self.pipeline_size - 1
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the data-parallel ranks of this place, as a new tensor where `tensor` lives."""
+        """Return the sum over the data-parallel ranks of this place, as a new tensor on the device of `tensor`."""
         total = tensor.detach().to(self.device, copy=True).contiguous()
         dist.all_reduce(total, group=self.data_group)
         return total.to(tensor.device)
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        """Global rank 0's bytes on every rank; the others' are not looked at."""
+        """Return global rank 0's bytes on every rank; payloads of other ranks are ignored."""
         return self._broadcast(payload, 0, None)
 
     def broadcast_over_pipeline(self, payload: bytes | None) -> bytes:
-        """The last stage's bytes on every stage of this rank's pipeline; the other stages' are not looked at."""
+        """Return the last stage's bytes on every stage of this rank's pipeline; payloads of others are ignored."""
         return self._broadcast(payload, self._last_stage(), self.pipeline_group)
 
     def tensors_over_pipeline(self, tensors: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
-        """The last stage's tensors on every stage, under their names, on the CPU; the other stages pass None.
+        """Return the last stage's tensors by name on every stage, on the CPU; other stages pass None.
 
-        One broadcast of a description and one of all the bytes, however many tensors there are.
+        It takes two broadcasts, of a description and of all the bytes, for any number of tensors.
         """
         if self.pipeline_size == 1:
             assert tensors is not None, "the only stage is the last one"
@@ -143,11 +143,11 @@ class ProcessGroups:
         return found
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has arrived."""
         dist.all_reduce(torch.zeros(1, device=self.device))
 
     def close(self) -> None:
-        """Give up the groups; the last user's call ends them. Safe to call twice."""
+        """Release the groups; the call of the last user destroys them. Safe to call twice."""
         if self._open:
             self._open = False
             self._joined.users -= 1
@@ -174,7 +174,7 @@ class ProcessGroups:
 
 
 class _Joined:
-    """What one process has joined, and how many `ProcessGroups` use it."""
+    """The process groups that this process has joined, and the number of `ProcessGroups` that use them."""
 
     current: ClassVar[_Joined | None] = None
 
@@ -220,7 +220,7 @@ class _Joined:
 
 
 def joined_device() -> torch.device:
-    """What this process trains on; only after `ProcessGroups`."""
+    """Return the device that this process trains on; a `ProcessGroups` must exist."""
     assert _Joined.current is not None, "ProcessGroups come first"
     return _Joined.current.device
 

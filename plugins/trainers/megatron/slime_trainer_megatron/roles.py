@@ -1,8 +1,8 @@
-"""The models of one trainer on this rank: the trained one and the frozen ones, whose weights may take turns in it.
+"""The models of a trainer on this rank: the trained model and the frozen models, whose weights may be swapped into it.
 
-Called by `trainer.py`, inside `on_device`, when it starts. A reference or teacher of the actor's architecture has no
-modules of its own. Its weights are kept on the host (`weight_sets.py`) and put into the actor's modules for a pass;
-only another architecture gets modules.
+`trainer.py` makes them, inside `on_device`, when it starts. A reference or teacher of the actor's architecture has no
+separate modules. Its weights are kept on the host (`weight_sets.py`) and put into the actor's modules for a pass. Only
+a model of another architecture gets separate modules.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _CRITIC_HEAD = ("score.weight", "score.bias")
 
 
 class Models:
-    """Builds and loads them.
+    """The trained model and the frozen models of a trainer, which it builds and loads.
 
     Args:
         args: The run's settings.
-        settings: The same, checked.
-        groups: This process's place.
+        settings: The same settings, checked.
+        groups: Process groups of this process.
         role: "actor" or "critic".
-        provider: `--custom-model-provider-path`, resolved.
+        provider: Function of `--custom-model-provider-path`.
 
     Raises:
-        ConfigError: Flags do not fit an architecture, or nothing is left to train.
+        ConfigError: Flags do not fit an architecture, or no parameter is left to train.
         CheckpointError: Weights do not fit their `config.json`.
     """
 
@@ -68,13 +68,13 @@ class Models:
         self.family = _family(settings.hf_checkpoint, role)
         self.config: Any = self._config(self.family, role)
         self.chunks: list[Any] = self._built(self.family, self.config, role, provider)
-        """Of the trained model, bare."""
+        """Chunks of the trained model, without wrappers."""
         self.sets = WeightSets(self.chunks)
         self._own: dict[str, Schedule] = {}
         self._load_frozen()
         self._load_trained()
         self.adapters: Adapters | None = None
-        """Trained in place of the weights, with `--lora-rank`."""
+        """Adapters that are trained in place of the weights, with `--lora-rank`."""
         if settings.lora is not None:
             self.adapters = Adapters(self.chunks, self.family, settings.lora, args.seed)
             self.sets.add_changing()
@@ -94,14 +94,14 @@ class Models:
         load_weights(self.chunks, self.family, directory, missing_ok=missing_ok)
 
     def _keep_first(self) -> None:
-        """Reference and old actor that begin as the trained weights; of adapters, which add nothing yet, only these."""
+        """Keep copies for a reference and an old actor that begin as the trained weights; adapters add nothing yet."""
         if self._settings.ref_checkpoint == self._settings.hf_checkpoint:
             self.sets.keep("ref")
         if self._settings.keeps_old_actor:
             self.sets.keep("old_actor")
 
     def _load_frozen(self) -> None:
-        """Reference and teacher; before the trained weights, which then stay in the modules."""
+        """Load reference and teacher before the trained weights, so that the trained weights stay in the modules."""
         settings = self._settings
         for name, directory in (("ref", settings.ref_checkpoint), ("teacher", settings.teacher_checkpoint)):
             if directory is None or (name == "ref" and directory == settings.hf_checkpoint):
@@ -126,7 +126,7 @@ class Models:
         return self.schedule(chunks, family)
 
     def schedule(self, chunks: Sequence[Any], family: MegatronModel | None = None) -> Schedule:
-        """Chunks of this rank in the pipeline schedule; without a family, those of the trained model."""
+        """Return the pipeline schedule of this rank's chunks; without a family, of the trained model's family."""
         settings, groups = self._settings, self._groups
         multiple = settings.layout.tensor * self._args.data_pad_size_multiplier
         vocab_size = (family or self.family).architecture.vocab_size
@@ -135,15 +135,15 @@ class Models:
         return Schedule(chunks, head, groups, packing, groups.device)
 
     def exported(self, parameter: torch.Tensor) -> torch.Tensor:
-        """What others get for a parameter of the trained model: its data, or with its adapter merged."""
+        """Return the exported tensor of a trained model's parameter: its data, merged with its adapter if any."""
         return parameter.data if self.adapters is None else self.adapters.merged(parameter)
 
     @contextmanager
     def of_role(self, role: str, trained: Schedule) -> Iterator[Schedule]:
-        """The model that answers for a role, for the time of a pass.
+        """Provide the model of a role for the duration of a pass.
 
         Raises:
-            TrainError: There is none.
+            TrainError: There is no model of this role.
         """
         if role == self.role == "actor":
             yield trained
@@ -156,12 +156,12 @@ class Models:
             raise TrainError(self.absent(role))
 
     def absent(self, role: str) -> str:
-        """Why there is no model of this role."""
+        """Return the error text for a role without a model."""
         hint = f"; {_LOADED_WHEN[role]}" if role in _LOADED_WHEN else ""
         return f"this trainer has no {role!r} model{hint}"
 
     def freeze(self) -> None:
-        """Leave gradients to the parameters that `--only-train-params-name-list` and its counterpart choose."""
+        """Freeze the parameters that `--only-train-params-name-list` and its counterpart do not choose."""
         settings = self._settings
         if settings.only_train or settings.freeze:
             self._freeze_by_name()
@@ -188,7 +188,7 @@ def _with_gradient(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tens
 
 
 def _what_computes(architecture: Architecture) -> Architecture:
-    """Without what a model with given weights and rotary positions does not depend on."""
+    """Return the architecture without the fields on which the model's computation does not depend."""
     transformer = {name: value for name, value in architecture.transformer.items() if name != "init_method_std"}
     return replace(architecture, transformer=transformer, max_position_embeddings=0)
 

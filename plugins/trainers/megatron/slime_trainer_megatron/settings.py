@@ -1,7 +1,7 @@
 """`args` -> the Megatron trainer's own settings, checked.
 
-Called by `trainer.py` and `config.py`. What every trainer has is in `trainers.settings`; what becomes a field of
-Megatron's configurations is `config.py`'s.
+Called by `trainer.py` and `config.py`. `trainers.settings` has the settings common to all trainers; `config.py` fills
+the fields of Megatron's configurations.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from slime_trainer_megatron.layout import Layout
 
 @dataclass(frozen=True)
 class MegatronSettings(CommonSettings):
-    """What the trainer needs to know besides model, optimizer and schedule.
+    """Settings of the trainer besides model, optimizer and schedule.
 
-    `compute_dtype` of the base is the dtype of the parameters; those of the optimizer are float32.
+    `compute_dtype` of the base class is the dtype of the parameters; the optimizer's copies are float32.
     """
 
     layout: Layout
 
     @classmethod
     def from_args(cls, args: Args, role: Role = "actor") -> MegatronSettings:
-        """The settings of the actor's trainer or the critic's.
+        """Read the settings of the actor's or the critic's trainer.
 
         Raises:
-            ConfigError: A value that this trainer cannot honour.
+            ConfigError: This trainer does not support a value.
         """
         values = common_values(args, role)
         return cls(**values, layout=Layout.from_args(args, _layers_of(str(values["hf_checkpoint"]))))
 
 
 def _layers_of(directory: str) -> int | None:
-    """Of the model in config.json; None without one, which is somebody else's complaint."""
+    """Return the number of layers in config.json; None without the file, which another check reports."""
     if not (Path(directory) / "config.json").is_file():
         return None
     layers = read_hf_config(directory).get("num_hidden_layers")

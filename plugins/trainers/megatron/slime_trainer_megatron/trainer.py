@@ -1,9 +1,9 @@
-"""The trainer that scales: a decoder in megatron-core, split over tensor, pipeline, context, expert and data ranks.
+"""The scalable trainer: a decoder in megatron-core, split over tensor, pipeline, context, expert and data ranks.
 
 The launcher builds it from `args` on every rank, once for the actor and once for a critic, and calls it through
-`protocols.Trainer`: the same calls in the same order everywhere. It assembles the parts of this package and holds no
-arithmetic of its own. `rank` and `world_size` are data-parallel ones; all tensor, pipeline and context peers of a
-data-parallel rank get the same batch and return the same results.
+`protocols.Trainer`, with the same calls in the same order on every rank. The trainer combines the parts of this package
+and contains no arithmetic itself. `rank` and `world_size` are data-parallel; all tensor, pipeline and context peers of
+a data-parallel rank get the same batch and return the same results.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MegatronTrainer:
     routed_layers = staticmethod(routed_layers)
 
     def __init__(self, args: Args, *, role: Role = "actor", hooks: Hooks | None = None) -> None:
-        """`hooks` are those of the process; without, the functions that the settings name."""
+        """Build the trainer; `hooks`: the process's hooks, by default the functions named by the settings."""
         self.args, self.role = args, role
         # Settings are read before any process group is joined, so a mistake ends the run at once.
         self.settings = settings = _laid_out(args, MegatronSettings.from_args(args, role))
@@ -110,7 +110,7 @@ class MegatronTrainer:
         self._last_rollout: int | None = None
         self._step_of_rollout = 0
         self.reference_moved = False
-        """The reference is no longer what `--ref-load` names, so checkpoints hold it."""
+        """True if the reference differs from `--ref-load`, so that checkpoints must contain it."""
 
     def _build(self, schedule: LearningRateSchedule) -> None:
         args, role = self.args, self.role
@@ -122,7 +122,7 @@ class MegatronTrainer:
             self._replay = RoutingReplay(self.models.chunks, self.groups)
         ddp = ddp_config(args, role=role, device=self.device)
         self.chunks: list[Any] = wrap_for_training(self.models.chunks, self.models.config, ddp)
-        """What is trained, as Megatron's wrappers; hooks get these."""
+        """Trained model chunks in Megatron's wrappers; hooks receive them."""
         optimizer = optimizer_config(args, role=role, device=self.device)
         stateless = args.use_stateless_adam
         self.optimizer = MegatronAdam(self.chunks, optimizer, schedule, stateless=stateless)
@@ -135,18 +135,18 @@ class MegatronTrainer:
 
     @classmethod
     def missing(cls, args: Args) -> str:
-        """What is not installed and what to type; empty when Megatron is there."""
+        """Return the missing packages and the install command; empty if Megatron is installed."""
         return missing()
 
     @classmethod
     def check_settings(cls, settings: Any) -> list[str]:
-        """Warnings. Raises ConfigError, and PluginError for the model provider, for what would fail later."""
+        """Return warnings. Raises ConfigError for settings that would fail later, PluginError for a model provider."""
         model_provider(settings.args)
         return check_run(settings.args)
 
     @classmethod
     def processes(cls, settings: Any) -> int | None:
-        """How many processes the run needs: the GPUs that were asked for, else those of one copy of the model.
+        """Return the number of processes: the requested GPUs, else the GPUs of one copy of the model.
 
         Raises:
             ConfigError: The GPUs cannot be split into copies of the model.
@@ -168,7 +168,7 @@ class MegatronTrainer:
         *,
         role: Literal["actor", "ref", "teacher", "old_actor"] = "actor",
     ) -> list[torch.Tensor]:
-        """[response_length] float32 log-probs per sample of the batch, no gradient.
+        """Return float32 log-probs [response_length] per sample of the batch, without gradient.
 
         Raises:
             TrainError: The role has no model here, or the micro-batches leave a sample out.
@@ -182,7 +182,7 @@ class MegatronTrainer:
     def log_probs_and_entropy(
         self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The actor's `log_probs` and, in the same shapes, entropies in nats. Raises TrainError as `log_probs` does."""
+        """Return the actor's `log_probs`, and entropies in nats in the same shapes. Raises as `log_probs`."""
 
         def run(head: Head, hidden: torch.Tensor, micro: PackedBatch) -> tuple[torch.Tensor, ...]:
             log_probs, entropy = head.log_probs(hidden, micro, True)
@@ -193,7 +193,7 @@ class MegatronTrainer:
         return log_probs, entropies
 
     def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """[response_length] float32 values per sample of the batch, no gradient.
+        """Return float32 values [response_length] per sample of the batch, without gradient.
 
         Raises:
             TrainError: This trainer has no critic, or the micro-batches leave a sample out.
@@ -219,7 +219,7 @@ class MegatronTrainer:
                 return schedule.results(batch, micro_batches, run, columns, replay)
 
     def _replay_of(self, batch: TrainBatch) -> RoutingReplay | None:
-        """None where the batch names no experts, or the model has none."""
+        """Return the routing replay, or None if the batch or the model has no experts."""
         return None if batch.routed_experts is None else self._replay
 
     # -- step ------------------------------------------------------------------------------------------
@@ -233,12 +233,12 @@ class MegatronTrainer:
         with_entropy: bool = False,
         with_logits: bool = False,
     ) -> StepResult:
-        """One optimizer step over all micro-batches of all ranks.
+        """Run an optimizer step over all micro-batches of all ranks.
 
         Args:
             batch: This data-parallel rank's samples.
-            micro_batches: Positions in the batch; those not named take no part in the step. Every rank needs at least
-                one.
+            micro_batches: Positions in the batch; other samples do not take part in the step. Every rank needs at least
+                one micro-batch.
             loss_fn: Called once per micro-batch on the ranks of the last pipeline stage; must return the same metric
                 names in every micro-batch.
             with_entropy: Fill `MicroBatchOutput.entropy`, differentiable.
@@ -247,8 +247,8 @@ class MegatronTrainer:
 
         Returns:
             The metrics of `loss_fn` summed over micro-batches and data-parallel ranks, `grad_norm` before clipping,
-            `lr`, `skipped_steps` (1 when the gradients were not finite and nothing was changed), with routing replay
-            `routing_mismatch` (see `routing.py`), and the log-probs that the forward pass gave.
+            `lr`, `skipped_steps` (1 if the gradients were not finite and no parameter changed), with routing replay
+            `routing_mismatch` (see `routing.py`), and the log-probs of the forward pass.
 
         Raises:
             TrainError: No micro-batch, or gradients not finite in several steps in a row.
@@ -290,33 +290,33 @@ class MegatronTrainer:
         self._step_of_rollout += 1
 
     def weight_probes(self) -> torch.Tensor:
-        """Some of the weights that this rank steps."""
+        """Return some of the weights that this rank updates."""
         return self.optimizer.weight_probes()
 
     # -- peers -----------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over data-parallel ranks, as a new tensor."""
+        """Return the sum over data-parallel ranks, as a new tensor."""
         return self.groups.all_reduce(tensor)
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        """The bytes of torch's rank 0 on every process; the others pass None."""
+        """Return the bytes of torch's rank 0 on every process; other ranks pass None."""
         return self.groups.broadcast(payload)
 
     # -- weights ---------------------------------------------------------------------------------------
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """HF names and tensors, with adapters merged, in the dtype of the parameters. Collective: every process
-        iterates to the end, and only that of torch's rank 0 gets pairs.
+        """Yield HF names and tensors, with adapters merged, in the dtype of the parameters.
 
-        The tensors may be views of the live parameters: copy what must outlast the next step.
+        Collective: every process iterates to the end, and only torch's rank 0 gets pairs. The tensors may be views of
+        the live parameters: copy a tensor that must outlast the next step.
         """
         with self._on_device():
             self.optimizer.sync_parameters()
         yield from hf_weights(self.models.chunks, self.models.family, what=self.models.exported)
 
     def update_reference(self) -> None:
-        """Copy the actor's weights into the reference. Raises TrainError when the run has no reference."""
+        """Copy the actor's weights into the reference. Raises TrainError if the run has no reference."""
         self._keep("ref")
         self.reference_moved = True
 
@@ -350,7 +350,7 @@ class MegatronTrainer:
             checkpoint.load_checkpoint(self, Path(directory))
 
     def offload(self) -> None:
-        """Free the gradient buffers and, on a GPU, move the moments to the host; returns when every process has.
+        """Free the gradient buffers and, on a GPU, move the moments to the host; return when all processes are done.
 
         Parameters and the optimizer's float32 copies of them stay. A checkpoint takes the moments back for its time.
         """
@@ -359,7 +359,7 @@ class MegatronTrainer:
             self.groups.barrier()
 
     def onload(self) -> None:
-        """Take that memory again, and the moments back."""
+        """Allocate the gradient buffers again, and move the moments back."""
         with self._on_device():
             self.optimizer.onload()
 
@@ -369,7 +369,7 @@ class MegatronTrainer:
 
 
 def _laid_out(args: Args, settings: MegatronSettings) -> MegatronSettings:
-    """The settings with the model's layers counted out over pipeline stages.
+    """Return the settings with the model's layers assigned to pipeline stages.
 
     Raises:
         ConfigError: Flags contradict `config.json`, or the model cannot be split like this.
@@ -382,7 +382,7 @@ def _laid_out(args: Args, settings: MegatronSettings) -> MegatronSettings:
 
 
 def _hooks_of(args: Args) -> Hooks:
-    """The functions that settings name, without the installed plugins. Raises PluginError: one is not of use."""
+    """Return the functions named by settings, without installed plugins. Raises PluginError for an unusable one."""
     manager = bare_manager()
     for row in hook_flags().values():
         given = getattr(args, row.setting, None) or []  # settings made by hand may lack it

@@ -1,8 +1,8 @@
-"""A weight version on disk -> a local HF-layout copy of the model, brought to it by the deltas in between.
+"""Update a local HF-layout copy of the model to a weight version on disk, with the deltas in between.
 
-Pullers and `DeltaTransport.deliver` call `apply`. No torch here: the process beside an engine stays small. Deltas are
-written over the local copy in place, so a note in `.slime_weights.json` says before the first byte that the copy is
-torn; a crash then costs a rebuild from the last version that stands by itself, never a wrong model.
+Pullers and `DeltaTransport.deliver` call `apply`. The module does not import torch, so that the puller process next to
+an engine stays small. Deltas are written over the local copy in place. Before the first byte is written, the copy is
+marked as torn in `.slime_weights.json`, so after a crash it is rebuilt from the last full version and never used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOT_ASSETS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"
 
 @dataclass(frozen=True)
 class LocalState:
-    """What the local copy is."""
+    """The version of the local copy."""
 
     version: int
     chain: str
@@ -49,31 +49,31 @@ class LocalState:
 
 @dataclass(frozen=True)
 class Applied:
-    """What `apply` did."""
+    """The result of `apply`."""
 
     version: int
     wire_bytes: int
-    """Read from the source: deltas, or full weights where it was rebuilt."""
+    """Bytes read from the source: deltas, or full weights if the copy was rebuilt."""
     seconds: float
     rebuilt: bool
-    """From a version that stands by itself, not from the local copy."""
+    """True if the copy was rebuilt from a full version, not updated by deltas."""
 
 
 class _TornError(WeightSyncError):
-    """The local copy is not the version it says it is."""
+    """Raised if the local copy does not match its recorded version."""
 
 
 def apply(source_root: Path, local_dir: Path, to_version: int) -> Applied:
-    """Bring the local copy to a version.
+    """Update the local copy to a version.
 
     Args:
         source_root: Directory of versions (`--update-weight-disk-dir`).
-        local_dir: The copy; made when it does not exist. The engine loads it.
-        to_version: The version wanted.
+        local_dir: Directory of the copy, created if missing. The engine loads it.
+        to_version: Version to update to.
 
     Raises:
-        WeightSyncError: A version is missing or corrupted (named; the local copy is as it was), the file system
-            refused, another process applies there, or the directory holds something else.
+        WeightSyncError: A version is missing or corrupted (the message names it; the local copy is not changed), the
+            file system failed, another process updates the copy, or the directory holds other files.
     """
     started = time.perf_counter()
     try:
@@ -83,7 +83,7 @@ def apply(source_root: Path, local_dir: Path, to_version: int) -> Applied:
             try:
                 return _carry_out(plan, local_dir, started)
             except _TornError:
-                # What was read is what was written (verified), so the local copy had rotted.
+                # The data read was verified, so the local copy was corrupted before.
                 plan = _plan(source_root, to_version, None)
                 return _carry_out(plan, local_dir, started)
     except OSError as error:
@@ -91,7 +91,7 @@ def apply(source_root: Path, local_dir: Path, to_version: int) -> Applied:
 
 
 def local_state(local_dir: Path) -> LocalState | None:
-    """Version and chain of the copy; None when there is none, or it is torn."""
+    """Return version and chain of the copy; None if there is no copy, or it is torn."""
     try:
         value = json.loads((local_dir / STATE).read_text(encoding="utf-8"))
         return None if value["torn"] else LocalState(int(value["version"]), str(value["chain"]))
@@ -102,7 +102,7 @@ def local_state(local_dir: Path) -> LocalState | None:
 
 
 def _plan(root: Path, to_version: int, state: LocalState | None) -> list[Version]:
-    """The versions to apply, in order: from the local one, or from one that stands by itself."""
+    """Return the versions to apply, in order, starting after the local version or at a full version."""
     steps: list[Version] = []
     current = read_version(root, to_version)
     chain = current.chain
@@ -151,7 +151,7 @@ def _carry_out(plan: list[Version], local_dir: Path, started: float) -> Applied:
 
 
 def _install(version: Version, local_dir: Path) -> int:
-    """Replace the copy; returns the bytes read beside the version's own."""
+    """Replace the copy. Returns the bytes read besides the version's own files."""
     source = version.directory if version.base_checkpoint is None else Path(version.base_checkpoint)
     incoming = local_dir / _INCOMING
     shutil.rmtree(incoming, ignore_errors=True)
@@ -176,13 +176,13 @@ def _install(version: Version, local_dir: Path) -> int:
 
 
 def _assets(directory: Path) -> list[Path]:
-    """Config and tokenizer: every file at the top that is no weights."""
+    """Return config and tokenizer files: every file at the top level that holds no weights."""
     found = [p for p in directory.iterdir() if p.is_file() and p.suffix not in _NOT_ASSETS and p.name != INDEX]
     return [path for path in found if not path.name.startswith(".")]
 
 
 def _verify(version: Version, incoming: Path) -> None:
-    """Every tensor of the copy is what the version says. Raises WeightSyncError."""
+    """Check that every tensor of the copy matches the version. Raises WeightSyncError."""
     checksum = checksum_function(version.checksum)
     sums = version.checksums if version.base_checkpoint is not None else _sums_of(version)
     found = {name: (path, entry) for name, path, entry in tensors_of(incoming)}

@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its flags."""
+    """Add the flags of the command."""
     parser.add_argument("--source", required=True, metavar="DIR", help="the run's --update-weight-disk-dir")
     parser.add_argument("--local-dir", required=True, metavar="DIR", help="the local copy; new, or one of before")
     parser.add_argument(
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Serve until a signal. Raises ConfigError, EngineError."""
+    """Serve until SIGTERM or ctrl-C. Raises ConfigError, EngineError."""
     import asyncio
     import contextlib
     import signal

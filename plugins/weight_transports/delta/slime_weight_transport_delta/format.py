@@ -1,4 +1,4 @@
-"""What changed between two versions of the weights, as files: the encodings of one tensor and the layout of a version.
+"""Files with the changes between two versions of the weights: tensor encodings and the layout of a version.
 
     <root>/weight_v000007/
         model-00001-of-00002.safetensors   per changed tensor its zstd-compressed delta (U8); file metadata: tensor ->
@@ -6,10 +6,10 @@
         model.safetensors.index.json       weight_map; metadata {version, base_version, delta_encoding,
                                            compression_format, checksum_format}; size and checksum of every file
 
-A version without `base_version` stands by itself: a full one holds plain HF-layout weights, and one with
-`base_checkpoint` is that checkpoint, tensor for tensor. Layout and encodings are those of THUDM/slime's disk deltas;
-`chain`, `files`, `checksums` and `digest` are ours. Version numbers come again after a resume, so a delta fits a local
-copy only when the `chain` is the same too.
+A version without `base_version` needs no other version: a full version holds plain HF-layout weights, and a version
+with `base_checkpoint` equals that checkpoint, tensor for tensor. Layout and encodings are those of THUDM/slime's disk
+deltas; slime adds `chain`, `files`, `checksums` and `digest`. Version numbers repeat after a resume, so a delta fits a
+local copy only if the `chain` is the same, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slime_weight_transport_delta.raw_safetensors import INDEX, Bytes
 
 FORMAT = "slime-weights-1"
 FULL = "none"
-"""`delta_encoding` of versions that stand by themselves."""
+"""`delta_encoding` of versions without a base."""
 _LEVEL = 1
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _NAME = re.compile(r"weight_v(\d{6,})")
@@ -41,7 +41,7 @@ _NAME = re.compile(r"weight_v(\d{6,})")
 
 
 def checksum_function(name: str) -> Callable[[Bytes], str]:
-    """Bytes -> hex digits, for a value of `--update-weight-delta-checksum`. Raises ConfigError."""
+    """Return the function bytes -> hex digits for a value of `--update-weight-delta-checksum`. Raises ConfigError."""
     if name == "xxh3-128":
         return lambda data: xxhash.xxh3_128_hexdigest(data.data)
     if name == "adler32":
@@ -62,22 +62,22 @@ def checksum_function(name: str) -> Callable[[Bytes], str]:
 
 
 def changed_elements(old: Bytes, new: Bytes, item: int) -> Any:
-    """Positions of the elements of `item` bytes that differ, as [n] int64."""
+    """Return the positions of elements (of `item` bytes) that differ, as [n] int64."""
     return np.flatnonzero(old.view(_UNSIGNED[item]) != new.view(_UNSIGNED[item]))
 
 
 def encode(old: Bytes, new: Bytes, item: int, encoding: str, positions: Any) -> bytes:
-    """The delta of one tensor, compressed.
+    """Return the compressed delta of one tensor.
 
     Args:
-        old: Bytes before.
-        new: Bytes after; as many.
+        old: Bytes before the change.
+        new: Bytes after the change, of the same length.
         item: Bytes per element.
         encoding: "xor": old ^ new. "overwrite": uint32 count, uint32 positions, values; little endian.
-        positions: Of `changed_elements`.
+        positions: Result of `changed_elements`.
 
     Raises:
-        WeightSyncError: "overwrite" and an element too far out for 32 bits.
+        WeightSyncError: With "overwrite", a position does not fit in 32 bits.
     """
     assert old.nbytes == new.nbytes, "callers compare shapes first"
     compress = zstandard.ZstdCompressor(level=_LEVEL).compress
@@ -90,7 +90,7 @@ def encode(old: Bytes, new: Bytes, item: int, encoding: str, positions: Any) -> 
 
 
 def decode(payload: bytes, old: Bytes, item: int, encoding: str) -> Bytes:
-    """Inverse of `encode`: bytes after. Raises ValueError when the payload is no delta of that many bytes."""
+    """Return the bytes after the change; inverse of `encode`. Raises ValueError if the payload is invalid."""
     largest = old.nbytes if encoding == "xor" else 4 + old.nbytes // item * (4 + item)
     try:
         said = zstandard.frame_content_size(payload)
@@ -119,31 +119,31 @@ def decode(payload: bytes, old: Bytes, item: int, encoding: str) -> Bytes:
 
 @dataclass
 class Version:
-    """`model.safetensors.index.json` of a version."""
+    """The `model.safetensors.index.json` of a version."""
 
     version: int
     base_version: int | None
-    """The version that deltas are applied to; None for one that stands by itself."""
+    """The version to which the deltas apply; None for a version without a base."""
     chain: str
-    """The same for a base and all deltas upon it."""
+    """Identifier shared by a base and all its deltas."""
     encoding: str
     checksum: str
-    """Name of the checksum."""
+    """Name of the checksum algorithm."""
     base_checkpoint: str | None = None
     weight_map: dict[str, str] = field(default_factory=dict)
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Name -> size, checksum."""
+    """File name -> (size, checksum)."""
     checksums: dict[str, str] = field(default_factory=dict)
-    """Tensor -> checksum, of a version that is a checkpoint."""
+    """Tensor -> checksum, for a version that equals a checkpoint."""
     directory: Path = field(default_factory=Path)
 
     @property
     def nbytes(self) -> int:
-        """Of its safetensors files."""
+        """Return the total size of its safetensors files."""
         return sum(size for size, _ in self.files.values())
 
     def to_json(self) -> dict[str, Any]:
-        """What the index holds."""
+        """Return the content of the index."""
         metadata = {
             "version": self.version,
             "base_version": self.base_version,
@@ -165,7 +165,7 @@ class Version:
         return {**content, "digest": _digest(content)}
 
     def verify_files(self) -> None:
-        """Raise WeightSyncError naming the first file that is not what was written."""
+        """Raise WeightSyncError that names the first file with changed content."""
         checksum = checksum_function(self.checksum)
         for name, (size, expected) in self.files.items():
             path = self.directory / name
@@ -184,12 +184,12 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def version_directory(root: Path, version: int) -> Path:
-    """Where a version lies."""
+    """Return the directory of a version."""
     return root / f"weight_v{version:06d}"
 
 
 def versions_in(root: Path) -> dict[int, Path]:
-    """Version -> directory of everything below `root` that is named like one, ascending."""
+    """Return version -> directory for all version directories in `root`, in ascending order."""
     if not root.is_dir():
         return {}
     found = [(match, path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
@@ -197,7 +197,7 @@ def versions_in(root: Path) -> dict[int, Path]:
 
 
 def read_version(root: Path, version: int) -> Version:
-    """Raises WeightSyncError when it is missing or its index is not what was written."""
+    """Read the index of a version. Raises WeightSyncError if it is missing or corrupted."""
     path = version_directory(root, version) / INDEX
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -1,14 +1,14 @@
-"""The process beside the engines of a host: deltas -> its local copy of the model -> the engines load it.
+"""The process that updates a host's local copy of the model from deltas and makes the host's engines load it.
 
-`slime pull-weights` runs it; a run's client of SGLang tells it which version to bring. So neither SGLang nor its router
-needs a patch: an engine sees `/update_weights_from_disk` with a directory on its own disk.
+`slime pull-weights` runs it; a run's SGLang client requests a version. So neither SGLang nor its router needs a patch:
+an engine receives `/update_weights_from_disk` with a directory on its own disk.
 
     POST /pull {"version": N[, "engine_urls": [...]][, "timeout": S][, "flush_cache": false]}
         -> {success, version, bytes, seconds, rebuilt, engines: {url: {success, message}}}[, message]
     GET /health, GET /status
 
-Applying and loading are two things; an engine that refuses leaves the local copy at the new version, and asking again
-only loads.
+Applying and loading are separate steps: if an engine refuses, the local copy stays at the new version, and another
+request only loads it.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class PullOrder(BaseModel):
     version: int = Field(ge=0)
     engine_urls: list[str] | None = None
     timeout: float = Field(default=math.inf, gt=0)
-    """Seconds; the puller's own where those are fewer."""
+    """Timeout in seconds; the puller's own timeout if that is shorter."""
     flush_cache: bool = True
 
 
 class Puller:
-    """Keeps one local copy, for the engines of one host."""
+    """Keeps one local copy of the model for the engines of one host."""
 
     def __init__(self, source: Path, local_dir: Path, engine_urls: Sequence[str], *, timeout: float) -> None:
-        """Nothing is read yet.
+        """Store the arguments; nothing is read yet.
 
         Args:
-            source: Directory of versions, as this host sees it.
-            local_dir: The copy.
-            engine_urls: Who loads it; requests may name some of these only. None: whoever a request names.
-            timeout: Seconds for one pull, apply and load together, unless the request says fewer.
+            source: Directory of versions, under its path on this host.
+            local_dir: Directory of the local copy.
+            engine_urls: Engines that load the copy; a request may name a subset. Empty: the engines of the request.
+            timeout: Seconds for one pull, including apply and load, unless the request has a shorter timeout.
         """
         self._source, self._local = source, local_dir
         self._engines = [url.rstrip("/") for url in engine_urls]
@@ -65,7 +65,7 @@ class Puller:
         self._last: dict[str, Any] | None = None
 
     def application(self) -> web.Application:
-        """The routes."""
+        """Return the web application with its routes."""
         app = web.Application(client_max_size=_LARGEST_BODY)
         app.add_routes(
             [web.post("/pull", self._pull), web.get("/health", self._health), web.get("/status", self._status)]
@@ -113,7 +113,7 @@ class Puller:
     async def pull(
         self, version: int, engine_urls: Sequence[str], timeout: float, *, flush: bool = True
     ) -> dict[str, Any]:
-        """The answer to `POST /pull`; never raises for what may go wrong with versions, disk or engines."""
+        """Return the response to `POST /pull`; errors of versions, disk or engines are reported, not raised."""
         started = time.monotonic()
         answer: dict[str, Any] = {"success": False, "version": version, "bytes": 0, "rebuilt": False, "engines": {}}
         try:
@@ -136,7 +136,7 @@ class Puller:
         return answer
 
     async def _apply(self, version: int) -> Applied:
-        """In a thread that is waited for even after the deadline: two must not write to the copy."""
+        """Apply a version in a thread; wait for it even after the deadline, so that only one writes to the copy."""
         task = asyncio.create_task(asyncio.to_thread(apply, self._source, self._local, version))
         try:
             return await asyncio.shield(task)
@@ -149,7 +149,7 @@ class Puller:
         body: dict[str, Any] = {"model_path": str(self._local.resolve()), "weight_version": str(version)}
         if not flush:
             body["flush_cache"] = False
-        # `total` ends each call just before the pull's own deadline, so that the others' outcomes are not lost.
+        # `total` ends each call just before the pull's own deadline, so that the results of other calls are kept.
         left = max(deadline - time.monotonic() - 0.5, 0.1)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=left)) as session:
             outcomes = await asyncio.gather(*(_load_one(session, url, body, left) for url in urls))
@@ -172,16 +172,16 @@ async def _load_one(session: aiohttp.ClientSession, url: str, body: dict[str, An
 
 
 async def serve(puller: Puller, host: str, port: int, ready: Callable[[int], None]) -> None:
-    """Answer requests until cancelled.
+    """Serve requests until cancelled.
 
     Args:
-        puller: What to serve.
+        puller: The puller to serve.
         host: Address to listen on.
-        port: 0 takes a free one.
-        ready: Called with the port once requests are answered.
+        port: Port to listen on; 0 picks a free port.
+        ready: Called with the port once the server accepts requests.
 
     Raises:
-        OSError: The address cannot be had.
+        OSError: The address is not available.
     """
     runner = web.AppRunner(puller.application(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()

@@ -1,8 +1,8 @@
 """Safetensors files as bytes, without torch, and files that survive a crash.
 
-Writers and readers of weight deltas use this: dtypes that numpy does not know (bfloat16, float8) are bytes here. Every
-write goes through `os`, is flushed to the device and only then renamed to its name, so that a reader on another machine
-sees a file whole or not at all.
+Writers and readers of weight deltas use this module: dtypes that numpy lacks (bfloat16, float8) are bytes here. Every
+write goes through `os`, is flushed to the device and only then renamed to its final name, so that a reader on another
+machine sees a complete file or none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
-"""Bytes of one element by the format's name of the dtype."""
+"""Dtype in the format's spelling -> bytes of one element."""
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -37,18 +37,18 @@ _LARGEST_HEADER = 256 * 1024**2
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies in its file."""
+    """Position of a tensor in its file."""
 
     dtype: str
-    """As the format names it: F32, BF16, ..."""
+    """Dtype in the format's spelling: F32, BF16, ..."""
     shape: tuple[int, ...]
     start: int
-    """Bytes from the beginning of the file."""
+    """Offset in bytes from the beginning of the file."""
     end: int
 
     @property
     def nbytes(self) -> int:
-        """Length."""
+        """Length in bytes."""
         return self.end - self.start
 
     @property
@@ -58,7 +58,7 @@ class Entry:
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Tensors of a file in the order of their bytes, and its metadata. Raises WeightSyncError naming the file."""
+    """Return a file's tensors in the order of their bytes, and its metadata. Raises WeightSyncError with the file."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -86,14 +86,14 @@ def _entry(value: Mapping[str, Any], origin: int) -> Entry:
 
 
 def view(path: Path, entry: Entry) -> Bytes:
-    """A tensor's bytes, mapped from the file and not to be written to."""
+    """Return a tensor's bytes, mapped read-only from the file."""
     if entry.nbytes == 0:
         return np.empty(0, np.uint8)
     return np.memmap(path, np.uint8, "r", entry.start, (entry.nbytes,))
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of an HF-layout directory. Raises WeightSyncError when it has none."""
+    """Return the safetensors files of an HF-layout directory. Raises WeightSyncError if it has no files."""
     names: Iterable[str] = (_SINGLE,)
     if (directory / INDEX).is_file():
         try:
@@ -108,7 +108,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def tensors_of(directory: Path) -> Iterator[tuple[str, Path, Entry]]:
-    """Every tensor of an HF-layout directory with its file and place. Raises WeightSyncError."""
+    """Yield every tensor of an HF-layout directory with its file and position. Raises WeightSyncError."""
     for file in weight_files(directory):
         for name, entry in read_header(file)[0].items():
             yield name, file, entry
@@ -151,7 +151,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have the kernel write a file or a directory's entries to the device. Raises OSError."""
+    """Flush a file or a directory's entries to the device. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,11 @@
-"""The trainer's tensors -> weight versions on disk that hold only what changed.
+"""Write the trainer's tensors as weight versions on disk that hold only the changes.
 
-`DeltaTransport` calls `write` once per push and `prune` once the engines serve it. A copy of the bytes last written is
-kept in host memory. A version that could not be written is undone in that copy too, so the next delta still starts from
-the version that readers have.
+`DeltaTransport` calls `write` once per push, and `prune` once the engines serve the version. A copy of the bytes last
+written is kept in host memory. If a version cannot be written, the copy is restored too, so the next delta still starts
+from the version that readers have.
 
-    first push     equal to the checkpoint: a version that only names it; otherwise (a resume) a full one
-    later pushes   deltas, until those since the last full version outweigh the model: then a full one again
+    first push     weights equal to the checkpoint: a version that only names it; otherwise (a resume) a full version
+    later pushes   deltas; a full version when the deltas since the last full version are larger than the model
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from slime_weight_transport_delta.shards import Shards
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 OWNER = "slime_weights.json"
-"""Says which run writes versions here."""
+"""File that names the run that writes versions to the directory."""
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
@@ -56,18 +56,18 @@ _WORDS = {dtype: word for word, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class Written:
-    """What one push put on disk."""
+    """The files that a push wrote to disk."""
 
     directory: Path
     density: float
-    """Changed elements / all elements; 1 for a full version."""
+    """Changed elements divided by all elements; 1 for a full version."""
     wire_bytes: int
-    """Of the version's safetensors files."""
+    """Bytes of the version's safetensors files."""
 
 
 @dataclass
 class _Held:
-    """One tensor as last written."""
+    """The last written value of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class _Held:
 
 
 class DeltaWriter:
-    """The versions below one directory."""
+    """A writer of weight versions below a directory."""
 
     def __init__(
         self,
@@ -88,16 +88,16 @@ class DeltaWriter:
         shard_bytes: int = 512 * 1024**2,
         keep_files: bool = False,
     ) -> None:
-        """Take the directory, or refuse it.
+        """Claim the directory for this run, or refuse it.
 
         Args:
-            root: Versions go to `weight_v<version>` below it.
-            checkpoint: `--hf-checkpoint`: engines start from it, and its dtypes are those of the versions.
-            run: Names this run; versions that another one left are never touched.
+            root: Directory; versions go to `weight_v<version>` below it.
+            checkpoint: `--hf-checkpoint`. Engines start from it, and versions have its dtypes.
+            run: Name of this run; versions of other runs are never changed.
             encoding: xor or overwrite.
             checksum: xxh3-128, blake3 or adler32.
-            shard_bytes: A file is closed when it has that many.
-            keep_files: Delete nothing that readers may still want to look at.
+            shard_bytes: Size at which a file is closed.
+            keep_files: Keep files that users may still want to inspect.
 
         Raises:
             ConfigError: The directory holds versions of another run, or a package for the checksum is missing.
@@ -107,16 +107,16 @@ class DeltaWriter:
         self._shard_bytes, self._keep_files = shard_bytes, keep_files
         self._held: dict[str, _Held] = {}
         self._whole = False
-        """`_held` is the version `_last`."""
+        """True if `_held` equals the version `_last`."""
         self._last = -1
         self._chain, self._chain_start, self._chain_bytes = "", 0, 0
         _claim(root, run)
 
     def write(self, weights: Weights, version: int) -> Written:
-        """Put the weights on disk as `version`; readers see it whole or not at all.
+        """Write the weights to disk as `version`, atomically: readers see the whole version or none of it.
 
         Raises:
-            WeightSyncError: The file system refused; versions before it are intact and the next call is right again.
+            WeightSyncError: The file system failed. Earlier versions are intact, and the next call can succeed.
         """
         partial = self.root / f".partial-{version_directory(self.root, version).name}"
         try:
@@ -141,7 +141,7 @@ class DeltaWriter:
             ) from error
 
     def prune(self) -> None:
-        """Delete what no engine needs any more: everything before the last version that stands by itself."""
+        """Delete versions that no engine needs any more: everything before the last full version."""
         if self._keep_files:
             return
         for version, path in versions_in(self.root).items():
@@ -171,7 +171,7 @@ class DeltaWriter:
         return Written(target, 0.0, 0)
 
     def _write_full(self, weights: Weights | None, version: int, shards: Shards) -> Written:
-        """Plain HF layout, of what is held once `weights` has been run through."""
+        """Write a full version in HF layout from the held tensors, after iterating `weights`."""
         self._whole = False
         for _ in weights or ():
             pass
@@ -184,7 +184,7 @@ class DeltaWriter:
         return Written(target, 1.0, index.nbytes)
 
     def _capture(self, weights: Weights) -> Weights:
-        """Bring what is held up to date."""
+        """Update the held tensors while iterating the weights."""
         given = set()
         for name, tensor in weights:
             held = self._known(name, tensor)
@@ -259,7 +259,7 @@ class DeltaWriter:
             self._chain, self._chain_start = index.chain, index.version
 
     def _remove_stale(self, first: int) -> None:
-        """Of an earlier part of this run: its numbers from `first` on are about to be used again."""
+        """Remove versions of an earlier part of this run: with `keep_files` from `first` on, else all of them."""
         for replaced in self.root.glob(".replaced-weight_v*"):
             shutil.rmtree(replaced, ignore_errors=True)
         for version, path in versions_in(self.root).items():
@@ -268,7 +268,7 @@ class DeltaWriter:
 
 
 def _hold(name: str, tensor: torch.Tensor, dtype: str | None) -> _Held:
-    """A copy, in the checkpoint's dtype where it has such a tensor."""
+    """Return a copy of a tensor, in the checkpoint's dtype if the checkpoint has this tensor."""
     if dtype is None and tensor.dtype not in _WORDS:
         raise WeightSyncError(f"tensor {name!r}: no safetensors dtype for {tensor.dtype}")
     word = dtype or _WORDS[tensor.dtype]
@@ -276,7 +276,7 @@ def _hold(name: str, tensor: torch.Tensor, dtype: str | None) -> _Held:
 
 
 def _bytes(tensor: torch.Tensor, dtype: str) -> Bytes:
-    """Row-major bytes in a dtype; may share memory with the tensor."""
+    """Return row-major bytes in a dtype; they may share memory with the tensor."""
     flat = tensor.detach().to("cpu", _DTYPES[dtype]).contiguous().reshape(-1)
     data: Bytes = flat.view(torch.uint8).numpy()
     return data
@@ -287,7 +287,7 @@ def _elements(data: Bytes, item: int) -> Any:
 
 
 def stored_dtypes(checkpoint: Path) -> Mapping[str, torch.dtype]:
-    """Tensor -> dtype of an HF-layout directory's files. Raises WeightSyncError for one that torch does not have."""
+    """Return the dtype of each tensor in an HF-layout directory. Raises WeightSyncError if torch lacks a dtype."""
     found = {}
     for name, path, entry in tensors_of(checkpoint):
         if entry.dtype not in _DTYPES:
@@ -297,7 +297,7 @@ def stored_dtypes(checkpoint: Path) -> Mapping[str, torch.dtype]:
 
 
 def _claim(root: Path, run: str) -> None:
-    """Note whose versions these are. Raises ConfigError when they are another run's."""
+    """Record the run that owns the versions. Raises ConfigError if another run owns them."""
     path = root / OWNER
     owner = None
     if path.is_file():

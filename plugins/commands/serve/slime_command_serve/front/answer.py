@@ -1,8 +1,8 @@
-"""The engine's tokens -> what a client is shown: reasoning, content and calls, whole or piece by piece.
+"""Turn the engine's tokens into a client's response: reasoning, content and calls, whole or streamed.
 
-A desk makes an `Answer` of each finished request, and feeds a `LiveText` while a streamed one grows. Text that may turn
-out to be a tool call is held back until it is known, so the pieces of content are always the beginning of the final
-content; where a parser decides otherwise in the end, the content that was shown is the content that is recorded.
+A desk makes an `Answer` of each finished request, and feeds a `LiveText` while a streamed request runs. Text that may
+become a tool call is held back until this is decided, so the sent content is always the beginning of the final content.
+If the parser's final result differs, the sent content is recorded.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from slime_core.types import GenerationOutput
 
 _INCOMPLETE = "\ufffd"
 _OPENINGS = "<[{"
-"""Characters that tool calls begin with, in the formats of all parsers."""
+"""First characters of tool calls in the formats of all parsers."""
 _LONGEST_MARKER = 96
-"""Characters after which an opening is no beginning of a call any more, unless the content begins with it."""
+"""Number of characters after which an opening is no longer held back, unless the content begins with it."""
 
 
 def finish_of(output: GenerationOutput) -> str:
-    """ "stop", "length" or "abort"."""
+    """Return "stop", "length" or "abort"."""
     reason = output.meta_info.get("finish_reason")
     return str(reason.get("type") if isinstance(reason, dict) else reason)
 
 
 @runtime_checkable
 class _Holding(Protocol):
-    """A parser that knows from where on content may become a call."""
+    """A parser that finds the place from which content may become a call."""
 
     def held_from(self, content: str, tools: Sequence[Any]) -> int:
-        """Return that place."""
+        """Return the index in `content` from which text must be held back."""
 
 
 class Piece(NamedTuple):
@@ -46,47 +46,47 @@ class Piece(NamedTuple):
     reasoning: str = ""
     content: str = ""
     log_probs: list[dict[str, Any]] = []
-    """OpenAI's objects, of the tokens since the last piece; where they are wanted."""
+    """OpenAI's log-prob objects of the tokens since the last piece, if requested."""
 
 
 @dataclass
 class Answer:
-    """One finished answer."""
+    """A finished answer."""
 
     output: GenerationOutput
     content: str
     reasoning: str
     calls: list[dict[str, Any]]
-    """As in an assistant's message, each with an id of its own."""
+    """Tool calls in the format of an assistant's message, each with a unique id."""
     ill_formed: int
     prompt_tokens: int
     stop_match: str | None = None
-    """The stop string of the request that ended it."""
+    """Stop string of the request that ended the answer."""
     log_probs: list[dict[str, Any]] = field(default_factory=list)
-    """OpenAI's objects, where the request asked for them."""
+    """OpenAI's log-prob objects, if requested."""
     known_log_probs: int = 0
-    """How many of them came with pieces."""
+    """Number of log-prob objects already sent with pieces."""
     first_of_prompt: bool = True
-    """False: another choice for the same prompt."""
+    """False if the answer is a further choice for the same prompt."""
 
     @property
     def finish(self) -> str:
-        """ "stop", "length" or "tool_calls"."""
+        """Finish reason: "stop", "length", "abort" or "tool_calls"."""
         return "tool_calls" if self.calls and finish_of(self.output) == "stop" else finish_of(self.output)
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens sampled."""
+        """Number of sampled tokens."""
         return len(self.output.token_ids)
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that the engine had computed before."""
+        """Number of prompt tokens in the engine's cache."""
         return int(self.output.meta_info.get("cached_tokens") or 0)
 
     @property
     def message(self) -> Message:
-        """The assistant's message."""
+        """Return the assistant's message."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -96,17 +96,17 @@ class Answer:
 
 
 class TurnReader:
-    """Reads the turns of one model family."""
+    """A reader of the turns of one model family."""
 
     def __init__(self, tokenizer: Any, parser: ToolParser | None) -> None:
-        """`parser`: None where the model's calls are not to be read; tools are then refused."""
+        """Create the reader; with `parser` None calls are not parsed and tools are refused."""
         self.tokenizer = tokenizer
         self.parser = parser
         self._spellings: dict[int, tuple[str, list[int]]] = {}
-        """Token -> its text, and its bytes."""
+        """Token id -> text and bytes of the token."""
 
     def text(self, output: GenerationOutput, skipped_specials: bool, stops: Sequence[str]) -> tuple[str, str | None]:
-        """(the turn's text with special tokens but without what ended it, the stop string that did)."""
+        """Return the turn's text with special tokens but without its ending, and the stop string that ended it."""
         ids = output.token_ids
         text = self.tokenizer.decode(ids, skip_special_tokens=False) if skipped_specials else output.text
         reason = output.meta_info.get("finish_reason")
@@ -117,18 +117,18 @@ class TurnReader:
         return text[: found[0]], found[1] or None
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]], opened: bool) -> ParsedTurn:
-        """Reasoning, content, and calls where tools were given."""
+        """Parse reasoning, content, and, with tools, calls."""
         if self.parser is not None and tools:
             return self.parser.parse(text, tools, reasoning_open=opened)
         reasoning, rest, still_open = split_reasoning(text, opened=opened)
         return ParsedTurn(rest.strip() if reasoning or still_open else rest, reasoning, reasoning_open=still_open)
 
     def opened(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether the prompt ends inside the reasoning."""
+        """Return True if the prompt ends inside the reasoning."""
         return str(self.tokenizer.decode(list(prompt_ids[-8:]), skip_special_tokens=False)).rstrip().endswith("<think>")
 
     def log_probs(self, output: GenerationOutput, since: int = 0) -> list[dict[str, Any]]:
-        """OpenAI's object per token from `since` on, with the likeliest others where the engine told them."""
+        """Return OpenAI's object per token from `since` on, with the most likely tokens if the engine reported them."""
         tops = output.meta_info.get("output_top_logprobs") or [[]] * len(output.token_ids)
         rows = zip(output.token_ids[since:], output.log_probs[since:], tops[since:])
         return [
@@ -145,7 +145,7 @@ class TurnReader:
 
 
 def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
-    """The bytes of a token whose text is `text`, which for a part of a character is U+FFFD.
+    """Return the bytes of a token with text `text`, which is U+FFFD for a part of a character.
 
     Byte-level vocabularies spell each byte as a character (GPT-2), others have tokens like `<0xE2>` (SentencePiece).
     """
@@ -159,7 +159,7 @@ def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte, as GPT-2 spells them: printable ones as themselves, the others from U+0100 on."""
+    """Return GPT-2's character -> byte: printable bytes as themselves, others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
@@ -169,7 +169,7 @@ _BYTES = _byte_alphabet()
 
 
 def calls_of(parsed: ParsedTurn) -> list[dict[str, Any]]:
-    """The calls that could be read, as an assistant's message has them."""
+    """Return the parsed calls in the format of an assistant's message."""
     return [_call(call) for call in parsed.calls]
 
 
@@ -180,13 +180,13 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def arguments_json(call: dict[str, Any]) -> str:
-    """The arguments of a call as the APIs send them."""
+    """Return the arguments of a call as the APIs send them."""
     return json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
 @dataclass
 class LiveText:
-    """What of a growing answer has been shown."""
+    """The parts of a growing answer that have been sent."""
 
     reader: TurnReader
     tools: list[dict[str, Any]]
@@ -196,7 +196,7 @@ class LiveText:
     content: str = ""
 
     def grow(self, text: str) -> tuple[str, str]:
-        """New pieces of (reasoning, content), given the whole text so far."""
+        """Return the new pieces of (reasoning, content), given the whole text so far."""
         text = self._before_stops(text).rstrip(_INCOMPLETE)
         parsed = self.reader.parse(text, self.tools, self.opened)
         if parsed.attempts:
@@ -209,16 +209,16 @@ class LiveText:
         return reasoning, self._grown("content", _before_openings(content, len(self.content), openings).rstrip())
 
     def _held_from(self, content: str) -> int:
-        """Return the place from which the parser says that content may become a call."""
+        """Return the index from which the content may become a call, according to the parser."""
         parser = self.reader.parser
         return parser.held_from(content, self.tools) if self.tools and isinstance(parser, _Holding) else len(content)
 
     def raw(self, text: str) -> str:
-        """New text where none of it is anything but content, given the whole text so far."""
+        """Return the new text of an answer that is content only, given the whole text so far."""
         return self._grown("content", text)
 
     def finish(self, content: str, reasoning: str) -> tuple[str, str]:
-        """The last pieces, given the final ones."""
+        """Return the last pieces of (reasoning, content), given the final texts."""
         return self._grown("reasoning", reasoning), self._grown("content", content)
 
     def _grown(self, name: str, whole: str) -> str:
@@ -229,7 +229,7 @@ class LiveText:
         return whole[len(shown) :]
 
     def _before_stops(self, text: str) -> str:
-        """The text up to a stop string, or to what may be the beginning of one."""
+        """Return the text up to a stop string or a possible beginning of a stop string."""
         for stop in self.stops:
             at = text.find(stop)
             if at >= 0:
@@ -238,7 +238,7 @@ class LiveText:
 
 
 def _before_openings(text: str, shown: int, openings: str) -> str:
-    """The text up to where a call may begin."""
+    """Return the text up to the place where a call may begin."""
     for at in range(shown, len(text)):
         if text[at] in openings and (at == 0 or len(text) - at <= _LONGEST_MARKER):
             return text[:at]

@@ -1,7 +1,7 @@
-"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens` <-> `Wanted` and `Answer`.
+"""Convert Anthropic's `/v1/messages` and `/v1/messages/count_tokens` to `Wanted` and from `Answer`.
 
-`app` calls it as an `Api`. One message of the client may be several of a template: results of tools are messages of
-their own, in order, before the user's text.
+`app` calls this module as an `Api`. One message of the client may become several template messages: tool results are
+separate messages, in order, before the user's text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ERRORS = {
 
 
 class InputMessage(BaseModel):
-    """One message of the client."""
+    """A message in the client's request."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     role: Literal["user", "assistant", "system"]
@@ -65,7 +65,7 @@ class Body(CountBody):
 
 
 def wanted(body: CountBody) -> Wanted:
-    """The request. Raises BadRequest."""
+    """Return the request in the common form. Raises BadRequest."""
     system = text_of(body.system, "system", ("text",))
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for number, message in enumerate(body.messages):
@@ -132,7 +132,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
 
 
 def reply(wanted: Wanted, ident: str, answers: list[Answer]) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the whole answer."""
     (answer,) = answers
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -147,21 +147,21 @@ def reply(wanted: Wanted, ident: str, answers: list[Answer]) -> dict[str, Any]:
 
 
 class Stream:
-    """Events of one answer."""
+    """Events of a streamed answer."""
 
     def __init__(self, wanted: Wanted, ident: str, prompt_tokens: int) -> None:
         self.wanted, self.ident, self.prompt_tokens = wanted, ident, prompt_tokens
         self.blocks = 0
         self.open = ""
-        """Type of the block that is open."""
+        """Type of the open block."""
 
     def begin(self, choice: int) -> Iterator[bytes]:
-        """The message without content."""
+        """Yield the message without content."""
         message = {**_envelope(self.wanted, self.ident, self.prompt_tokens), "content": []}
         yield _event("message_start", message=message)
 
     def piece(self, choice: int, piece: Piece) -> Iterator[bytes]:
-        """New text."""
+        """Yield the events of new text."""
         if piece.reasoning:
             yield from self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": piece.reasoning})
@@ -170,7 +170,7 @@ class Stream:
             yield self._delta({"type": "text_delta", "text": piece.content})
 
     def end(self, choice: int, answer: Answer) -> Iterator[bytes]:
-        """Calls, and why it ended."""
+        """Yield the calls and the stop reason."""
         if not self.open and not answer.calls:
             yield from self._block("text", {"type": "text", "text": ""})
         for call in answer.calls:
@@ -182,11 +182,11 @@ class Stream:
         yield _event("message_stop")
 
     def close(self, answers: list[Answer]) -> Iterator[bytes]:
-        """Nothing more."""
+        """Yield nothing: `end` has sent the last events."""
         return iter(())
 
     def failed(self, status: int, message: str) -> Iterator[bytes]:
-        """An error after the status was sent."""
+        """Yield an error after the status was sent."""
         yield event(error(status, message), "error")
 
     def _block(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
@@ -207,7 +207,7 @@ class Stream:
 
 
 def error(status: int, message: str) -> dict[str, Any]:
-    """Anthropic's error object."""
+    """Return Anthropic's error object."""
     return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
 
 

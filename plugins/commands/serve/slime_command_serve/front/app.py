@@ -1,12 +1,12 @@
-"""The routes of the front, and how an answer reaches its client.
+"""Routes of the front, and delivery of an answer to its client.
 
     POST body -> Api.wanted -> Desk.begin -> Desk.pieces of each choice -> Api.Stream or Api.reply -> bytes
                   400             400, 401       engine                       |
                                                                               `-> sent: Desk.ended(delivered=True)
                                                                                   client gone, cancelled, failed: False
 
-The answer is put together while it is sent, in a task of its own that the desk knows, so whoever ends a session or
-leaves ends the engine's work; and only when the last byte was taken is it delivered.
+A separate task, which the desk knows, builds and sends the answer. So the end of the session, or a client that
+disconnects, also ends the engine's work. The answer counts as delivered only when its last byte was sent.
 """
 
 from __future__ import annotations
@@ -33,87 +33,87 @@ _CLOSED = "this session is closed; its run has ended"
 
 
 class Events(Protocol):
-    """One streamed answer in the events of an API."""
+    """A streamed answer as events of an API."""
 
     def begin(self, choice: int) -> Iterator[bytes]:
-        """Events before any text of a choice."""
+        """Yield the events before any text of a choice."""
 
     def piece(self, choice: int, piece: Piece) -> Iterator[bytes]:
-        """New text."""
+        """Yield the events of new text."""
 
     def end(self, choice: int, answer: Answer) -> Iterator[bytes]:
-        """What comes last of a choice."""
+        """Yield the last events of a choice."""
 
     def close(self, answers: list[Answer]) -> Iterator[bytes]:
-        """What comes last of all."""
+        """Yield the last events of the answer."""
 
     def failed(self, status: int, message: str) -> Iterator[bytes]:
-        """Instead of the end."""
+        """Yield the events of an error, in place of the end."""
 
 
 class Api(Protocol):
-    """One API: the modules `openai_chat`, `openai_completions`, `openai_responses`, `anthropic_messages`."""
+    """An API: one of the modules `openai_chat`, `openai_completions`, `openai_responses`, `anthropic_messages`."""
 
     def Body(self, **values: Any) -> Any:
-        """The request's model, a class."""
+        """The request's pydantic model, a class."""
 
     def Stream(self, wanted: Wanted, ident: str, prompt_tokens: int) -> Events:
-        """What makes the events of one streamed answer, a class."""
+        """The class that makes the events of a streamed answer."""
 
     def wanted(self, body: Any) -> Wanted:
-        """The request. Raises BadRequest."""
+        """Return the request in the common form. Raises BadRequest."""
 
     def reply(self, wanted: Wanted, ident: str, answers: list[Answer]) -> dict[str, Any]:
-        """The answer's body."""
+        """Return the answer's body."""
 
 
 class Asked(Protocol):
-    """One answer that is being made."""
+    """An answer that is being generated."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of its prompt."""
+        """Number of tokens of the prompt."""
 
     answer: Answer | None
     """Set once `Desk.pieces` has ended."""
 
 
 class Desk(Protocol):
-    """Who answers."""
+    """The component that answers requests."""
 
     model_name: str
-    """What `/v1/models` lists; requests may name any model."""
+    """Model name that `/v1/models` lists; requests may name any model."""
 
     async def about(self) -> dict[str, Any]:
-        """What `/v1/models` says of it besides."""
+        """Return further fields of the model for `/v1/models`."""
 
     def caller(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Any:
-        """Who asks. Raises Refused with 401."""
+        """Return the caller that the headers and body identify. Raises Refused with 401."""
 
     async def begin(self, caller: Any, wanted: Wanted) -> Sequence[Any]:
-        """An `Asked` per answer. Raises BadRequest, Refused."""
+        """Start a request and return an `Asked` per answer. Raises BadRequest, Refused."""
 
     def pieces(self, asked: Any) -> AsyncGenerator[Piece, None]:
-        """Ask the engine; text of a streamed request as it is known. Raises EngineError, Refused."""
+        """Generate with the engine; yield text of a streamed request as it arrives. Raises EngineError, Refused."""
 
     def works(self, caller: Any, task: asyncio.Task[Any]) -> None:
-        """This task answers the caller; cancelled, it answers 503."""
+        """Register the task that answers the caller; if cancelled, the task answers 503."""
 
     def finished(self, caller: Any, asked: Any, response: str) -> None:
-        """The answer is whole and about to be sent, under the id that a Responses client may come back with."""
+        """Record a complete answer before it is sent, under the id that a Responses client may refer to later."""
 
     def ended(self, caller: Any, asked: Sequence[Any], delivered: bool) -> None:
-        """The client has the answers, or has gone."""
+        """Record whether the client received the answers or disconnected."""
 
     def refused(self, caller: Any, asked: Sequence[Any], problem: Exception) -> int:
-        """The caller is told of an EngineError or a Refused instead; with which status."""
+        """Record that an EngineError or a Refused replaces the answer, and return its HTTP status."""
 
     async def count(self, caller: Any, wanted: Wanted) -> int:
-        """Tokens of the prompt that the request would make. Raises BadRequest."""
+        """Return the number of prompt tokens of the request. Raises BadRequest."""
 
 
 class Exchange(Response):
-    """One request and its answer."""
+    """A request and the HTTP response to it."""
 
     def __init__(self, api: Api, desk: Desk, caller: Any, wanted: Wanted, asked: Sequence[Any]) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Exchange(Response):
             async with aclosing(content):
                 async for data in content:
                     await self._pass_on(send, data)
-            await asyncio.sleep(0)  # so that a connection that was lost meanwhile is known to be
+            await asyncio.sleep(0)  # so that a connection lost meanwhile is detected
             self._settle(not gone.done())
             await send({"type": "http.response.body", "body": b""})
         except (EngineError, Refused) as problem:
@@ -165,7 +165,7 @@ class Exchange(Response):
             self._settle(False)
 
     async def _give_up(self, send: Send, status: int, message: str) -> None:
-        """End a stream of which something was sent."""
+        """End a started stream with the events of an error."""
         failed = self.api.Stream(self.wanted, self.ident, 0).failed(status, message) if self.wanted.stream else ()
         await send({"type": "http.response.body", "body": b"".join(failed)})
 
@@ -215,7 +215,7 @@ class Exchange(Response):
 
 
 _END = Piece("", "", [])
-"""After the pieces of one choice; recognised by identity."""
+"""Marker after the pieces of a choice; compared by identity."""
 
 
 async def _ending(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
@@ -284,7 +284,7 @@ def _telling(desk: Desk, caller: Any) -> Iterator[None]:
 
 
 def _card(name: str) -> dict[str, Any]:
-    """A model as both vendors' clients read it; requests may name any."""
+    """Return a model in a form that both vendors' clients read; requests may name any model."""
     return {
         "id": name, "object": "model", "created": 0, "owned_by": "slime", "type": "model", "display_name": name,
         "created_at": "1970-01-01T00:00:00Z",

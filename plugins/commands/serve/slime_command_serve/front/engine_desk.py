@@ -1,8 +1,8 @@
-"""Answers requests of the front with an engine, each for itself.
+"""Answer requests of the front with an engine, independently of each other.
 
-`add_routes` gives the application of an embedded engine (`native.py`) the front's routes. Of `chat_template_kwargs`
-only what the template itself reads gets there: `apply_chat_template` has parameters of the same shape, one of them the
-template.
+`add_routes` adds the front's routes to the application of an embedded engine (`native.py`). Only those
+`chat_template_kwargs` that the template itself reads are passed on: `apply_chat_template` takes its own parameters the
+same way, and one of them is the template.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from slime_embedded.engine.engine import EmbeddedEngine
 
 _AT_ONCE = 1024
-"""Tokens, and alternatives of tokens, of an answer that is read in the event loop."""
+"""Limit of tokens and alternatives: a larger answer is not parsed in the event loop."""
 _RESPONSES = 1024
-"""Responses that `previous_response_id` may name: the newest."""
+"""Number of newest responses that `previous_response_id` may name."""
 
 
 @dataclass(eq=False)
 class Question:
-    """One answer that is being made; an `Asked`."""
+    """An answer in the making; an `Asked`."""
 
     wanted: Wanted
     ids: list[int]
     params: dict[str, Any]
     rid: str
     first: bool
-    """Of the choices for its prompt."""
+    """True for the first of the choices for its prompt."""
     answer: Answer | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of its prompt."""
+        """Number of tokens of the prompt."""
         return len(self.ids)
 
 
 class EngineDesk:
-    """A `Desk` without memory but for the Responses API."""
+    """A `Desk` that keeps state only for the Responses API."""
 
     def __init__(self, engine: EmbeddedEngine, args: Args, model_name: str) -> None:
         """`args`: read for `tool_call_parser` and `content_special_tokens`."""
@@ -69,22 +69,22 @@ class EngineDesk:
 
     @cached_property
     def reader(self) -> TurnReader:
-        """Of the model's turns. Raises BadRequest without a tokenizer."""
+        """The parser of the model's turns. Raises BadRequest without a tokenizer."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise BadRequest("this API answers with text, and the model directory has no tokenizer; use /generate")
         return TurnReader(tokenizer, tool_parser(self.args, tokenizer, "hermes"))
 
     async def about(self) -> dict[str, Any]:
-        """The directory and the context."""
+        """Return the model directory and the context length."""
         info = await self.engine.info()
         return {"root": info["model_path"], "max_model_len": info["max_context_length"]}
 
     def caller(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> None:
-        """Anybody whom the guard let in."""
+        """Return None: every request that passed the guard is accepted."""
 
     async def begin(self, caller: None, wanted: Wanted) -> list[Question]:
-        """A question per prompt and choice. Raises BadRequest."""
+        """Return a question per prompt and choice. Raises BadRequest."""
         for name, value in wanted.wishes.items():
             raise BadRequest(f"{name} is {shown(value)}, which is not offered; leave it out")
         prompts = await self._prompts(wanted)
@@ -124,12 +124,12 @@ class EngineDesk:
         return [await self.threads.call("rendering the messages", written)]
 
     async def count(self, caller: None, wanted: Wanted) -> int:
-        """Tokens of the prompt. Raises BadRequest."""
+        """Return the number of tokens of the prompt. Raises BadRequest."""
         (ids,) = await self._prompts(wanted)
         return len(ids)
 
     async def pieces(self, asked: Question) -> AsyncGenerator[Piece, None]:
-        """Ask the engine. Raises EngineError."""
+        """Generate with the engine and yield the pieces. Raises EngineError."""
         wanted, plain = asked.wanted, not (asked.wanted.tools or asked.wanted.separate_reasoning)
         opened = not plain and self.reader.opened(asked.ids)
         live = LiveText(self.reader, wanted.tools, opened, wanted.stop)
@@ -163,7 +163,7 @@ class EngineDesk:
                 yield output
 
     def _text(self, asked: Question, output: GenerationOutput) -> str:
-        """With the special tokens that a parser looks for."""
+        """Return the output's text, with the special tokens that a parser needs."""
         return self.reader.text(output, bool(asked.params.get("skip_special_tokens", True)), asked.wanted.stop)[0]
 
     def _answer(self, asked: Question, output: GenerationOutput, opened: bool, plain: bool, told: int) -> Answer:
@@ -182,19 +182,19 @@ class EngineDesk:
         )  # fmt: skip
 
     def works(self, caller: None, task: asyncio.Task[Any]) -> None:
-        """Nobody ends it but its client."""
+        """Do nothing: only the client ends a request."""
 
     def finished(self, caller: None, asked: Question, response: str) -> None:
-        """Remember what a Responses client may go on from."""
+        """Remember the conversation, so that a Responses client can continue it."""
         assert asked.answer is not None, "finished comes after pieces"
         if asked.wanted.conversation:
             self.conversations.remember(response, asked.wanted, asked.answer.message)
 
     def ended(self, caller: None, asked: Sequence[Question], delivered: bool) -> None:
-        """Nothing is kept of it."""
+        """Do nothing: nothing is kept of the request."""
 
     def refused(self, caller: None, asked: Sequence[Question], problem: Exception) -> int:
-        """503 where the engine has stopped, else a mistake of the client."""
+        """Return 503 if the engine has stopped, else an error of the client."""
         if isinstance(problem, Refused):
             return problem.status
         return 503 if self.engine.failed and isinstance(problem, EngineError) else 400

@@ -33,7 +33,7 @@ _ERRORS = {
 
 
 class ChatMessage(BaseModel):
-    """One message; what else clients send back of an answer (annotations, ...) says nothing to a template."""
+    """A chat message; further fields that clients copy from an answer (annotations, ...) are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -73,7 +73,7 @@ class Body(SamplingBody):
 
 
 def wanted(body: Body) -> Wanted:
-    """The request. Raises BadRequest."""
+    """Convert the body to a `Wanted`. Raises BadRequest."""
     if body.top_logprobs and not body.logprobs:
         raise BadRequest(f"top_logprobs is {body.top_logprobs} without logprobs; add logprobs: true")
     tools, wishes = chosen_tools(body.tool_choice, body.tools, _tool)
@@ -119,7 +119,7 @@ def _sent_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def reply(wanted: Wanted, ident: str, answers: list[Answer]) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the response object with all answers."""
     choices = [_choice(wanted, index, answer) for index, answer in enumerate(answers)]
     return {**_envelope(wanted, ident, "chat.completion"), "choices": choices, "usage": usage(answers)}
 
@@ -137,24 +137,24 @@ def _choice(wanted: Wanted, index: int, answer: Answer) -> dict[str, Any]:
 
 
 class Stream:
-    """Chunks of the answers."""
+    """The chunks of streamed answers."""
 
     def __init__(self, wanted: Wanted, ident: str, prompt_tokens: int) -> None:
         self.wanted, self.ident = wanted, ident
 
     def begin(self, choice: int) -> Iterator[bytes]:
-        """The role."""
+        """Yield the chunk with the role."""
         yield self._chunk(choice, {"role": "assistant", "content": ""})
 
     def piece(self, choice: int, piece: Piece) -> Iterator[bytes]:
-        """New text."""
+        """Yield the chunks with new text."""
         if piece.reasoning:
             yield self._chunk(choice, {"reasoning_content": piece.reasoning})
         if piece.content:
             yield self._chunk(choice, {"content": piece.content}, None, piece.log_probs)
 
     def end(self, choice: int, answer: Answer) -> Iterator[bytes]:
-        """Calls, finish reason, log-probs that no piece had."""
+        """Yield the chunks with calls, finish reason and the remaining log-probs."""
         for number, call in enumerate(answer.calls):
             made = _call(call)
             arguments = made["function"].pop("arguments")
@@ -164,14 +164,14 @@ class Stream:
         yield self._chunk(choice, {}, answer.finish, answer.log_probs[answer.known_log_probs :])
 
     def close(self, answers: list[Answer]) -> Iterator[bytes]:
-        """Usage where it is wanted, and the end."""
+        """Yield the usage, if requested, and the end marker."""
         if self.wanted.include_usage:
             envelope = _envelope(self.wanted, self.ident, "chat.completion.chunk")
             yield event({**envelope, "choices": [], "usage": usage(answers)})
         yield DONE
 
     def failed(self, status: int, message: str) -> Iterator[bytes]:
-        """An error after the status was sent."""
+        """Yield an error event, for an error after the status was sent."""
         yield event(error(status, message))
 
     def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, log_probs: Any = ()) -> bytes:
@@ -182,7 +182,7 @@ class Stream:
 
 
 def error(status: int, message: str) -> dict[str, Any]:
-    """OpenAI's error object."""
+    """Return OpenAI's error object."""
     kind = _ERRORS.get(status, "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": str(status)}}
 
@@ -197,7 +197,7 @@ def _envelope(wanted: Wanted, ident: str, kind: str) -> dict[str, Any]:
 
 
 def usage(answers: list[Answer]) -> dict[str, Any]:
-    """Tokens of all answers; a prompt that several answer counts once."""
+    """Return the token counts of all answers; a prompt with several answers counts once."""
     prompts = sum(answer.prompt_tokens for answer in answers if answer.first_of_prompt)
     sampled = sum(answer.completion_tokens for answer in answers)
     return {

@@ -1,8 +1,8 @@
 """OpenAI's `/v1/responses` <-> `Wanted` and `Answer`.
 
-`app` calls it as an `Api`. The items that one answer was given as (reasoning, message, calls) come back as items of
-their own, and are put together into one assistant message again; `previous_response_id` is resolved by the desk, so
-both ways of going on are the same conversation.
+`app` calls it as an `Api`. A response has several items (reasoning, message, calls). When a client sends them back,
+they are merged into one assistant message. The desk resolves `previous_response_id`, so both ways to continue give the
+same conversation.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Body(bodies.Body):
 
 
 def wanted(body: Body) -> Wanted:
-    """The request. Raises BadRequest."""
+    """Read the request. Raises BadRequest."""
     form = body.text.get("format")
     if form is not None and not isinstance(form, Mapping):
         raise BadRequest(f"text.format is {shown(form)}; allowed: an object")
@@ -113,7 +113,7 @@ def _messages(items: list[dict[str, Any]]) -> list[Message]:
 
 
 def _begins_another(answer: Message, kind: str) -> bool:
-    """Items of an answer come as reasoning, message, calls; what is out of order belongs to the next answer."""
+    """Return whether an item begins another response; the items of one come in order: reasoning, message, calls."""
     if kind == "reasoning":
         return bool(answer["content"] or answer.get("tool_calls") or answer.get("reasoning_content"))
     return kind == "message" and bool(answer["content"] or answer.get("tool_calls"))
@@ -147,7 +147,7 @@ def _message(item: Mapping[str, Any], kind: Any, number: int) -> Message:
 
 
 def reply(wanted: Wanted, ident: str, answers: list[Answer]) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the body of a complete response."""
     (answer,) = answers
     items = []
     if answer.reasoning:
@@ -159,25 +159,25 @@ def reply(wanted: Wanted, ident: str, answers: list[Answer]) -> dict[str, Any]:
 
 
 class Stream:
-    """Events of one answer."""
+    """The event stream of one response."""
 
     def __init__(self, wanted: Wanted, ident: str, prompt_tokens: int) -> None:
         self.wanted, self.ident = wanted, ident
         self.sequence = 0
         self.items: list[dict[str, Any]] = []
         self.open = ""
-        """Type of the item that is open, the last of `items`."""
+        """Type of the open item, the last of `items`; empty if no item is open."""
         self.text = ""
-        """Of the open item."""
+        """Text of the open item."""
 
     def begin(self, choice: int) -> Iterator[bytes]:
-        """The response without output."""
+        """Yield the events that begin a response, without output."""
         response = _response(self.wanted, self.ident, "in_progress", [])
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
     def piece(self, choice: int, piece: Piece) -> Iterator[bytes]:
-        """New text."""
+        """Yield the events of new text."""
         for kind, text in (("reasoning", piece.reasoning), ("message", piece.content)):
             if text:
                 yield from self._open(kind)
@@ -187,7 +187,7 @@ class Stream:
                 yield self._event(name, **self._where(), delta=text, **logprobs)
 
     def end(self, choice: int, answer: Answer) -> Iterator[bytes]:
-        """Calls, and the response as a whole."""
+        """Yield the events of tool calls, and the complete response."""
         if self.open != "message" and not answer.calls:
             yield from self._open("message")
         yield from self._close()
@@ -205,11 +205,11 @@ class Stream:
         yield self._event(f"response.{response['status']}", response=response)
 
     def close(self, answers: list[Answer]) -> Iterator[bytes]:
-        """Nothing more."""
+        """Yield nothing: this API has no final event."""
         return iter(())
 
     def failed(self, status: int, message: str) -> Iterator[bytes]:
-        """An error after the status was sent."""
+        """Yield the event of an error that occurred after the HTTP status was sent."""
         response = _response(self.wanted, self.ident, "failed", self.items)
         response["error"] = {"code": "server_error", "message": message}
         yield self._event("response.failed", response=response)
@@ -246,7 +246,7 @@ class Stream:
 
 
 def response_id(ident: str) -> str:
-    """The id that `previous_response_id` refers to."""
+    """Return the id that `previous_response_id` refers to."""
     return f"resp_{ident}"
 
 

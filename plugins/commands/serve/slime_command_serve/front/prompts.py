@@ -1,4 +1,4 @@
-"""Checks of a conversation before its chat template is run, and of what a client may say to the template."""
+"""Checks of a conversation before its chat template is run, and of a client's template arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slime_core.protocols import Args
 
 
 def check_conversation(wanted: Wanted, context: int) -> None:
-    """Raise BadRequest for one that cannot fit into `context` tokens, before anything is computed of it."""
+    """Raise BadRequest for a conversation that cannot fit into `context` tokens, before it is rendered."""
     if not wanted.messages:
         raise BadRequest("there are no messages")
     if len(wanted.messages) > context:
@@ -32,7 +32,7 @@ def check_conversation(wanted: Wanted, context: int) -> None:
 def render(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
 ) -> str:
-    """The conversation as the template writes it. Raises BadRequest."""
+    """Render the conversation by the template. Raises BadRequest."""
     try:
         return render_messages(tokenizer, messages, tools, kwargs)
     except DataError as error:
@@ -47,7 +47,7 @@ def quoted(
     *,
     environment: bool = False,
 ) -> list[Message]:
-    """`quoted_messages`. Raises BadRequest where `--content-special-tokens` refuses one."""
+    """Return `quoted_messages`. Raises BadRequest if `--content-special-tokens` refuses a message."""
     try:
         return [dict(m) for m in quoted_messages(tokenizer, messages, args, noted, environment=environment)]
     except DataError as error:
@@ -55,10 +55,10 @@ def quoted(
 
 
 def allowed_kwargs(tokenizer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `chat_template_kwargs` the template reads.
+    """Return the entries of `chat_template_kwargs` that the template reads.
 
     Raises:
-        BadRequest: For another name, unless its value is null or false, which an absent variable is, too.
+        BadRequest: The template does not read a name whose value is neither null nor false.
     """
     taken = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
     known = _variables(str(getattr(tokenizer, "chat_template", None) or ""), taken)
@@ -70,12 +70,12 @@ def allowed_kwargs(tokenizer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _variables(template: str, taken: frozenset[str]) -> frozenset[str]:
-    """The undeclared variables of a template, without what `apply_chat_template` gives it or takes itself (`taken`)."""
+    """Return the undeclared variables of a template, without the variables of `apply_chat_template` and `taken`."""
     from jinja2 import Environment, TemplateSyntaxError, meta, nodes
     from jinja2.ext import Extension, loopcontrols
 
     class Generation(Extension):
-        """transformers' block around what the assistant said."""
+        """The block of transformers around the assistant's text."""
 
         tags = {"generation"}
 

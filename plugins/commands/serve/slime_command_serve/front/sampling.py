@@ -1,4 +1,4 @@
-"""The fields that OpenAI's endpoints share, and what each is called among SGLang's sampling parameters."""
+"""The fields that OpenAI's endpoints share, and their names among SGLang's sampling parameters."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _AS_THEY_ARE = (
 
 
 def api_name(parameter: str) -> str:
-    """What OpenAI's APIs call one of SGLang's sampling parameters."""
+    """Return the name of one of SGLang's sampling parameters in OpenAI's APIs."""
     return next((theirs for theirs, ours in _NAMES.items() if ours == parameter), parameter)
 
 
 class StreamOptions(Body):
-    """`stream_options`."""
+    """The request field `stream_options`."""
 
     include_usage: bool = False
     no_effect = frozenset({"include_obfuscation"})
@@ -33,7 +33,7 @@ Ids = Annotated[list[int], Field(max_length=1024)]
 
 
 class SamplingBody(Body):
-    """What `/v1/chat/completions` and `/v1/completions` have in common."""
+    """The fields that `/v1/chat/completions` and `/v1/completions` share."""
 
     model: str = ""
     n: int = Field(1, ge=1, le=MOST_CHOICES)
@@ -73,7 +73,7 @@ class SamplingBody(Body):
     ), NOTHING)  # fmt: skip
 
     def wanted(self, *, max_tokens: int | None) -> Wanted:
-        """What these fields ask for. Raises BadRequest."""
+        """Return the request that these fields describe. Raises BadRequest."""
         given = {name: getattr(self, name) for name in _AS_THEY_ARE if getattr(self, name) is not None}
         given |= {ours: getattr(self, name) for name, ours in _NAMES.items() if getattr(self, name) is not None}
         return Wanted(

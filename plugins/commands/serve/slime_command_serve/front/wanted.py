@@ -1,7 +1,7 @@
-"""What a client asked for, in one form for all APIs: chat messages as templates take them, tools, and wishes.
+"""A client's request, in one form for all APIs: chat messages as templates take them, tools, and wishes.
 
-The modules of the APIs make a `Wanted` of a request's body; a `Desk` answers it. A wish is what would change the
-answer. A desk does it, refuses it, or counts it as having no effect; it never drops it.
+The API modules convert a request's body to a `Wanted`; a `Desk` answers it. A wish is a field that would change the
+answer. A desk applies a wish, refuses it, or counts it as having no effect; a desk never drops it.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from typing import Any, TypeAlias
 from slime_command_serve.http.errors import BadRequest, shown
 
 Message: TypeAlias = dict[str, Any]
-"""`role` system, user, assistant or tool; `content`, a string; of an assistant also `reasoning_content` and
-`tool_calls` with arguments as objects; of a tool `tool_call_id`."""
+"""Chat message: `role` system, user, assistant or tool; `content`, a string; for an assistant also `reasoning_content`
+and `tool_calls` with arguments as objects; for a tool `tool_call_id`."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 @dataclass
 class Wanted:
-    """One request, without its API."""
+    """A request, independent of its API."""
 
     messages: list[Message] = field(default_factory=list)
     prompts: list[str | list[int]] = field(default_factory=list)
-    """Instead of messages: text or ids."""
+    """Prompts in place of messages: text or ids."""
     tools: list[dict[str, Any]] = field(default_factory=list)
-    """`{"type": "function", "function": {...}}` each."""
+    """Tools, each `{"type": "function", "function": {...}}`."""
     parallel_calls: bool = True
     stream: bool = False
     n: int = 1
-    """Answers per prompt."""
+    """Number of answers per prompt."""
     max_tokens: int | None = None
     stop: list[str] = field(default_factory=list)
     sampling: dict[str, Any] = field(default_factory=dict)
-    """Other sampling parameters that were given, by SGLang's names."""
+    """Other sampling parameters of the request, by SGLang's names."""
     top_logprobs: int | None = None
-    """Alternatives per token; None: no log-probs."""
+    """Number of alternatives per token; None for no log-probs."""
     separate_reasoning: bool = False
-    """The API has a place of its own for the model's reasoning."""
+    """True if the API has a separate field for the model's reasoning."""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     include_usage: bool = False
-    """Of a stream: a last chunk with the usage."""
+    """For streams: whether a last chunk with the usage is sent."""
     rid: str | None = None
     model: str = ""
-    """As the client names it; answered back, and otherwise without meaning."""
+    """Model name in the request; it is returned in the answer and not used otherwise."""
     wishes: dict[str, Any] = field(default_factory=dict)
-    """Field -> value of what none of the others holds."""
+    """Values of the request's other fields, by name."""
     instructions: str = ""
     """Responses API: the system message, which later responses do not inherit."""
     previous: str | None = None
@@ -56,19 +56,19 @@ class Wanted:
     conversation: list[Message] = field(default_factory=list)
     """Responses API: `messages` without instructions, as `Conversations.resolve` found them."""
     echo: dict[str, Any] = field(default_factory=dict)
-    """Responses API: fields that are answered back as they came."""
+    """Responses API: fields that are returned unchanged."""
 
 
 class Conversations:
-    """Responses API: the conversation up to and with each response, for `previous_response_id`."""
+    """Responses API: the conversation through each response, for `previous_response_id`."""
 
     def __init__(self, most: int | None = None) -> None:
-        """`most`: responses that are remembered, the newest; None: all."""
+        """Create the store. `most`: number of newest responses to keep; None keeps all."""
         self._most = most
         self._found: OrderedDict[str, list[Message]] = OrderedDict()
 
     def resolve(self, wanted: Wanted) -> None:
-        """Put what the request refers to into its messages. Raises BadRequest for a response that is not known."""
+        """Insert the referenced conversation into the request's messages. Raises BadRequest for an unknown response."""
         if wanted.previous is not None:
             if wanted.previous not in self._found:
                 raise BadRequest(f"previous_response_id {shown(wanted.previous)} is no response that is known here")
@@ -78,14 +78,14 @@ class Conversations:
             wanted.messages = [{"role": "system", "content": wanted.instructions}, *wanted.messages]
 
     def remember(self, response: str, wanted: Wanted, message: Message) -> None:
-        """Keep what `previous_response_id` may name."""
+        """Store the conversation for a later `previous_response_id`."""
         self._found[response] = [*wanted.conversation, message]
         if self._most is not None and len(self._found) > self._most:
             self._found.popitem(last=False)
 
 
 def function_tool(name: Any, description: Any, parameters: Any, strict: Any = None) -> dict[str, Any]:
-    """A tool schema as chat templates take it. Raises BadRequest for one without a name."""
+    """Return a tool schema in the form of chat templates. Raises BadRequest if it has no name."""
     if not isinstance(name, str) or not name:
         raise BadRequest(f"a tool has the name {shown(name)}; allowed: a non-empty string")
     function: dict[str, Any] = {"name": name}
@@ -98,7 +98,7 @@ def function_tool(name: Any, description: Any, parameters: Any, strict: Any = No
 
 
 def tool_call(ident: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """A call in an assistant's message; `arguments` may be JSON text. Text that is none is kept under "raw"."""
+    """Return a call of an assistant's message. `arguments` may be JSON text; other text is kept under "raw"."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
@@ -110,7 +110,7 @@ def tool_call(ident: Any, name: Any, arguments: Any) -> dict[str, Any]:
 
 
 def text_of(content: Any, where: str, kinds: Sequence[str] = TEXT_PARTS) -> str:
-    """A message's content: a string, or text parts one after the other. Raises BadRequest for anything else."""
+    """Return a message's content: a string, or joined text parts. Raises BadRequest for anything else."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -132,7 +132,7 @@ def text_of(content: Any, where: str, kinds: Sequence[str] = TEXT_PARTS) -> str:
 def chosen_tools(
     choice: Any, tools: list[Any], read: Callable[[Any], dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """OpenAI's tools: (those that the model is shown, wishes: to be forced to call)."""
+    """Return the tools that the model sees, and wishes such as a forced call, from OpenAI's tools."""
     if choice in ("none", {"type": "none"}):
         return [], {}
     shown_tools = [read(tool) for tool in tools]
@@ -140,7 +140,7 @@ def chosen_tools(
 
 
 def response_format(form: Mapping[str, Any] | None) -> dict[str, Any]:
-    """OpenAI's `response_format`, or `text.format`, as SGLang's sampling parameter. Raises BadRequest."""
+    """Convert OpenAI's `response_format` or `text.format` to SGLang's sampling parameter. Raises BadRequest."""
     kind = (form or {}).get("type", "text")
     if kind == "text":
         return {}

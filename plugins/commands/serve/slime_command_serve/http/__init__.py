@@ -1,4 +1,4 @@
-"""What every HTTP server of slime's is made of: a guard, checked bodies, error shapes, events, work beside the loop.
+"""The parts of every HTTP server of slime: a guard, checked bodies, error shapes, events, work in other threads.
 
     socket -> uvicorn (`listen`) -> `Guard` (who may ask, how much) -> FastAPI route -> `Body` (what may be asked)
                                                         `DeadlineThreads` (what takes long, with an end) <-`

@@ -1,6 +1,6 @@
-"""The FastAPI application that routes are added to, and the socket it listens on.
+"""Create the FastAPI application that routes are added to, and the socket it listens on.
 
-`application` has the guard, the error shapes and `/openapi.json`; `listen` serves it in the running event loop.
+`application` adds the guard, the error shapes and `/openapi.json`; `listen` serves it in the running event loop.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from slime_core.errors import EngineError
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 600
-"""Clients keep their connections while the loop trains; with uvicorn's 5 s the next rollout would find them closed."""
+"""Seconds to keep idle connections: with uvicorn's 5 s they would be closed while the loop trains."""
 _CONNECTIONS = 4096
 _FILES_LEFT = 128
-"""Descriptors that connections leave to the rest of the process."""
+"""Number of descriptors reserved for the rest of the process."""
 
 
 def application(access: Access | None = None, *, failed: Callable[[], bool] = lambda: False) -> FastAPI:
-    """An application without routes but `/openapi.json`.
+    """Return an application whose only route is `/openapi.json`.
 
     Args:
-        access: Who may ask; None: this machine.
-        failed: Whether what is served has stopped, so that its errors are no client's (503).
+        access: Clients that may connect; None: this machine.
+        failed: Function that returns whether the served engine has stopped, so that errors become 503.
     """
     app = FastAPI(title="slime", version=slime_core.__version__, docs_url=None, redoc_url=None)
     app.state.error_shapes = {"": sglang_shape}
@@ -77,9 +77,9 @@ def application(access: Access | None = None, *, failed: Callable[[], bool] = la
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises EngineError when the address cannot be had."""
+    """Return a listening socket; port 0 picks a free port. Raises EngineError if the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named asyncio has TCP send at once; else an answer in two pieces may wait 40 ms in between.
+    # With an explicit protocol asyncio sets TCP_NODELAY; otherwise an answer in two pieces may wait 40 ms in between.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -102,7 +102,7 @@ async def listen(app: FastAPI, sock: socket.socket) -> tuple[str, int, Callable[
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     config = uvicorn.Config(
-        app, http=Connection,  # by h11, which bounds headers: httptools took 4 MB of them
+        app, http=Connection,  # by h11, which limits headers: httptools accepted 4 MB
         log_level="warning", access_log=False, lifespan="off", backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S, limit_concurrency=max(min(_CONNECTIONS, files - _FILES_LEFT), 16),
     )  # fmt: skip
@@ -124,8 +124,8 @@ async def listen(app: FastAPI, sock: socket.socket) -> tuple[str, int, Callable[
 
 
 class _Server(uvicorn.Server):
-    """Leaves signal handling to whoever owns the loop."""
+    """A server that leaves signal handling to the owner of the event loop."""
 
     def capture_signals(self) -> Any:
-        """No handlers."""
+        """Install no signal handlers."""
         return contextlib.nullcontext()

@@ -1,10 +1,12 @@
-"""Bodies of requests as pydantic models that neither ignore a wish nor refuse a field that wishes nothing.
+"""Request bodies as pydantic models that ignore no requested feature and refuse no field that requests nothing.
 
 A route declares a `Body`; FastAPI reads it through `JsonRoute` and describes it in `/openapi.json`. Null is the same as
-absent. Values are counted in the bytes of a body, before anything is made of them, and entries of a field before they
-are looked at. A field that is declared is used. One in `no_effect` changes no answer, whatever its value; one in `only`
-is taken at the values listed, which ask for nothing, and refused at others. All else is unknown: a misspelt field must
-not be ignored.
+absent. Values are counted in the bytes of a body before it is parsed, and entries of a field before they are validated.
+
+    declared field          used
+    field in `no_effect`    accepted with any value; it does not change the answer
+    field in `only`         accepted with the listed values, which request nothing; refused with others
+    other field             refused as unknown, so that a misspelt field is not ignored
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ from starlette.types import Receive, Scope, Send
 from slime_command_serve.http.errors import shown, unknown
 
 _DEEPEST = 64
-"""Objects and lists within each other; schemas of tools are the deepest that one meets."""
+"""Maximum nesting of objects and lists; schemas of tools are the deepest in practice."""
 _MOST_CONTAINERS = 1 << 13
-"""Objects and lists of a body: messages, their parts, schemas of tools, prompts of a batch."""
+"""Maximum number of objects and lists in a body: messages, their parts, schemas of tools, prompts of a batch."""
 _MOST_ENTRIES = 1 << 14
-"""Entries of a field."""
+"""Maximum number of entries of a field."""
 MOST_IDS = 1 << 19
-"""Token ids of a request."""
+"""Maximum number of token ids of a request."""
 NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
-"""Values that ask for nothing, for `only`."""
+"""Values that request nothing, for `only`."""
 
 
 def _strings(value: Any) -> Any:
-    """A string, or strings, as a list without empty ones."""
+    """Return a string, or strings, as a list without empty strings."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ValueError(f"{shown(value)} is neither a string nor a list of strings")
@@ -50,15 +52,15 @@ Stops = Annotated[list[str], BeforeValidator(_strings), Field(max_length=64)]
 
 
 class Body(BaseModel):
-    """A request's body."""
+    """The body of a request."""
 
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
     no_effect: ClassVar[frozenset[str]] = frozenset()
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     most_values: ClassVar[int] = 1 << 17
-    """Values of the whole body."""
+    """Maximum number of values in the whole body."""
     most_entries: ClassVar[Mapping[str, int]] = {}
-    """Limits of fields that have another one than `_MOST_ENTRIES`."""
+    """Limits of the fields whose limit differs from `_MOST_ENTRIES`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -84,14 +86,14 @@ class Body(BaseModel):
 
 
 class JsonRoute(APIRoute):
-    """Reads bodies with orjson, and no deeper than `_DEEPEST`.
+    """A route that reads bodies with orjson, at most `_DEEPEST` levels deep.
 
-    What takes a body is asked by itself: FastAPI's own way there, of dependencies, forms and files to be closed, takes
-    longer than all the rest of a request.
+    An endpoint with a body is called directly: FastAPI's own way, with dependencies, forms and files to close, takes
+    longer than the rest of a request.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """As FastAPI calls it."""
+        """Return the handler of a request; called by FastAPI."""
         self._asked: Callable[[Request], Coroutine[Any, Any, Response]] | None = None
         if not self.dependant.body_params:
             return super().get_route_handler()
@@ -123,7 +125,7 @@ class JsonRoute(APIRoute):
         return asked
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As the router calls it."""
+        """Handle a request; called by the router."""
         if self._asked is None or scope["method"] not in (self.methods or ()):
             return await super().handle(scope, receive, send)
         response = await self._asked(Request(scope, receive, send))
@@ -131,12 +133,12 @@ class JsonRoute(APIRoute):
 
 
 def _models(kind: Any) -> list[type[Body]]:
-    """The models of an annotation: a `Body`, or one or None."""
+    """Return the models of an annotation, which is a `Body` or a union of bodies and None."""
     return [model for model in (kind, *get_args(kind)) if isinstance(model, type) and issubclass(model, Body)]
 
 
 async def _json(body: bytes, most_values: int) -> Any:
-    """The body; with more values than allowed, deeper than `_DEEPEST`, or no JSON, it is status 400."""
+    """Parse the body. Raises status 400 for too many values, more than `_DEEPEST` levels, or invalid JSON."""
     containers = others = 0
     if len(body) > _MOST_CONTAINERS:
         async with _counting():
@@ -174,7 +176,7 @@ def _counting() -> asyncio.Lock:
 
 
 def _counted(body: bytes, most_values: int) -> tuple[int, int]:
-    """Count `_MARKS` in the bytes; if those are too many, count the ones outside of strings."""
+    """Count `_MARKS` in the bytes; if there are too many, count only the marks outside of strings."""
     containers, others = (sum(map(body.count, marks)) for marks in _MARKS)
     if containers <= _MOST_CONTAINERS and containers + others <= most_values:
         return containers, others

@@ -1,7 +1,7 @@
-"""Mistakes of clients as exceptions, and how a path's API words an error.
+"""Exceptions for client errors, and the error bodies of each path's API.
 
-A route raises `BadRequest` or any `EngineError`, and `application` answers in the shape that was registered for the
-path: SGLang's unless a front has registered its own for `/v1/...`.
+A route raises `BadRequest` or any `EngineError`, and `application` responds in the shape registered for the path:
+SGLang's, unless a front has registered its own for `/v1/...`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from slime_core.errors import EngineError, did_you_mean
 Shape = Callable[[int, str], dict[str, Any]]
 """(status, message) -> an error's body."""
 _SHOWN = 80
-"""Characters of a client's value that an error repeats."""
+"""Largest number of characters of a client's value in an error message."""
 
 
 class BadRequest(EngineError):
-    """The request cannot be served as it is."""
+    """The request is invalid."""
 
 
 class Refused(Exception):
-    """The request is not served, with the status that says why."""
+    """The request is refused with an HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -35,35 +35,35 @@ class Refused(Exception):
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client closed the connection before the response was complete."""
 
 
 def sglang_shape(status: int, message: str) -> dict[str, Any]:
-    """SGLang's error object."""
+    """Return SGLang's error object."""
     return {"error": {"message": message, "type": "BadRequest" if status < 500 else "InternalError", "code": status}}
 
 
 def shape_of(app: FastAPI, path: str) -> Shape:
-    """That of the longest prefix of `path` that one is registered for."""
+    """Return the error shape registered for the longest prefix of `path`."""
     shapes: dict[str, Shape] = app.state.error_shapes
     return shapes[max((prefix for prefix in shapes if path.startswith(prefix)), key=len)]
 
 
 def shown(value: Any) -> str:
-    """The beginning of what a client sent."""
+    """Return the beginning of a client's value."""
     text = repr(value[: 4 * _SHOWN]) if isinstance(value, str | bytes | list) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def unknown(key: str, known: Iterable[str], what: str = "field") -> str:
-    """What to say of a name that nobody knows."""
+    """Return the message for an unknown name, with suggestions."""
     names = sorted(known)
     hint = did_you_mean(key[:_SHOWN], names, form="{!r}", most=3) or f" Known: {', '.join(names)}."
     return f"unknown {what} {shown(key)}.{hint}"
 
 
 def explain(error: ValidationError | Iterable[ErrorDetails | dict[str, Any]]) -> str:
-    """One line of what is wrong with a body: the first field, and all that it may be."""
+    """Explain an invalid body in one line: the first wrong field, and its allowed values."""
     details: list[Any] = list(error.errors(include_url=False) if isinstance(error, ValidationError) else error)
     first = details[0]
     place = _place(first)
@@ -80,6 +80,6 @@ def explain(error: ValidationError | Iterable[ErrorDetails | dict[str, Any]]) ->
 
 
 def _place(detail: Any) -> list[str]:
-    """Field names and numbers, without "body" and the names of alternatives."""
+    """Return the field names and numbers of an error's location, without "body" and the names of alternatives."""
     parts = [part for part in detail["loc"] if part != "body"]
     return [str(part)[:_SHOWN] for part in parts if isinstance(part, int) or str(part).isidentifier()]

@@ -1,12 +1,12 @@
-"""Who may ask, and how much: the ASGI layer before every route.
+"""Access control and size limits: the ASGI layer before every route.
 
-    Host, Origin     of this machine, or allowed: a web page can neither POST here nor give its own name to 127.0.0.1
-    key              for every request but GET, where there is one; a listener that others reach has one
-    Content-Type     JSON, where there is a body: a form or a `fetch` without preflight cannot send that
-    body             at most so many bytes, all of it within a deadline
+    Host, Origin     this machine or an allowed name, so a web page can neither POST here nor rename 127.0.0.1
+    key              required for every request but GET, if set; a server that other machines reach should have a key
+    Content-Type     JSON if there is a body, which a form or a `fetch` without preflight cannot send
+    body             limited in size, and must arrive within a deadline
 
-GET changes nothing, so it needs no key; and a server without a key that other machines reach (`SLIME_HOST_IP`) lets
-them generate, and nothing else.
+GET changes nothing, so it needs no key. A server without a key that other machines reach (`SLIME_HOST_IP`) accepts only
+generation requests from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from slime_command_serve.http.errors import Refused
 
 KEY_VARIABLE = "SLIME_API_KEY"
-"""Environment variable with the key, of servers and of our clients."""
+"""Environment variable with the key, for servers and for slime's clients."""
 LARGEST_BODY = 16 << 20
 BODY_S = 60.0
 """Seconds for a body to arrive."""
@@ -35,18 +35,18 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask what of a server."""
+    """Access rules of a server."""
 
     api_key: str | None = None
-    """Needed for every request but GET: the bearer token or `X-Api-Key`."""
+    """Key required for every request but GET: the bearer token or `X-Api-Key`."""
     hosts: frozenset[str] = frozenset()
-    """Names besides this machine's own that may stand in Host and Origin; "*" is any."""
+    """Names allowed in Host and Origin besides this machine's own; "*" allows any."""
     generates_only: bool = False
-    """Refuse, for want of a key, what changes the server: POST to anything but `/generate` and `/v1/`."""
+    """Whether to refuse requests that change the server, since it has no key: POST except `/generate` and `/v1/`."""
 
 
 def is_local(host: str) -> bool:
-    """Whether a host name or an address can be of this machine's loopback only."""
+    """Return whether a host name or an address can only be this machine's loopback."""
     name = host.strip("[]").lower()
     if name == "localhost":
         return True
@@ -57,16 +57,16 @@ def is_local(host: str) -> bool:
 
 
 class Guard:
-    """An ASGI application before another."""
+    """An ASGI application in front of another."""
 
     def __init__(
         self, app: ASGIApp, access: Access, refuse: Callable[[str, Refused], ASGIApp], largest_body: int = LARGEST_BODY
     ) -> None:
-        """`refuse`: what answers a path instead of `app`."""
+        """Wrap `app`; `refuse` returns the application that answers a refused path."""
         self.app, self.access, self.refuse, self.largest_body = app, access, refuse, largest_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Check a request, then pass it to `app` or answer with a refusal."""
         if scope["type"] in ("lifespan", "websocket"):
             return await self.app(scope, receive, send)
         headers, reads = Headers(scope=scope), scope["method"] not in _SAFE
@@ -125,7 +125,7 @@ class Guard:
 
 
 class _Request:
-    """The messages of a request, and whether its body has `ended`: what comes then is the end of the connection."""
+    """The messages of a request; `ended` is True after its body, when only the end of the connection can follow."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self.ended = receive, False
@@ -137,7 +137,7 @@ class _Request:
 
 
 async def _throw_away(request: _Request) -> None:
-    """Read the rest of a body, so that its sender comes to read the answer; not for ever, and not without end."""
+    """Read the rest of a body, so that the client reads the answer; limited in time and bytes."""
     left = _THROWN_AWAY
     with suppress(TimeoutError):
         async with asyncio.timeout(BODY_S / 6):
@@ -146,7 +146,7 @@ async def _throw_away(request: _Request) -> None:
 
 
 def _name(url: str) -> str | None:
-    """The host in an URL; None where there is none to be wrong about."""
+    """Return the host in a URL, or None for an empty URL."""
     if not url or url == "//":
         return None
     try:
@@ -156,7 +156,7 @@ def _name(url: str) -> str | None:
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, then whatever comes."""
+    """Return a `receive` that replays the body and then forwards further messages."""
     left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,7 +1,7 @@
-"""Answers as they come: server-sent events, several engine calls behind one request, clients that go away.
+"""Streamed answers: server-sent events, several engine calls per request, clients that disconnect.
 
-A client that goes away, or a call that fails, ends all calls of the request. An invalid request raises before the
-status of its stream is sent.
+All calls of a request end if the client disconnects or a call fails. An invalid request raises before the status of its
+stream is sent.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ DONE = b"data: [DONE]\n\n"
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """`value` as JSON; numbers JSON cannot hold become null."""
+    """Return `value` as a JSON response; numbers that JSON cannot hold become null."""
     return Response(orjson.dumps(value), status_code=status, headers=headers, media_type="application/json")
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """One server-sent event; with a name, as Anthropic's and OpenAI's Responses API send them."""
+    """Encode a server-sent event; Anthropic's and OpenAI's Responses APIs send events with a name."""
     head = b"event: " + name.encode() + b"\n" if name else b""
     return head + b"data: " + orjson.dumps(value) + b"\n\n"
 
@@ -36,7 +36,7 @@ def event(value: Any, name: str | None = None) -> bytes:
 async def event_stream(
     request: Request, events: AsyncIterator[bytes], headers: dict[str, str] | None = None
 ) -> StreamingResponse:
-    """Events as a response; what the first one raises is raised here. Raises ClientGone."""
+    """Return a response that streams events. Raises ClientGone, and any exception of the first event."""
     first = await unless_disconnected(request, anext(events, b""))
 
     async def body() -> AsyncIterator[bytes]:
@@ -48,7 +48,7 @@ async def event_stream(
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Await `work`, cancelling it when the client goes away. Raises ClientGone."""
+    """Await `work`; cancel it when the client disconnects. Raises ClientGone."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -71,7 +71,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 
 async def gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
-    """The answers of all calls, in order, `MOST_AT_ONCE` at a time. Raises what the first call that failed raised."""
+    """Return the results of all calls, in order; run `MOST_AT_ONCE` at a time. Raises the first failed call's error."""
     places = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def placed(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -87,7 +87,7 @@ async def gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[
 
 
 async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(number of the stream, item) until all streams have ended, `MOST_AT_ONCE` at a time; raises what one raises."""
+    """Yield (stream number, item) until all streams have ended, `MOST_AT_ONCE` at a time. Raises a stream's error."""
     places = asyncio.Semaphore(MOST_AT_ONCE)
     queue: asyncio.Queue[tuple[int, T | None, BaseException | None]] = asyncio.Queue()
 

@@ -1,9 +1,9 @@
-"""Work on a client's behalf beside the event loop, with a deadline that ends the work and not only the wait.
+"""Run work for clients on threads outside the event loop, with a deadline that ends the work and not only the wait.
 
-The chat template of a model is a program, and tokenising is work in proportion to what a client sent:
-`DeadlineThreads.call` runs either on a thread. A thread cannot be killed, but Python code in it can be interrupted,
-which is what happens at the deadline: `DeadlinePassed` is raised inside. Code in C is not, and what it may be given is
-bounded before it starts (`limits`); a thread that is still in it has its place taken until it returns.
+A chat template is a program, and the time to tokenise grows with the client's input. `DeadlineThreads.call` runs both
+on a thread. A thread cannot be killed, but its Python code can be interrupted: at the deadline `DeadlinePassed` is
+raised inside the thread. C code cannot be interrupted, so its input is limited before it starts (`limits`). A thread
+that is still in C code occupies its place until it returns.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ T = TypeVar("T")
 _THREADS = 4
 _DEADLINE_S = 10.0
 _IDLE_S = 5.0
-"""That a thread waits for another call: starting one holds the event loop up until the system has it run."""
+"""Seconds that an idle thread waits for another call: starting a thread blocks the event loop until it runs."""
 _SWITCH_S = 0.0005
 
 
 class DeadlinePassed(BaseException):
-    """Raised inside the work; nothing that the work calls is to catch it."""
+    """Raised inside the work at the deadline; a BaseException, so that the work's own handlers do not catch it."""
 
 
 class DeadlineThreads:
-    """At most `_THREADS` calls at a time, for one event loop."""
+    """Threads of one event loop that run at most `_THREADS` calls at a time."""
 
     def __init__(self, deadline: float = _DEADLINE_S) -> None:
-        """`deadline`: seconds of a call, waiting for a place included."""
-        # The engine gives the interpreter's lock away in every operation and waits an interval to have it back from a
-        # template in Python: at CPython's 5 ms one client's loop made the requests of all others 150 times slower.
+        """Set the deadline of a call in seconds, including its wait for a place."""
+        # The engine releases the interpreter's lock in every operation and waits a switch interval to get it back from
+        # a template in Python. With CPython's 5 ms, one client's loop made all other requests 150 times slower.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self.deadline = deadline
         self._places = asyncio.Semaphore(_THREADS)
         self._next: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
-        """Threads that wait, beyond the calls in `_next`."""
+        """Number of idle threads, minus the calls in `_next`."""
 
     async def call(self, what: str, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; `what` names it in the error. Raises Refused with 503 at the deadline."""
+        """Run `work` and return its result; `what` names it in errors. Raises Refused with 503 at the deadline."""
         running: _Work | None = None
         try:
             async with asyncio.timeout(self.deadline):
@@ -78,7 +78,7 @@ class DeadlineThreads:
             following = self._following()
 
     def _following(self) -> _Work | None:
-        """None: none came, and the thread is not waited for any more."""
+        """Return the next call, or None if none came and the thread may end."""
         while True:
             with suppress(queue.Empty):
                 return self._next.get(timeout=_IDLE_S)
@@ -89,7 +89,7 @@ class DeadlineThreads:
 
 
 class _Work:
-    """One call, for a thread."""
+    """A call to run on a thread."""
 
     def __init__(self, work: Callable[[], Any], ended: Callable[[], None]) -> None:
         self._work, self._ended = work, ended
@@ -100,7 +100,7 @@ class _Work:
         self._over = self._interrupted = False
 
     def interrupt(self) -> None:
-        """End it where it is; nothing where it is over."""
+        """Interrupt the call if it has not ended."""
         with self._lock:
             self._interrupted = not self._over
             if self._interrupted and self._thread is not None:
@@ -108,7 +108,7 @@ class _Work:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(DeadlinePassed))
 
     def run(self) -> bool:
-        """On the thread. False where it was interrupted: the exception may be late, and must not meet another call."""
+        """Run the call, on the thread. Returns False if interrupted: the exception may be late and hit another call."""
         result, error = None, None
         try:
             with self._lock:

@@ -1,9 +1,10 @@
-"""SGLang's answer object, or the pieces of a stream, -> `GenerationOutput`.
+"""Convert SGLang's answer object, or the pieces of a stream, to a `GenerationOutput`.
 
-`client` calls it; `Sample.append_response_tokens` reads the `meta_info` made here. A stream's pieces hold everything so
-far, unless the server runs with `--incremental-streaming-output`; which of the two is seen from `completion_tokens`,
-which always counts everything. `routed_experts` stay SGLang's base64 until the sample takes them, because only it knows
-how many tokens they cover. Where a sampling mask came, log-probs are those of the softmax over it.
+`client` calls it; `Sample.append_response_tokens` reads the `meta_info` made here. Each piece of a stream holds the
+whole output so far, unless the server runs with `--incremental-streaming-output`. `completion_tokens` always counts the
+whole output, so it shows which of the two applies. `routed_experts` stay SGLang's base64 until the sample reads them,
+because only the sample knows how many tokens they cover. With a sampling mask, log-probs are those of the softmax over
+the mask.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.transport import engine_error, expecting
 
 MASK = "output_token_sampling_mask"
-"""In `meta_info`: for each token the ids that it was sampled among."""
+"""Key of `meta_info`: for each token the ids that sampling could choose."""
 
 
 def output_of(body: Any, url: str) -> GenerationOutput:
-    """One whole answer of `url`. Raises EngineError for what is none."""
+    """Read a whole answer of the server `url`. Raises EngineError if the body is not an answer."""
     return Pieces(url).add(body)
 
 
 class Pieces:
-    """Puts the pieces of one stream together."""
+    """Join the pieces of a stream."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -36,14 +37,14 @@ class Pieces:
         self._kept: list[list[int]] = []
 
     def add(self, body: Any) -> GenerationOutput:
-        """Everything up to and with this piece. Raises EngineError for what is none of SGLang's."""
+        """Add a piece and return the output so far. Raises EngineError if the body is not a piece of SGLang's."""
         with expecting("tokens with log-probs in meta_info", f"{self._url}/generate", body):
             meta = dict(body["meta_info"])
             entries = meta.pop("output_token_logprobs", None)
-            if entries is None and meta.get("completion_tokens") != 0:  # aborted before its first token: it has none
+            if entries is None and meta.get("completion_tokens") != 0:  # not aborted before its first token
                 raise KeyError("output_token_logprobs")
             meta.pop("input_token_logprobs", None)
-            # As float() and int(), at half their cost; and what is no number is an error as well.
+            # Same as float() and int() at half the cost; a value that is not a number also raises.
             log_probs = [entry[0] * 1.0 for entry in entries or ()]
             ids = [entry[1] | 0 for entry in entries or ()]
             kept, over_kept = meta.pop(MASK, None), meta.pop("output_token_sampling_logprobs", None)
@@ -68,7 +69,7 @@ class Pieces:
 
 
 def event_of(raw: bytes, url: str) -> dict[str, Any]:
-    """One event of a stream. Raises EngineError for one that tells of an error, or of nothing."""
+    """Parse an event of a stream. Raises EngineError if it reports an error or is not a JSON object."""
     try:
         chunk = orjson.loads(raw)
     except ValueError:
@@ -84,7 +85,7 @@ def event_of(raw: bytes, url: str) -> dict[str, Any]:
 
 
 def token_weight_versions(meta: Mapping[str, Any], num_tokens: int) -> list[int]:
-    """[num_tokens] version that sampled each token; 0 for names that are no numbers, as SGLang's "default"."""
+    """Return [num_tokens] weight versions, one per token; 0 for a name that is not a number (SGLang's "default")."""
     spans = meta.get("weight_versions")
     if not spans:
         return [_number(meta.get("weight_version"))] * num_tokens
@@ -95,7 +96,7 @@ def token_weight_versions(meta: Mapping[str, Any], num_tokens: int) -> list[int]
 
 
 def versions_in(meta: Mapping[str, Any]) -> set[str]:
-    """Names of all weight versions that had a part in the answer; empty for a server that names none."""
+    """Return the names of all weight versions used for the answer; empty if the server names no version."""
     ours = meta.get("token_weight_versions")
     if meta.get("weight_versions"):
         return {str(span["version"]) for span in meta["weight_versions"]}
@@ -104,7 +105,7 @@ def versions_in(meta: Mapping[str, Any]) -> set[str]:
 
 
 def is_all_of(meta: Mapping[str, Any], version: int) -> bool:
-    """Whether every token is of this weight version, as nearly always; `versions_in` looks closer."""
+    """Return whether every token has this weight version; a fast check for the usual case before `versions_in`."""
     ours = meta.get("token_weight_versions")
     return (
         meta.get("weight_version") == str(version)
@@ -114,7 +115,7 @@ def is_all_of(meta: Mapping[str, Any], version: int) -> bool:
 
 
 def aborted_output(rid: str, prompt_tokens: int) -> GenerationOutput:
-    """The answer to a request that was aborted before a server had it."""
+    """Return the answer to a request that was aborted before it was sent to a server."""
     meta = {
         "id": rid,
         "finish_reason": {"type": "abort", "message": "aborted before it was started"},
@@ -127,7 +128,7 @@ def aborted_output(rid: str, prompt_tokens: int) -> GenerationOutput:
 
 
 def broken_off(output: GenerationOutput, problem: str) -> GenerationOutput:
-    """What is left of a stream that broke: its tokens are good, so it ends like an aborted one and can be continued."""
+    """Return the output of a broken stream as an aborted one: its tokens are valid, so it can be continued."""
     meta = output.meta_info | {"finish_reason": {"type": "abort", "message": problem}}
     return GenerationOutput(output.token_ids, output.log_probs, output.text, meta)
 

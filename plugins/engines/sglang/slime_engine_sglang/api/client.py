@@ -1,16 +1,16 @@
-"""Requests for tokens: through the router where there is one, to a server where it is better, elsewhere on failure.
+"""Send requests for tokens through the router, if there is one, or directly to a server; retry elsewhere on failure.
 
     router --(it drops a field, is down, or failed this request)--> the session's server, or the least busy ready one
                  --(connection lost, 408, 429, 5xx, nonsense, wrong weight version, taken out)--> another one
 
-Sampling again is harmless, so a request is tried again even when its first server may have done it; but some requests
-end the server that takes them (`requests` refuses those it knows), so one is given to `TRIES` servers at most. A
-connection that was refused does not count: nobody had the request.
+Sampling again is harmless, so a request is retried even when its first server may have finished it. But some requests
+crash their server (`requests` refuses the known ones), so a request is sent to at most `TRIES` servers. A refused
+connection does not count, since no server received the request.
 
-A server that is hung does not answer. Asked directly, its requests are cut and tried elsewhere as soon as it is taken
-out. Behind the router nothing tells which requests are there: the supervisor kills the server, whose connections break,
-and the router tries them elsewhere. A server that is not ours is not killed: all requests at the router are cut then,
-and asked of the servers that are left.
+A hung server does not respond. When it is taken out, direct requests to it are cut and retried elsewhere. Behind the
+router it is unknown which requests the server has: the supervisor kills the server, its connections break, and the
+router retries the requests elsewhere. A server that this run did not launch is not killed: all requests at the router
+are cut, and sent to the remaining servers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 TRIES = 4
 ROUTER_REST_S = 2.0
-"""A router that could not be reached is not asked for so long."""
+"""Seconds without requests to a router after it could not be reached."""
 _LOOK_AGAIN_S = 1.0
 _ABANDON_TIMEOUT_S = 5.0
 ABORT_AGAIN_S = 1.0
@@ -50,7 +50,7 @@ _ABORTS, _LATE = 10, 256
 
 
 class Client:
-    """`generate` and `stream` of an engine; made in the event loop that calls them."""
+    """Implements `generate` and `stream` of an engine; created in the event loop that calls them."""
 
     def __init__(
         self,
@@ -62,15 +62,16 @@ class Client:
         check_versions: Callable[[], Awaitable[None]] | None = None,
         router_failed: Callable[[], object] = lambda: None,
     ) -> None:
-        """
+        """Create a client.
+
         Args:
-            http: Open.
+            http: Open connections.
             pool: The servers.
-            router: In front of them.
+            router: Router in front of the servers, if there is one.
             args: The run's settings.
-            check_versions: Finds and takes out the servers of a wrong weight version; asked when an answer that came
-                through the router has one.
-            router_failed: Told when the router could not be reached.
+            check_versions: Finds and takes out servers of a wrong weight version; called when a response through the
+                router has a wrong version.
+            router_failed: Called when the router could not be reached.
         """
         self.counts: Counter[str] = Counter()
         """requests, retried_requests, continued_requests, bypassed_router, wrong_version_answers, broken_streams."""
@@ -79,9 +80,9 @@ class Client:
         self._router, self._router_failed = router, router_failed
         self._router_rests_until = 0.0
         self._disaggregated = any(w.role in ("prefill", "decode") for w in pool.workers)
-        """Such servers cannot be asked directly, so their requests go through the router whatever it has done."""
+        """True for prefill and decode servers; requests to them always go through the router, even after a failure."""
         self._dropped: set[str] = set()
-        """What the router does not pass on, as far as it was said."""
+        """Fields that the router drops, for which a message was logged."""
         self._vocab_size = vocab_size_of(args.hf_checkpoint)
         self._image_token = image_token_of(args.hf_checkpoint)
         self._args = args
@@ -94,16 +95,16 @@ class Client:
         self._aborting: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """Take no more notice of the pool."""
+        """Stop watching the pool."""
         self._flights.close()
         if self._aborting is not None:
             self._aborting.cancel()
 
     def abort(self, rid: str | None) -> str | None:
-        """Nothing new is begun for `rid`, or for any request; returns the name that servers know it by.
+        """Start no new try of `rid`, or of any request; return the request's name on the servers.
 
-        The caller tells the servers. A request may be on its way then, and be overtaken by its abort, which does
-        nothing to it: so servers are told again for those that are still there after `ABORT_AGAIN_S`.
+        The caller sends the abort to the servers. The abort may overtake a request in transit and miss it, so aborts
+        are sent again for requests that are still running after `ABORT_AGAIN_S`.
         """
         name = self._flights.abort(rid)
         if self._flights.aborted and (self._aborting is None or self._aborting.done()):
@@ -125,7 +126,7 @@ class Client:
         """Continue `input_ids`. Raises EngineError."""
         flight = self._flight(input_ids, params, rid, session_id, image_data)
         output: GenerationOutput | None = None
-        async for output in self._outputs(flight):  # noqa: B007 - to the end, or it would be given up
+        async for output in self._outputs(flight):  # noqa: B007 - to the end; a break would abort the request
             continue
         assert output is not None, "there is one, or an error"
         return output
@@ -134,17 +135,17 @@ class Client:
         self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None = None,
         session_id: str | None = None, image_data: Sequence[str] = (),
     ) -> AsyncGenerator[GenerationOutput]:  # fmt: skip
-        """Like `generate`, yielding everything so far with each event.
+        """Generate like `generate`, yielding the whole output so far at each event.
 
-        A stream that breaks before its first token is tried elsewhere. Later it ends with what came, under the finish
-        reason "abort": those tokens are as good as any, and whoever continues partial responses can continue this one.
+        A stream that breaks before its first token is retried elsewhere. A stream that breaks later ends with its
+        tokens so far and the finish reason "abort": these tokens are valid, and the partial response can be continued.
         """
         flight = self._flight(input_ids, params, rid, session_id, image_data)
         flight.body["stream"] = True
         return self._outputs(flight)
 
     async def _outputs(self, flight: Flight) -> AsyncGenerator[GenerationOutput]:
-        """Everything so far, once for each event of a stream, or once; from as many tries as it takes."""
+        """Yield the whole output so far, for each event of a stream or once at the end; retry as needed."""
         self._flights.all.add(flight)
         try:
             async with self._slots:
@@ -179,12 +180,14 @@ class Client:
         yield _aborted(flight)
 
     def resumed(self) -> None:
-        """The servers go on: what waits for that begins."""
+        """Wake the requests that wait for the servers to resume."""
         self._flights.wake()
 
     async def _may_begin(self, flight: Flight) -> bool:
-        """False when it was aborted. While the engine is paused it waits here: SGLang 0.5.20 keeps what comes then
-        where no abort finds it."""
+        """Return False if the request was aborted; wait while the engine is paused.
+
+        SGLang 0.5.20 queues requests that arrive during a pause where no abort reaches them.
+        """
         while self._pool.paused and not flight.aborted:
             if flight.left <= 0:
                 raise EngineError(f"the engine was paused for {self._http.timeout:g} s (--rollout-timeout)")
@@ -215,7 +218,10 @@ class Client:
     # -- one try ---------------------------------------------------------------------------------------
 
     def _route(self, flight: Flight) -> Router | None:
-        """The router, when the try that begins goes through it. Raises EngineError when only it could serve it."""
+        """Return the router if this try goes through it, else None.
+
+        Raises EngineError if the router drops a needed field and the servers cannot be called directly.
+        """
         flight.calm = None if self._pool.update_lock.locked() else self._pool.interruptions
         router = self._router
         if router is None:
@@ -237,10 +243,10 @@ class Client:
         return router
 
     def _want(self, flight: Flight) -> None:
-        """What the try that begins now is to be answered with: these weights, and no prefix that others have left.
+        """Set the weight version that this try needs, and a cache key that excludes prefixes of older versions.
 
-        An update's flush does not see to the second: SGLang refuses it while it is paused with requests in hand, be it
-        one that has just been answered, and tells of one data-parallel rank only whether it was done.
+        An update's flush does not ensure fresh prefixes: SGLang refuses the flush while it is paused with running
+        requests, even just finished ones, and it reports the flush of one data-parallel rank only.
         """
         flight.wanted = self._pool.version_wanted
         kept = self._keeps_prefixes_apart
@@ -260,7 +266,7 @@ class Client:
                 self._pool.release(worker)
 
     async def _one_stream(self, flight: Flight) -> AsyncGenerator[GenerationOutput]:
-        """`_one_try` in pieces; a generator costs what a third of all else here does."""
+        """Stream one try; separate from `_one_try`, since a generator adds a third to the cost of a request."""
         url, worker = await self._begin(flight)
         try:
             async with aclosing(self._flights.stream(flight, url, worker)) as pieces:
@@ -275,7 +281,7 @@ class Client:
                 self._pool.release(worker)
 
     async def _begin(self, flight: Flight) -> tuple[str, Worker | None]:
-        """Where the try goes: a URL, and whose it is if it is no router's."""
+        """Return the URL of this try, and its server; the server is None if the URL is the router's."""
         router = self._route(flight)
         worker = await self._acquire(flight) if router is None else None
         self._want(flight)
@@ -293,7 +299,7 @@ class Client:
             self._blame(flight, worker, error)
 
     async def _acquire(self, flight: Flight) -> Worker:
-        """A ready server, which is waited for while somebody brings servers back."""
+        """Return a ready server; wait for one while servers are being recovered."""
         rested = False
         while True:
             if flight.aborted:
@@ -309,7 +315,7 @@ class Client:
                 continue
             if rested or worker not in flight.avoid:
                 return worker
-            # No other is ready: give it a moment. It is not held meanwhile, because it may be taken out.
+            # No other server is ready: pause before using this one, and release it meanwhile, as it may be taken out.
             self._pool.release(worker)
             rested = True
             await self._flights.change(min(backoff(max(flight.tries, 1)), flight.left))
@@ -317,9 +323,9 @@ class Client:
     # -- what a failure means --------------------------------------------------------------------------
 
     async def _check(self, flight: Flight, output: GenerationOutput, worker: Worker | None) -> None:
-        """Raise EngineError for an answer of other weights than were wanted while it was made.
+        """Raise EngineError if the response has a weight version that was not wanted while it was generated.
 
-        The version wanted changes when all servers have taken it: until then answers of the coming one are right, too.
+        The wanted version changes after all servers have loaded it; until then the coming version is valid as well.
         """
         if flight.wanted is None or self._pool.version_wanted is None:
             return
@@ -340,7 +346,7 @@ class Client:
         raise engine_error(f"{where}/generate", reason, 200)
 
     def _blame(self, flight: Flight, worker: Worker, error: EngineError) -> None:
-        """Have the request avoid the server; one that nothing listens at any more is out for everybody."""
+        """Make the request avoid the server; quarantine a server that refuses connections for all requests."""
         flight.avoid.add(worker)
         others = any(w is not worker for w in self._pool.ready)
         if not error.reached and worker.state is WorkerState.READY and (others or self._pool.recovering):
@@ -348,7 +354,7 @@ class Client:
             self._pool.set_state(worker, WorkerState.QUARANTINED, str(error))
 
     def _blame_router(self, flight: Flight, error: EngineError) -> None:
-        """Have the request avoid the router; one that could not be reached rests for everybody."""
+        """Make the request avoid the router; if the router could not be reached, all requests avoid it for a while."""
         flight.direct = True
         now = time.monotonic()
         if error.status is None and now >= self._router_rests_until:
@@ -356,7 +362,7 @@ class Client:
             self._router_failed()
 
     async def _next(self, flight: Flight, error: EngineError) -> None:
-        """Make `flight` ready to be tried again, or raise `error`."""
+        """Prepare `flight` for another try, or raise `error`."""
         if flight.aborted:
             return
         again = error.url is not None and (error.status in (None, 200) or error.status in RETRY_STATUS)
@@ -364,7 +370,7 @@ class Client:
             raise error
         if self._router is not None and error.url == f"{self._router.url}/generate":
             self._blame_router(flight, error)
-        # Servers that can only be asked through the router are waited for behind it.
+        # For servers behind the router only, a 503 means waiting until they are ready.
         waits = self._disaggregated and error.status == 503
         flight.tries += not self._pool.recovering or (error.reached and not waits)
         if flight.tries >= TRIES:
@@ -372,24 +378,24 @@ class Client:
         self.counts["retried_requests"] += 1
         if self._disaggregated:
             await self._flights.change(min(backoff(max(flight.tries, 1)), flight.left))
-        # A server that still has the request, though its answer was lost, refuses a second one of that name; and when
-        # it notices the lost connection it aborts every request whose name begins with that one's (SGLang 0.5.20).
+        # A server that still has the request after a lost connection refuses a second request of the same name. When it
+        # notices the lost connection, it aborts every request whose name begins with that name (SGLang 0.5.20).
         flight.body["rid"] = self._other_name(flight)
 
     def _other_name(self, flight: Flight) -> str:
         return server_name(f"again-{next(self._numbers)}-{flight.rid}")
 
     def _interrupted(self, flight: Flight, output: GenerationOutput) -> bool:
-        """Whether a weight update ended it, and not the caller."""
+        """Return whether a weight update, not the caller, aborted the request."""
         reason = output.meta_info.get("finish_reason")
         if flight.aborted or not isinstance(reason, Mapping) or reason.get("type") != "abort":
             return False
         return flight.calm is None or flight.calm != self._pool.interruptions
 
     async def _go_on(self, flight: Flight, output: GenerationOutput) -> None:
-        """Have the rest of it asked for, or all of it where the rest depends on more than the tokens."""
+        """Request the rest of the response, or all of it if the rest depends on more than the tokens."""
         self.counts["continued_requests"] += 1
-        # An image token behind the prompt is one that no image belongs to: no server takes it.
+        # An image token in the response has no image, so no server accepts it.
         odd = flight.prompt and self._image_token in output.token_ids
         rest = None if odd else rest_of(flight.body, output)
         if rest is None or not output.token_ids:
@@ -399,7 +405,7 @@ class Client:
         flight.body["rid"] = self._other_name(flight)
 
     async def _abandon(self, flight: Flight, worker: Worker | None) -> None:
-        """Tell the servers that nobody waits for it; the caller is being cancelled, so failure changes nothing."""
+        """Abort the request on its server, or on all ready servers; the caller is cancelled, so errors are ignored."""
         urls = [worker.url] if worker is not None else [w.url for w in self._pool.ready]
         body = {"rid": flight.body["rid"]}
         calls = (
@@ -409,7 +415,7 @@ class Client:
 
 
 def _aborted(flight: Flight) -> GenerationOutput:
-    """What there is of it."""
+    """Return the output of an aborted request: its tokens from earlier tries, or an empty output."""
     return flight.begun or aborted_output(flight.rid, len(flight.body["input_ids"]))
 
 

@@ -1,10 +1,9 @@
-"""An answer that a weight update of ours cut short -> the request for its rest, and both pieces as one answer.
+"""An answer that a weight update interrupted -> the request for its rest, and both pieces as one answer.
 
-SGLang until 0.5.20 has no pause that keeps requests and lets the cache be flushed, so updates end them ("abort"); the
-client then asks for the rest, with the tokens so far behind the prompt. The pieces are as good as what SGLang's own
-"retract" makes of it, each token under the weights that sampled it, but only where nothing but the tokens is carried
-over. A grammar, a penalty or a stop string begins anew with the second piece, so such a request is asked again as a
-whole.
+SGLang until 0.5.20 has no pause that keeps requests and allows flushing the cache, so updates end requests ("abort").
+The client then requests the rest, with the tokens so far appended to the prompt. The result equals that of SGLang's own
+"retract" (each token under the weights that sampled it) if only tokens carry over. A grammar, a penalty or a stop
+string would restart with the second piece, so a request with one of them is repeated as a whole.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ _CARRIES = frozenset({
     "json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex", "custom_params",
     "frequency_penalty", "presence_penalty", "beam_width",
 })  # fmt: skip
-"""Parameters by which a token depends on the answer before it otherwise than through the model."""
+"""Parameters that make a token depend on earlier tokens of the answer other than through the model."""
 _ADDED = (
     "completion_tokens", "spec_verify_ct", "spec_accept_token_num", "spec_draft_token_num",
     "spec_num_correct_drafts", "spec_num_proposed_drafts", "e2e_latency",
 )  # fmt: skip
 _CUT = "length"
-"""Finish reason of an answer that reached `max_new_tokens`; the number of its tokens stands beside it."""
+"""Finish reason of an answer that reached `max_new_tokens`, and the key of its number of tokens."""
 _OF_THE_FIRST = ("id", "prompt_tokens", "cached_tokens")
 
 
 def rest_of(body: Mapping[str, Any], output: GenerationOutput) -> dict[str, Any] | None:
-    """The request for what is missing of `output`, an answer to `body`; None when it must be asked as a whole."""
+    """Return the request for the rest of `output`, an answer to `body`; None if `body` must be repeated as a whole."""
     params = body["sampling_params"]
     limit, count = params.get("max_new_tokens"), len(output.token_ids)
     if limit is None or limit <= count or params.get("n") not in (None, 1):
@@ -43,11 +42,11 @@ def rest_of(body: Mapping[str, Any], output: GenerationOutput) -> dict[str, Any]
 
 
 def joined(first: GenerationOutput, rest: GenerationOutput) -> GenerationOutput:
-    """Both as one answer to the first's request; how it ended is told by the last piece."""
+    """Join both pieces into one answer to the first request; the finish reason is that of the last piece."""
     one, two = first.meta_info, rest.meta_info
     meta = {**two, **{name: one[name] for name in _OF_THE_FIRST if name in one}}
     meta |= {name: one.get(name, 0) + two.get(name, 0) for name in _ADDED if name in one or name in two}
-    meta.pop("weight_versions", None)  # spans, counted from the second piece's first token
+    meta.pop("weight_versions", None)  # its spans count from the second piece's first token
     if "token_weight_versions" in one or "token_weight_versions" in two:
         meta["token_weight_versions"] = [
             *one.get("token_weight_versions", [0] * len(first.token_ids)),
@@ -66,6 +65,9 @@ def joined(first: GenerationOutput, rest: GenerationOutput) -> GenerationOutput:
 
 
 def _experts(one: str, two: str) -> str:
-    """The second covers the first's tokens too, as other weights route them; each was sampled with its own piece's."""
+    """Join routed experts: the first piece's entries for its tokens, then the second piece's for the rest.
+
+    The second piece covers the first piece's tokens too, but as the new weights route them.
+    """
     known = base64.b64decode(one)
     return base64.b64encode(known + base64.b64decode(two)[len(known) :]).decode()

@@ -1,8 +1,8 @@
-"""Calls that go to every ready server at once: abort, pause, flush, ask. Routers do not pass them on.
+"""Calls that go to every ready server at once: abort, pause, flush, information. Routers do not forward them.
 
-`HttpEngine` is one. A call that must reach all of them (pause, resume, memory) takes a server that fails it out of
-the pool, because that server is now in another state than the others; while somebody brings servers back that is the
-end of it, else the call fails.
+`HttpEngine` inherits them. If a call must reach all servers (pause, resume, memory) and a server fails, the server is
+taken out of the pool, because its state now differs from the others. The call then succeeds if the server will be
+brought back, and raises otherwise.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _LOADS = "/v1/loads"
 
 
 class Control:
-    """Of one pool; what `HttpEngine` does besides generating and taking weights."""
+    """Control calls for the servers of a pool: all work of `HttpEngine` except generation and weight updates."""
 
     def __init__(self, http: Http, pool: WorkerPool) -> None:
         self.http, self.pool = http, pool
         self._held: set[str] = set()
-        """Why the servers generate nothing now."""
+        """Reasons why the servers do not generate now."""
         self._offloaded: Sequence[Worker] | None = None
-        """Whose memory is released and taken again; None: every ready server's."""
+        """Servers whose memory is released and resumed; None: every ready server."""
 
     async def everywhere(
         self,
@@ -56,19 +56,19 @@ class Control:
         must_reach_all: bool = False,
         workers: Sequence[Worker] | None = None,
     ) -> dict[str, dict[str, Any]]:
-        """URL -> JSON answer ({} where it is no JSON object) of every ready worker.
+        """Call every ready worker; return a mapping from URL to JSON answer ({} if it is not a JSON object).
 
         Args:
-            method: "GET", "POST".
-            path: Of the endpoint.
+            method: "GET" or "POST".
+            path: Path of the endpoint.
             body: JSON object.
-            repeat: False: a second execution would do harm.
+            repeat: False if a second execution would do harm.
             timeout: Seconds for each worker.
-            must_reach_all: A worker that stops answering is quarantined.
-            workers: These only, as far as they are ready.
+            must_reach_all: Quarantine a worker that stops answering.
+            workers: Call only the ready workers among these.
 
         Raises:
-            EngineError: Naming every worker that failed.
+            EngineError: A worker failed; the message names every failed worker.
         """
 
         async def send(worker: Worker) -> Answer:
@@ -80,12 +80,12 @@ class Control:
         return {w.url: a.object() for w, a in zip(workers, answers) if isinstance(a, Answer)}
 
     def _raise(self, workers: Sequence[Worker], results: Sequence[object], *, take_out: bool = False) -> None:
-        """Raise one EngineError for all workers that failed, but for those that were taken out and will come back."""
+        """Raise one EngineError for all failed workers, except workers that were taken out and will be brought back."""
         failed: list[EngineError] = []
         for worker, result in zip(workers, results):
             if isinstance(result, EngineError):
                 refused = result.status is not None and result.status not in RETRY_STATUS
-                if take_out and not refused:  # a refusal tells of the call, not of the server
+                if take_out and not refused:  # a refusal concerns the call, not the server
                     self.pool.set_state(worker, WorkerState.QUARANTINED, str(result))
                     if worker.awaited:
                         continue
@@ -104,7 +104,7 @@ class Control:
     # -- requests --------------------------------------------------------------------------------------
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all, on every worker. One that nothing listens at any more has none: it is taken out."""
+        """Abort a request, or all, on every worker. A worker that accepts no connections is taken out of the pool."""
         body: dict[str, Any] = {"abort_all": True} if rid is None else {"rid": rid}
 
         async def send(worker: Worker) -> Answer | None:
@@ -123,10 +123,10 @@ class Control:
             self._raise(workers, results, take_out=self.pool.recovering)
 
     async def pause(self, mode: str = "in_place") -> None:
-        """Stop stepping: "abort" ends what runs, "in_place" holds it, "retract" also gives its memory back.
+        """Stop generation: "abort" ends running requests, "in_place" holds them, "retract" also frees their memory.
 
         Raises:
-            EngineError: Also for a mode that a worker's version does not have.
+            EngineError: A worker failed, or its version does not support the mode.
         """
         if mode not in PAUSE_MODES:
             raise EngineError(f"pause mode {mode!r}; allowed: {', '.join(PAUSE_MODES)}")
@@ -141,13 +141,13 @@ class Control:
             raise
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue generation after `pause`."""
         await self.everywhere("POST", "/continue_generation", {}, must_reach_all=True)
         self.pool.pause_mode = None
         self._release("paused")
 
     async def flush_cache(self, timeout: float | None = None) -> None:
-        """Forget cached prefixes on every worker; SGLang refuses while requests run, so it is asked until it agrees."""
+        """Drop cached prefixes on every worker; repeat the call while SGLang refuses because requests are running."""
         workers = self.pool.ready
         calls = (flush(self.http, worker.url, timeout=timeout) for worker in workers)
         self._raise(workers, await asyncio.gather(*calls, return_exceptions=True))
@@ -155,17 +155,17 @@ class Control:
     # -- memory ----------------------------------------------------------------------------------------
 
     async def can_release(self) -> list[Worker]:
-        """Ready workers whose memory SGLang can free: those that do not say that they run without its memory saver.
+        """Return the ready workers whose memory SGLang can free: all except those without its memory saver.
 
-        The others answer as if they had, and SGLang 0.5.20 ends with KeyError when one is to take memory again that it
-        has not released.
+        A worker without the memory saver answers as if it had released its memory, and SGLang 0.5.20 dies of a
+        KeyError when it resumes memory that it has not released.
         """
         workers = self.pool.ready
         told = await self.asked(workers, SERVER_INFO)
         return [w for w, info in zip(workers, told) if info.get("enable_memory_saver") is not False]
 
     async def release_memory(self, tags: Sequence[str] | None = None) -> None:
-        """Give memory back ("kv_cache", "weights", "cuda_graph"; None: all); no tokens until `resume_memory`.
+        """Release memory ("kv_cache", "weights", "cuda_graph"; None: all); no generation until `resume_memory`.
 
         Servers must be idle.
         """
@@ -176,7 +176,7 @@ class Control:
         )
 
     async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
-        """Take it again; servers generate once they were asked for all (None), or for "kv_cache", the last part."""
+        """Allocate released memory again; servers generate after a call for all tags (None) or for "kv_cache"."""
         body = {} if tags is None else {"tags": list(tags)}
         await self.everywhere(
             "POST", "/resume_memory_occupation", body, repeat=False, must_reach_all=True, workers=self._offloaded
@@ -195,7 +195,7 @@ class Control:
     # -- information -----------------------------------------------------------------------------------
 
     async def info(self) -> dict[str, Any]:
-        """The first ready worker's information, with the load summed over all ready ones."""
+        """Return the first ready worker's information, with the load summed over all ready workers."""
         workers = self.pool.ready
         if not workers:
             raise EngineError(self._nobody())
@@ -212,7 +212,7 @@ class Control:
         return {**first, **models[0], **load, "max_context_length": context, "addresses": addresses}
 
     async def healthy(self) -> None:
-        """Until every ready worker generates; one that is paused goes on. Raises EngineError."""
+        """Check that every ready worker generates; resume a paused worker. Raises EngineError."""
         workers = self.pool.ready
         self._raise(workers, await asyncio.gather(*map(self._healthy, workers), return_exceptions=True))
 
@@ -230,20 +230,20 @@ class Control:
         )
 
     async def asked(self, workers: Sequence[Worker], path: str) -> list[dict[str, Any]]:
-        """Each ready worker's answer. Raises EngineError."""
+        """Return the answer of each ready worker to a GET request. Raises EngineError."""
         return list((await self.everywhere("GET", path, workers=workers)).values())
 
     async def check_versions(self) -> None:
-        """Quarantine the ready workers that report another weight version than the one wanted."""
+        """Quarantine the ready workers whose weight version differs from the wanted version."""
         for worker in self.pool.ready:
             wanted = self.pool.version_wanted
             try:
                 told = await self.everywhere("GET", MODEL_INFO, workers=[worker])
-            except EngineError:  # whoever sends it the next request finds out more
+            except EngineError:  # the next request to this worker handles the error
                 continue
             if wanted is None or wanted != self.pool.version_wanted or self.pool.version_coming is not None:
                 return
-            # It has no answer where it was taken out while others were asked.
+            # A worker that was taken out during the calls has no answer.
             version = told.get(worker.url, {}).get("weight_version")
             if version is not None and str(version) != str(wanted):
                 reason = f"reports weight version {version!r}, wanted is {wanted}"
@@ -251,13 +251,13 @@ class Control:
 
 
 async def flush(http: Http, url: str, *, timeout: float | None = None, must: bool = True) -> None:
-    """Have a server forget the prefixes that it has cached.
+    """Make a server drop its cached prefixes.
 
-    Asked for by itself and again while the server says no: SGLang ends when an update is to flush and cannot, and a
-    request counts as running for a moment after its answer.
+    The call is separate from the weight update, because SGLang dies if an update has to flush and cannot. The call is
+    repeated while the server refuses, because a request counts as running for a moment after its answer.
 
     Raises:
-        EngineError: Requests ran on for `timeout` seconds, and with `must` the old prefixes must not stay.
+        EngineError: Requests still ran after `timeout` seconds, and `must` forbids to keep the old prefixes.
     """
     limit = FLUSH_TIMEOUT_S if timeout is None else timeout
 
@@ -276,8 +276,9 @@ async def flush(http: Http, url: str, *, timeout: float | None = None, must: boo
 
 
 def _ranks(answer: Mapping[str, Any]) -> list[dict[str, int]]:
-    """What runs and waits in each data-parallel rank of a server of ours, or as SGLang's /v1/loads tells; nothing where
-    an old one has neither. Raises EngineError.
+    """Return the running and waiting requests of each data-parallel rank; empty if an old server reports no load.
+
+    Reads the answer of one of slime's servers, or of SGLang's /v1/loads. Raises EngineError.
     """
     ranks, suffix = ([answer], "") if "num_running" in answer else (answer.get("loads") or (), "_reqs")
     with expecting("loads, a list with num_running_reqs and num_waiting_reqs of each rank", _LOADS, answer):

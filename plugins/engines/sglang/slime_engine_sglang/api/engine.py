@@ -1,8 +1,8 @@
-"""A `RolloutEngine` over SGLang servers that are already running: ours, real ones, or several of either.
+"""A `RolloutEngine` over SGLang servers that are already running: slime's own servers, real SGLang, or several of them.
 
 The rollout stage uses it when `--rollout-engine http` is chosen; the `sglang` engine, which launches its servers,
-extends it. Generation goes through the router or to one worker (`client`); everything else goes to every worker
-(`control`, `weights`), because routers do not forward it.
+extends it. Generation requests go through the router or to one worker (`client`). All other requests go to every worker
+(`control`, `weights`), because routers do not forward them.
 """
 
 from __future__ import annotations
@@ -41,22 +41,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DELTA = "delta"
-"""The weight transport for which there are pullers beside the servers."""
+"""Weight transport that uses pullers on the servers' hosts."""
 _COUNTS = (
     "requests", "retried_requests", "continued_requests", "bypassed_router", "wrong_version_answers", "broken_streams",
 )  # fmt: skip
 
 
 def without_deltas(settings: Settings) -> list[str]:
-    """A warning of pullers that nobody will ask."""
+    """Return a warning if pullers are set but the transport sends no deltas."""
     if not settings.args.update_weight_puller_addrs or settings.args.update_weight_transport == DELTA:
         return []
     return [f"{settings.cite('update_weight_puller_addrs')} has no effect without --update-weight-mode delta."]
 
 
 def check_sampling_mask(settings: Settings) -> None:
-    """Raise ConfigError where SGLang would refuse every request for a sampling mask: it returns at most
-    --sglang-sampling-mask-max-tokens ids, which a finite top_k promises."""
+    """Raise ConfigError if SGLang would refuse every request for a sampling mask.
+
+    SGLang returns at most --sglang-sampling-mask-max-tokens ids, a limit that only a finite top_k guarantees.
+    """
     args = settings.args
     if args.use_sampling_mask and args.rollout_top_p < 1 and args.rollout_top_k == -1:
         raise ConfigError(
@@ -85,7 +87,7 @@ class HttpEngine(Control):
         },
     )
     weight_transports: tuple[str, ...] = ("distributed", "disk")
-    """Those that may be offered; `start` narrows them to what the servers take."""
+    """Transports that may be offered; `start` limits them to those that the servers support."""
 
     def __init__(self, args: Args) -> None:
         super().__init__(Http(timeout=args.rollout_timeout or 3600.0, proxy=args.http_proxy), WorkerPool([]))
@@ -93,19 +95,19 @@ class HttpEngine(Control):
         self.router: Router | None = None
         self.weights = WeightUpdates(self.http, self.pool, args)
         self.supervised: list[Supervised] = []
-        """The models and what stands behind their workers, the rollout's first."""
+        """The models with the servers of their workers; the rollout's model is first."""
         self._client: Client | None = None
         self._supervisor: Supervisor | None = None
         self._undo = AsyncExitStack()
-        """What `stop` does."""
+        """Cleanup that `stop` runs."""
         self.pullers = [server_url(a, "--update-weight-puller-addrs") for a in args.update_weight_puller_addrs or ()]
-        """URLs of the processes that bring deltas to the servers' hosts."""
+        """URLs of the processes that fetch deltas to the servers' hosts."""
         if self.pullers:
             self.weight_transports = (*self.weight_transports, DELTA)
 
     @classmethod
     def check_settings(cls, settings: Settings) -> list[str]:
-        """Deltas and pullers go together. Raises ConfigError."""
+        """Check that deltas and pullers are set together. Raises ConfigError."""
         check_sampling_mask(settings)
         args, pullers = settings.args, "update_weight_puller_addrs"
         if args.update_weight_transport == DELTA and not getattr(args, pullers):
@@ -146,7 +148,7 @@ class HttpEngine(Control):
                 check_versions=self.check_versions,
                 router_failed=self._router_failed,
             )
-            if not self.supervised:  # servers of others, whose router is theirs, too
+            if not self.supervised:  # external servers, with an external router
                 self.supervised = [Supervised("default", self.pool, {}, catch_up=self.catch_up)]
             self._supervisor = Supervisor(self._args, self.supervised, Incidents(EventLog(run_dir(self._args))))
             undo.push_async_callback(asyncio.to_thread, self._supervisor.stop)
@@ -157,18 +159,18 @@ class HttpEngine(Control):
             raise
 
     async def stop(self) -> None:
-        """Close the connections, and take back whatever else `start` did, the last first; safe twice."""
+        """Close the connections and undo everything that `start` did, in reverse order; safe to call twice."""
         undo, self._undo = self._undo, AsyncExitStack()
         self._supervisor = self._client = None
         self.supervised = []
         await undo.aclose()
 
     async def address(self) -> tuple[str, int]:
-        """The router's, or the first server's."""
+        """Return the address of the router, or of the first server."""
         return host_port(self.pool, self.router)
 
     async def _find_workers(self) -> tuple[WorkerPool, Router | None]:
-        """The servers, all of them READY, and the router in front of them; called once, by `start`."""
+        """Return the servers, all READY, and their router; `start` calls this once."""
         given = self._args.rollout_external_engine_addrs
         if given:
             return WorkerPool([Worker(server_url(a), state=WorkerState.READY) for a in given]), None
@@ -181,7 +183,7 @@ class HttpEngine(Control):
             )
         router = Router(self.http, server_url(f"{url_host(host)}:{port}"))
         workers = await router.list_workers()
-        if workers is None:  # No list of workers: the address is that of a server.
+        if workers is None:  # without a list of workers, the address is a server's
             return WorkerPool([Worker(router.url, state=WorkerState.READY)]), None
         if not workers:
             raise EngineError(f"the router at {router.url} has no workers")
@@ -210,7 +212,7 @@ class HttpEngine(Control):
         session_id: str | None = None,
         image_data: Sequence[str] = (),
     ) -> AsyncIterator[GenerationOutput]:
-        """Like `generate`, yielding everything so far with each event."""
+        """Generate like `generate`, and yield the whole output so far with each event."""
         return self._running().stream(input_ids, sampling_params, rid, session_id, image_data)
 
     def _running(self) -> Client:
@@ -221,22 +223,25 @@ class HttpEngine(Control):
     # -- control ---------------------------------------------------------------------------------------
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all, on every worker, and begin none of those that wait for one."""
+        """Abort a request, or all requests, on every worker; waiting requests are not started."""
         await super().abort(self._running().abort(rid))
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue generation after `pause`."""
         await super().resume()
         self._running().resumed()
 
     async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
-        """Have every worker take it again."""
+        """Make every worker take its memory again."""
         await super().resume_memory(tags)
         self._running().resumed()
 
     def take_metrics(self) -> dict[str, float]:
-        """engine/requests, retried_requests, continued_requests, bypassed_router, wrong_version_answers, broken_streams
-        and the supervisor's since the last call; engine/ready_workers: now."""
+        """Return the metrics since the last call, and the current engine/ready_workers.
+
+        The metrics are engine/requests, retried_requests, continued_requests, bypassed_router, wrong_version_answers,
+        broken_streams and the supervisor's.
+        """
         counts = self._client.counts if self._client is not None else {}
         metrics = {f"engine/{name}": float(counts.get(name, 0)) for name in _COUNTS}
         if self._client is not None:
@@ -245,7 +250,7 @@ class HttpEngine(Control):
         return metrics | (self._supervisor.take_metrics() if self._supervisor is not None else {})
 
     def _router_failed(self) -> None:
-        """Have one that was launched here looked at now; until it is back requests go to the servers directly."""
+        """Make the supervisor check a router that slime launched; meanwhile requests go directly to the servers."""
         if not any(model.router_process for model in self.supervised):
             logger.warning("the router does not answer; requests go to the servers directly")
         elif self._supervisor is not None:
@@ -256,13 +261,13 @@ class HttpEngine(Control):
     async def update_weights_from_tensor(
         self, weights: Iterable[tuple[str, torch.Tensor]], version: int
     ) -> dict[str, float]:
-        """By shared memory, to servers launched on this host. Raises WeightSyncError."""
+        """Send weights by shared memory, to servers launched on this host. Raises WeightSyncError."""
         return await self.weights.from_tensors(weights, version)
 
     async def update_weights_from_distributed(
         self, weights: Iterable[tuple[str, torch.Tensor]], version: int
     ) -> dict[str, float]:
-        """By broadcast, to SGLang servers anywhere. Raises WeightSyncError."""
+        """Send weights by broadcast, to SGLang servers anywhere. Raises WeightSyncError."""
         return await self.weights.from_broadcast(weights, version)
 
     async def update_weights_from_disk(self, path: Path, version: int) -> dict[str, float]:
@@ -270,12 +275,12 @@ class HttpEngine(Control):
         return await self.weights.from_directory(path, version)
 
     async def update_weights_from_delta(self, root: Path, version: int) -> dict[str, float]:
-        """Have the pullers, which read `root` on their own hosts, bring and load it. Raises WeightSyncError."""
+        """Make the pullers, which read `root` on their own hosts, fetch and load the delta. Raises WeightSyncError."""
         timeout = float(self._args.update_weight_timeout)
         return await update_by_deltas(self.weights, self.pullers, version, timeout=timeout)
 
     async def catch_up(self, worker: Worker) -> None:
-        """Bring one server to the weights wanted; `WeightUpdates.catch_up`. Raises WeightSyncError, EngineError."""
+        """Send the wanted weights to a server (`WeightUpdates.catch_up`). Raises WeightSyncError, EngineError."""
         if self.weights.last is None:
             raise WeightsNotKept(
                 f"has come back without the weights of version {self.pool.version_wanted}, which are kept for it with"
@@ -284,21 +289,21 @@ class HttpEngine(Control):
         await self.weights.catch_up(worker)
 
     async def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-        """None. A server that serves something else is quarantined, and brought back under fault tolerance.
+        """Return an empty list, or raise. A server with other weights is quarantined; fault tolerance restores it.
 
         Raises:
-            WeightSyncError: Naming such servers, and what they serve otherwise.
+            WeightSyncError: A server serves other weights; the message names such servers and their weights.
         """
         await self.weights.check(weights)
         return []
 
     async def weight_checksums(self) -> dict[str, str]:
-        """Raises WeightSyncError: SGLang holds other tensors than the trained ones, see `differing_weights`."""
+        """Raise WeightSyncError: SGLang holds other tensors than the trained ones, see `differing_weights`."""
         raise WeightSyncError("servers tell no checksums of the tensors that were trained")
 
 
 def host_port(pool: WorkerPool, router: Router | None) -> tuple[str, int]:
-    """Where a model answers: its router, or its first server."""
+    """Return the host and port of a model's router, or of its first server."""
     url = urlsplit(router.url if router is not None else pool.workers[0].url)
     assert url.hostname is not None, "server_url has checked it"
     assert url.port is not None
@@ -306,6 +311,6 @@ def host_port(pool: WorkerPool, router: Router | None) -> tuple[str, int]:
 
 
 def run_dir(args: Args) -> Path | None:
-    """The run's directory, where events and logs go."""
+    """Return the run's directory for events and logs."""
     directory = args.run_dir
     return Path(directory) if directory else None

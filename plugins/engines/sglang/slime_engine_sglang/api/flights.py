@@ -1,7 +1,7 @@
-"""The requests of a client that are under way: what one try of each gives, who may be aborted, and what is cut when a
-server is taken out. `client` chooses where a try goes, and decides what a failure means.
+"""The requests of a client in flight: results of tries, aborts, and the tries to cut when a server is taken out.
 
-Runs in the event loop of the rollout stage; a `Cut` is reached from the supervisor's thread through the loop.
+`client` chooses the server of a try and handles failures. The module runs in the event loop of the rollout stage; the
+supervisor's thread reaches a `Cut` through the loop.
 """
 
 from __future__ import annotations
@@ -26,65 +26,66 @@ T = TypeVar("T")
 
 
 def server_name(name: str) -> str:
-    """A request's name as servers are told it, so that none begins another: SGLang aborts all that begin with one."""
+    """Return the name to send to servers. No such name is a prefix of another, since SGLang aborts by prefix."""
     return f"{name.replace('%', '%25').replace('~', '%7E')}~"
 
 
 @dataclass(eq=False)
 class Flight:
-    """One request, from the caller's call to its answer, over all the servers that it is tried at."""
+    """A request from the caller's call to its answer, with all tries at several servers."""
 
     body: dict[str, Any]
     session_id: str | None
     deadline: float = math.inf
-    """`time.monotonic()` after which it is over; set when it has its place among those in flight."""
+    """`time.monotonic()` value after which the request fails; set when the request gets a place in flight."""
     wanted: int | None = None
-    """Weight version wanted when the present try began."""
+    """Wanted weight version at the start of the current try."""
     rid: str = ""
-    """As the caller knows it; `body["rid"]` is the present try's."""
+    """Request id for the caller; `body["rid"]` is the id of the current try."""
     tries: int = 0
-    """Times that a server had it."""
+    """Number of tries at servers."""
     direct: bool = False
-    """A router failed it: it goes to servers from now on."""
+    """True after a router failed the request: later tries go directly to servers."""
     aborted: bool = False
     avoid: set[Worker] = field(default_factory=set)
-    """Servers that failed it."""
+    """Servers that failed the request."""
     begun: GenerationOutput | None = None
-    """What came before a weight update cut it short; `body` asks for the rest."""
+    """Output before a weight update interrupted the request; `body` then requests the rest."""
     prefixes: str = ""
-    """Name of the part of the servers' prefix caches that the present try may look into; empty: all of it."""
+    """Name of the part of the servers' prefix caches that the current try may use; empty: the whole cache."""
     tells_mask: bool = False
-    """Its answer tells what each token was sampled among: all of the vocabulary where `body` did not have to ask."""
+    """True if the output must have each token's sampling mask. Without `return_sampling_mask` in `body`, nothing cuts
+    the vocabulary, and the masks are empty lists."""
     prompt: int = 0
-    """Tokens of a prompt with images, of which the server makes the images' anew; 0: they are not compared."""
+    """Token count of a prompt with images, compared with the server's own count; 0: the counts are not compared."""
     calm: int | None = None
-    """`pool.interruptions` when this try began; None: an update was under way already."""
+    """`pool.interruptions` at the start of this try; None if an update was already in progress."""
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline."""
+        """Return the seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     @property
     def streams(self) -> bool:
-        """It is answered in pieces."""
+        """Return True if the answer comes in pieces."""
         return "stream" in self.body
 
     @property
     def sent(self) -> dict[str, Any]:
-        """What the present try sends."""
+        """Return the request body of the current try."""
         return {**self.body, "extra_key": self.prefixes} if self.prefixes else self.body
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every try."""
+        """Return the HTTP headers of every try."""
         return {} if self.session_id is None else {"X-SMG-Routing-Key": self.session_id}
 
     def whole(self, output: GenerationOutput) -> GenerationOutput:
-        """The answer to this try behind what came before it, with the caller's name and not the try's.
+        """Join earlier output and the output of this try, and set the caller's request id.
 
         Raises:
-            EngineError: The server read a prompt with images otherwise.
+            EngineError: The server counted a different number of tokens in a prompt with images.
         """
         made = output
         if self.begun is not None:
@@ -101,7 +102,7 @@ class Flight:
 
 
 class Cut:
-    """A try at one server, among the others there; `by` ends it from outside, and is never called by its own task."""
+    """A try in the set of tries at one server; other tasks end it by calling `by`, its own task never calls it."""
 
     __slots__ = ("_others", "by")
 
@@ -118,27 +119,27 @@ class Cut:
 
 
 class Flights:
-    """All of them."""
+    """All requests in flight."""
 
     def __init__(self, http: Http, pool: WorkerPool) -> None:
         self._loop = asyncio.get_running_loop()
         self._http = http
         self._pool = pool
         self.all: set[Flight] = set()
-        """Those that have no answer yet: whom `abort` finds."""
+        """Requests without an answer yet, which `abort` can find."""
         self._cuts: dict[Worker | None, set[Cut]] = {}
         self._change = asyncio.Event()
         self._closed = False
         pool.on_change(self._changed)
 
     def close(self) -> None:
-        """No more news from the pool."""
+        """Ignore further changes of the pool."""
         self._closed = True
 
     async def ask(self, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
-        """One try: the answer of `url`, which is `worker`'s, or the router's where that is None; all at once.
+        """Make one try and return the whole output from `url`, the address of `worker`, or of the router if it is None.
 
-        Cut when the worker is quarantined. Raises EngineError.
+        The try is cut when the worker is quarantined. Raises EngineError.
         """
         data, headers = encoded(flight.sent, flight.headers)
         with self._at(worker) as cut:
@@ -147,13 +148,13 @@ class Flights:
         return output_of(answer.json(), url)
 
     async def stream(self, flight: Flight, url: str, worker: Worker | None) -> AsyncGenerator[GenerationOutput]:
-        """Like `ask`, yielding everything so far with each piece. Raises EngineError also when the last is missing."""
+        """Like `ask`, but yield the output so far with each piece. Raises EngineError also if the last is missing."""
         with self._at(worker) as cut:
             pieces, finished = Pieces(url), False
             async with AsyncExitStack() as stack:
                 events = self._http.events(url, "/generate", flight.sent, headers=flight.headers)
                 opened = stack.enter_async_context(events)
-                # A stream may last as long as something comes.
+                # A stream has no time limit while pieces arrive.
                 response = await self._until(None, opened, cut, flight, url, worker)
                 cut.by = response.close  # another task may be the reader from here on
                 async for line in lines(response.content):
@@ -166,13 +167,13 @@ class Flights:
             raise engine_error(f"{url}/generate", "the stream ended before the answer was finished", 200)
 
     def _at(self, worker: Worker | None) -> Cut:
-        """A try at this server; None: behind the router."""
+        """Register a try at this server; None: a try through the router."""
         return Cut(self._cuts.setdefault(worker, set()))
 
     async def _until(
         self, deadline: float | None, step: Awaitable[T], cut: Cut, flight: Flight, url: str, worker: Worker | None
     ) -> T:
-        """The step's result. Raises EngineError when the try is cut, or at the deadline by `time.monotonic()`."""
+        """Return the step's result. Raises EngineError if the try is cut, or at the `time.monotonic()` deadline."""
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 cut.by = lambda: None if limit.expired() else limit.reschedule(self._loop.time())
@@ -189,14 +190,14 @@ class Flights:
 
     @property
     def aborted(self) -> list[Flight]:
-        """Those that were aborted and have no answer yet."""
+        """Return the aborted requests without an answer yet."""
         return [flight for flight in self.all if flight.aborted]
 
     def abort(self, rid: str | None) -> str | None:
-        """Mark one request, or all: those that no server has end at once, the others are not tried again.
+        """Mark one request, or all, as aborted: requests at no server end at once, the others are not tried again.
 
         Returns:
-            The name under which a server knows it.
+            The name of the request at the servers.
         """
         name = None if rid is None else server_name(rid)
         for flight in self.all:
@@ -215,7 +216,7 @@ class Flights:
             return
 
     def _changed(self, worker: Worker) -> None:
-        """In whatever thread changed it."""
+        """Handle a change of a worker, in the thread that made the change."""
         if self._closed or self._loop.is_closed():
             return
         try:
@@ -229,12 +230,12 @@ class Flights:
         if worker.state is not WorkerState.QUARANTINED:
             return
         cuts = list(self._cuts.get(worker, ()))
-        if not worker.owned:  # nobody kills it, so nothing ends its requests behind the router
+        if not worker.owned:  # slime does not kill it, so its requests behind the router would not end
             cuts += self._cuts.get(None, ())
         for cut in cuts:
             cut.by()
 
     def wake(self) -> None:
-        """Have whoever waits for a change look again."""
+        """Wake all tasks that wait for a change."""
         waiting, self._change = self._change, asyncio.Event()
         waiting.set()

@@ -1,8 +1,7 @@
 """A request for tokens, checked before it is sent.
 
-`client` builds every /generate request here. This is not politeness. SGLang 0.5.20 checks values but hardly any types,
-so that a token id beyond the vocabulary or a wrong type ends the *server*; tried elsewhere, such a request would end
-one server after another.
+`client` builds every /generate request here. SGLang 0.5.20 checks values but hardly any types, so a token id beyond the
+vocabulary or a wrong type ends the *server*. Retried on other servers, such a request would end them one after another.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def _is_bias(value: Any) -> bool:
     return isinstance(value, Mapping) and all(str(k).isdecimal() and _is_number(v) for k, v in value.items())
 
 
-_INTEGER = (lambda value: type(value) is int, "an integer")  # not a bool, which is one, too
+_INTEGER = (lambda value: type(value) is int, "an integer")  # a bool is not accepted, although it is an int
 _NUMBER = (_is_number, "a number")
 _FLAG = (lambda value: isinstance(value, bool), "true or false")
 _TEXT, _TEXTS = (lambda value: isinstance(value, str), "a string"), (_is_strings, "a string or a list of strings")
@@ -67,26 +66,26 @@ def generate_request(
     image_data: Sequence[str] = (),
     image_token: int | None = None,
 ) -> dict[str, Any]:
-    """The body of /generate.
+    """Return the body of /generate.
 
     Args:
         input_ids: [n] prompt.
         params: SGLang's `sampling_params`.
         rid: The request's name.
-        vocab_size: Token ids are below it; None where nobody knows.
+        vocab_size: Upper bound of token ids (exclusive); None if unknown.
         routed_experts: Ask for the experts of every token.
-        sampling_mask: Ask for what every token was sampled among, where the parameters cut anything. SGLang tells it
-            for a finite top_k only; a request without one, such as an evaluation's, is answered without.
+        sampling_mask: Ask for the candidates of every sampled token, if the parameters cut any. SGLang returns them
+            for a finite top_k only, so a request without top_k, such as an evaluation's, gets none.
         image_data: `data:` URLs of the images whose tokens the prompt holds.
-        image_token: The token that an image is so many of; None where nobody knows, and the ids go as they are.
+        image_token: The token that an image is expanded to; None if unknown, then the ids are sent unchanged.
 
     Raises:
-        EngineError: What a server would die of, or refuse with no more than a 500.
+        EngineError: The request would crash a server, or a server would reject it with a bare status 500.
     """
     ids = list(input_ids)
     if not ids:
         raise EngineError("input_ids is empty; a prompt has at least one token")
-    # What JSON makes of them shows signs, fractions, booleans and nesting at a fraction of a loop's cost.
+    # The JSON text shows signs, fractions, booleans and nesting at a fraction of a loop's cost.
     try:
         written = orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
@@ -116,23 +115,23 @@ def generate_request(
 
 
 def cuts(params: Mapping[str, Any]) -> bool:
-    """Whether tokens are sampled from a part of the vocabulary."""
+    """Return whether tokens are sampled from a part of the vocabulary."""
     top_p, top_k, min_p = (params.get(name) for name in ("top_p", "top_k", "min_p"))
     return params.get("temperature") != 0 and (top_p not in (None, 1) or top_k not in (None, -1) or bool(min_p))
 
 
 def _with_images(ids: list[int], image_data: Sequence[str], image_token: int | None) -> dict[str, Any]:
     wrong = next((i for i in image_data if not (isinstance(i, str) and i.startswith("data:image/"))), None)
-    if wrong is not None:  # a server would take it for a file of its own, or fetch it from the web
+    if wrong is not None:  # a server would read it as a local file, or fetch it from the web
         raise EngineError(f"image_data: {str(wrong)[:80]!r} is no data:image/... URL; Sample.image_data makes them")
     sent = ids if image_token is None else _one_each(ids, image_token, len(image_data))
     return {"input_ids": sent, "image_data": list(image_data)}
 
 
 def _one_each(ids: Sequence[int], image_token: int, images: int) -> list[int]:
-    """`ids` with one token for each image, which is what SGLang puts an image's tokens in the place of.
+    """Return `ids` with one token for each image, which SGLang replaces by the image's tokens.
 
-    Given all of them, it decodes the prompt and tokenizes the text: other ids, it may be, or no answer at all.
+    If it gets all tokens, SGLang decodes the prompt and tokenizes the text, perhaps to other ids, or does not answer.
     """
     found = [token for i, token in enumerate(ids) if token != image_token or i == 0 or ids[i - 1] != image_token]
     if (runs := found.count(image_token)) != images:
@@ -159,13 +158,14 @@ def check_prompt(asked: int, meta_info: Mapping[str, Any]) -> None:
 
 
 def vocab_size_of(checkpoint: str | None) -> int | None:
-    """`vocab_size` of the language model in a HF checkpoint's config.json; None where it says none, as for a name on
-    the hub. Models of several kinds of input nest it, under names that differ.
+    """Return `vocab_size` of the language model in a HF checkpoint's config.json; None if it is missing.
+
+    It is missing for a name on the hub. Multimodal models nest it, under different names.
     """
     try:
         config = json.loads((Path(checkpoint or "") / "config.json").read_text(encoding="utf-8"))
         places = [config]
-        for name in _NESTED:  # the inner ones are right where both are given
+        for name in _NESTED:  # the inner value is right if both are given
             places += [place[name] for place in places if isinstance(place.get(name), dict)]
         sizes = [place["vocab_size"] for place in places if place.get("vocab_size")]
         return int(sizes[-1]) if sizes else None

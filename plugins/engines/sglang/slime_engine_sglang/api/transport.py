@@ -1,12 +1,12 @@
-"""One connection pool to SGLang's servers and routers: a call in, its answer or one `EngineError` out.
+"""Send calls to SGLang's servers and routers through a connection pool; return the answer or raise an `EngineError`.
 
-`client`, `control`, `router` and the weight modules send through `Http`. A call may be tried again only where a second
-execution does no harm, which the caller says (`repeat`); a connection that could not be opened has executed nothing and
-is always tried again.
+`client`, `control`, `router` and the weight modules send through `Http`. A call is repeated only if a second execution
+does no harm, which the caller declares (`repeat`). If the connection could not be opened, nothing was executed, so the
+call is always repeated.
 
-    tried again, within the call's deadline   connection errors, 408, 429, 500, 502, 503, 504
-    never tried again                         every other status; a call that is out of time
-    `repeat=False` (weight updates)           only connections that were refused, and 429 and 503, which did nothing
+    repeated within the call's deadline   connection errors, 408, 429, 500, 502, 503, 504
+    never repeated                        every other status; a call that is out of time
+    `repeat=False` (weight updates)       only refused connections, 429 and 503 are repeated: nothing was executed
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 NOTHING_DONE = frozenset({429, 503})
-"""Refusals that promise that the call was not executed."""
+"""Statuses that promise that the call was not executed."""
 SERVER_INFO, MODEL_INFO = "/server_info", "/model_info"
 ATTEMPTS = 4
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 5.0
 CONNECT_TIMEOUT_S = 30.0
-"""A host that is switched off refuses nothing; the kernel would wait for minutes."""
+"""Seconds to connect; without a limit the kernel would wait for minutes for a host that is switched off."""
 _KEEP_ALIVE_S = 4.0
-"""Servers of ours, as uvicorn does, hang up after five idle seconds; a connection they are about to close is no use."""
+"""Seconds to keep an idle connection; shorter than the five seconds after which slime's servers (uvicorn) close it."""
 
 
 class Answer(NamedTuple):
-    """A response, read to its end."""
+    """A response that has been read completely."""
 
     url: str
     status: int
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
 
     def json(self) -> Any:
-        """Raises EngineError when the body is no JSON."""
+        """Return the parsed body. Raises EngineError if the body is not JSON."""
         try:
             return orjson.loads(self.body)
         except ValueError:
@@ -59,14 +59,14 @@ class Answer(NamedTuple):
             raise engine_error(self.url, f"not an answer of SGLang's API: {shown!r}", self.status) from None
 
     def object(self) -> dict[str, Any]:
-        """The JSON object; {} where the answer is none, as that of an endpoint that says nothing but 200."""
+        """Return the JSON object; {} if the body is not a JSON object, for example an empty 200."""
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         value = self.json() if kind == "application/json" else {}
         return value if isinstance(value, dict) else {}
 
 
 def engine_error(url: str, message: str, status: int | None = None, *, reached: bool = True) -> EngineError:
-    """An EngineError that carries where, with which status, and whether anybody was reached."""
+    """Return an EngineError with the URL, the status, and whether a server was reached."""
     error = EngineError(f"{url.removeprefix('http://')}: {message}")
     error.url, error.status, error.reached = url, status, reached
     return error
@@ -74,13 +74,13 @@ def engine_error(url: str, message: str, status: int | None = None, *, reached: 
 
 @contextmanager
 def expecting(what: str, url: str, answer: object, software: str = "") -> Iterator[None]:
-    """Raise one EngineError where the code inside does not find in an answer what it reads.
+    """Raise an EngineError if the code inside fails because an answer does not have the expected content.
 
     Args:
-        what: What is expected, in words.
-        url: Whose answer it is, with the path.
-        answer: As it came.
-        software: The server's version, where it is known.
+        what: Description of the expected content.
+        url: URL with the path of the call.
+        answer: The answer, unchanged.
+        software: The server's version, if known.
     """
     try:
         yield
@@ -92,26 +92,26 @@ def expecting(what: str, url: str, answer: object, software: str = "") -> Iterat
 
 
 def backoff(attempt: int) -> float:
-    """Seconds before attempt number `attempt` (the first is 0): doubling, half of it random."""
+    """Return the seconds to wait before attempt number `attempt` (the first is 0): doubling, half of it random."""
     delay = min(FIRST_DELAY_S * 2 ** (attempt - 1), LONGEST_DELAY_S)
     return float(delay * random.uniform(0.5, 1.0))
 
 
 class Http:
-    """`await http.send("POST", url, "/generate", body)`; open before the first call, close after the last."""
+    """An HTTP client: `await http.send("POST", url, "/generate", body)`. Open it before the first call; close it."""
 
     def __init__(self, *, timeout: float = 3600.0, proxy: str | None = None) -> None:
-        """`timeout`: seconds of a call that names none (`--rollout-timeout`). No proxy but this one is used."""
+        """Set the default seconds of a call (`--rollout-timeout`) and the only proxy to use."""
         self.timeout = timeout
         self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Safe to call twice."""
+        """Open the connection pool; safe to call twice."""
         import aiohttp
 
         if self._session is None:
-            # One request holds one connection for as long as it generates, so limits are ours, not the pool's.
+            # A request holds a connection while it generates, so the callers limit requests, not the pool.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -127,13 +127,13 @@ class Http:
         await self.close()
 
     async def close(self) -> None:
-        """Safe to call twice."""
+        """Close the connection pool; safe to call twice."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     def session(self) -> aiohttp.ClientSession:
-        """Raises EngineError before `open`."""
+        """Return the session of aiohttp. Raises EngineError before `open`."""
         if self._session is None:
             raise EngineError("the engine is not running; await start() first")
         return self._session
@@ -151,21 +151,21 @@ class Http:
         attempts: int | None = None,
         repeat: bool = True,
     ) -> Answer:
-        """One call, tried again as the module says until the attempts or the time are used up.
+        """Send a call; repeat it by the rules of the module until the attempts or the time are used up.
 
         Args:
             method: "GET", "POST", ...
-            url: Of the server, without a slash at the end.
-            path: Begins with a slash.
+            url: URL of the server, without a slash at the end.
+            path: Path that begins with a slash.
             body: JSON object.
             timeout: Seconds for all attempts and the pauses between them; by default the `Http`'s.
-            headers: Added to the request.
-            accept: Statuses beside 200 and 202 that are answers, not failures.
-            attempts: At most so many; by default `ATTEMPTS`.
-            repeat: False: a second execution would do harm.
+            headers: Additional headers.
+            accept: Statuses besides 200 and 202 that are answers, not failures.
+            attempts: Maximum number of attempts; by default `ATTEMPTS`.
+            repeat: False if a second execution would do harm.
 
         Raises:
-            EngineError: With `url` and, where there was an answer, `status`.
+            EngineError: The call failed. The error has `url` and, if there was an answer, `status`.
         """
         limit = self.timeout if timeout is None else timeout
         until = time.monotonic() + limit
@@ -203,17 +203,17 @@ class Http:
     async def once(
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str], accept: Collection[int] = ()
     ) -> Answer:
-        """One attempt, without a deadline: the caller's `asyncio.timeout` is cheaper than the library's own.
+        """Send a call once, without a deadline: the caller's `asyncio.timeout` is cheaper than aiohttp's.
 
         Args:
             method: "GET", "POST", ...
-            url: With the path.
-            data: Body, and
-            headers: as `encoded` made them.
-            accept: As for `send`.
+            url: URL with the path.
+            data: Body returned by `encoded`.
+            headers: Headers returned by `encoded`.
+            accept: Statuses besides 200 and 202 that are answers, not failures.
 
         Raises:
-            EngineError: `url` is None where the call itself is wrong, so that no other server would do it.
+            EngineError: The call failed. The error has no `url` if the call itself is invalid for every server.
         """
         import aiohttp
 
@@ -233,10 +233,10 @@ class Http:
     async def events(
         self, url: str, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A response whose body is read by `lines`; the time-out is that between two pieces of it. Never repeated.
+        """Send a call once and yield a response whose body `lines` reads; the time-out applies between two pieces.
 
         Raises:
-            EngineError: The server refused, or the connection broke, inside the block too.
+            EngineError: The server refused, or the connection broke, also while the block runs.
         """
         import aiohttp
 
@@ -258,7 +258,7 @@ class Http:
         except aiohttp.ClientError as error:
             if not begun:
                 raise _failed(url + path, error) from error
-            # Whoever answered is still there as far as anybody knows: this may be the server behind it.
+            # The server that answered may still be alive: the broken connection may be one behind a router.
             raise engine_error(url + path, f"stream broke: {type(error).__name__}: {error}", 200) from error
 
     def _flag(self, limit: float) -> str:
@@ -266,7 +266,7 @@ class Http:
 
 
 def encoded(body: Mapping[str, Any] | None, headers: Mapping[str, str] | None) -> tuple[bytes | None, dict[str, str]]:
-    """Body and headers as they are sent. Raises EngineError for a body that JSON cannot hold."""
+    """Return body and headers to send. Raises EngineError if the body cannot be written as JSON."""
     given = dict(headers) if headers else {}
     if body is None:
         return None, given
@@ -278,7 +278,7 @@ def encoded(body: Mapping[str, Any] | None, headers: Mapping[str, str] | None) -
 
 
 def _failed(url: str, error: Exception) -> EngineError:
-    """A call that got no answer."""
+    """Return the error of a call without an answer."""
     import aiohttp
 
     if isinstance(error, aiohttp.InvalidURL):
@@ -290,7 +290,7 @@ def _failed(url: str, error: Exception) -> EngineError:
 
 
 async def lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length."""
+    """Yield the lines of a body; lines may have any length."""
     rest = b""
     async for data in content.iter_any():
         *whole, rest = (rest + data).split(b"\n")
@@ -301,7 +301,7 @@ async def lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def refusal(status: int, raw: bytes) -> str:
-    """What a refusal says."""
+    """Return the status and the error message of a refused call."""
     try:
         body = orjson.loads(raw)
     except ValueError:
@@ -312,15 +312,15 @@ def refusal(status: int, raw: bytes) -> str:
 
 
 def address_towards(host: str | None) -> str:
-    """This machine's address on the way to another. Raises OSError."""
+    """Return the address of this machine on the route to `host`. Raises OSError."""
     family, kind, proto, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, proto) as probe:
-        probe.connect(address)  # sends nothing: the kernel only looks for the way
+        probe.connect(address)  # sends nothing: the kernel only chooses the route
         return str(probe.getsockname()[0])
 
 
 def server_url(address: str, flag: str = "--rollout-external-engine-addrs") -> str:
-    """HOST:PORT or a URL as a URL. Raises ConfigError, which names the flag."""
+    """Return HOST:PORT or a URL as a URL. Raises ConfigError, which names the flag."""
     url = address if "://" in address else f"http://{address}"
     try:
         parts = urlsplit(url)

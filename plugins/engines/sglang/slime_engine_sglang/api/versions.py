@@ -1,7 +1,7 @@
-"""The SGLang versions that slime is tested with, and what is said about others.
+"""The SGLang versions that slime is tested with, and the warning for others.
 
-A version string comes from `/server_info`, or from the environment that slime launches servers of. Another version is
-not refused. Where it answers otherwise, whoever reads the answer says so (`transport.expecting`).
+A version string comes from `/server_info`, or from the environment in which slime launches servers. Other versions are
+not refused. If a response has an unexpected form, the code that reads it raises an error (`transport.expecting`).
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 import re
 
 TESTED_VERSIONS = ("0.5.20", "0.5.23")
-"""Oldest first; `make sglang` installs the last one."""
+"""Tested versions, oldest first; `make sglang` installs the last."""
 
 FIRST_ROUTER = (0, 3, 0)
-"""Of sglang-router; tested with 0.3.2. Those before have another API."""
+"""First supported version of sglang-router; tested with 0.3.2. Earlier versions have another API."""
 
 
 def version_number(software: str) -> tuple[int, int, int] | None:
-    """(major, minor, patch); None for servers that are not SGLang's, whose version is no number."""
+    """Return (major, minor, patch); None for a server other than SGLang, whose version is not a number."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", software)
     return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
 
 
 def tested() -> str:
-    """The list, for messages."""
+    """Return the list of tested versions, for messages."""
     return f"slime is tested with SGLang {' and '.join(TESTED_VERSIONS)}"
 
 
 def untested(software: str, pip: str = "pip") -> str:
-    """What to warn of for a version that slime is not tested with; empty for one that it is, and for other servers.
+    """Return a warning if slime is not tested with the version; empty for tested versions and for other servers.
 
-    `pip` is the command that installs where that version is.
+    `pip` is the command that installs into the environment of that version.
     """
     if version_number(software) is None or software.removeprefix("v").partition("+")[0] in TESTED_VERSIONS:
         return ""

@@ -1,8 +1,8 @@
-"""The servers that answer for one model, and what is known about each.
+"""The servers of one model, and the state of each.
 
-The client (event loop of the rollout stage) chooses among the ready ones; the supervisor (a thread of its own) takes
-them out and puts them back. Both work at the same time, so every change goes through a method of the pool, under its
-lock.
+The client (event loop of the rollout stage) chooses among the ready servers. The supervisor (a thread of its own) takes
+servers out of the pool and puts them back. Both run at the same time, so every change goes through a method of the
+pool, under its lock.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ _UNLOCK_POLL_S = 0.02
 
 
 class WorkerState(StrEnum):
-    """Whether a server may be asked for tokens."""
+    """The state of a server, which decides whether it gets requests."""
 
     STARTING = "starting"
     READY = "ready"
     QUARANTINED = "quarantined"
-    """Dead, hung, or not known to serve the current weights: nothing goes there until it is brought back."""
+    """Dead, hung, or not known to serve the current weights: it gets no requests until it is brought back."""
     LOST = "lost"
-    """Out for the rest of the run."""
+    """Removed for the rest of the run."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """One server; several processes may stand behind it (tensor parallelism)."""
+    """A server, which may consist of several processes (tensor parallelism)."""
 
     url: str
-    """http://HOST:PORT, without a slash at the end."""
+    """URL http://HOST:PORT, without a slash at the end."""
     owned: bool = False
-    """We launched it, so we may restart it."""
+    """True if this run launched the server, so it may restart it."""
     role: str = "regular"
-    """regular, prefill, decode or encoder, as the router calls them."""
+    """Role in the router's terms: regular, prefill, decode or encoder."""
     bootstrap_port: int | None = None
-    """Where decode servers meet this prefill server; the router tells them."""
+    """Port at which decode servers connect to this prefill server; the router sends it to them."""
     state: WorkerState = WorkerState.STARTING
     reason: str = ""
-    """Why it is quarantined or lost."""
+    """Reason for being quarantined or lost."""
     since: float = field(default_factory=time.monotonic)
-    """`time.monotonic()` of the last change of its state."""
+    """`time.monotonic()` of the last change of state."""
     awaited: bool = False
-    """While it is quarantined somebody brings it back, or waits for it: requests wait instead of failing."""
+    """True if a quarantined server will be brought back, so that requests wait instead of failing."""
     software: str = ""
-    """Version the server reports, such as "0.5.20"; empty for servers that say none."""
+    """Version that the server reports, such as "0.5.20"; empty if it reports none."""
     weight_version: int | None = None
-    """Of the last update that it is known to have taken; None while it serves what it loaded at its start."""
+    """Version of the last weight update known to be complete; None while it serves the weights loaded at its start."""
     loaded: tuple[int | None, str] | None = None
-    """Version wanted and model path reported, when they were last compared; None: it has loaded something since."""
+    """Version wanted and model path reported at the last comparison; None if it has loaded weights since."""
     busy: int = 0
-    """Requests of ours in flight."""
+    """Number of requests of this run in flight."""
     progress: float = 0.0
-    """`time.monotonic()` of the last answer, or part of one; a busy server that answers is not hung."""
+    """`time.monotonic()` of the last answer or part of an answer; a busy server that answers is not hung."""
 
 
 class WorkerPool:
@@ -69,17 +69,17 @@ class WorkerPool:
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.version_wanted: int | None = None
-        """Weight version every ready worker serves; None before the first update."""
+        """Weight version that every ready worker serves; None before the first update."""
         self.version_coming: int | None = None
-        """What an update that is under way brings them to; some serve it already."""
+        """Weight version of the update in progress, which some workers serve already; None without one."""
         self.update_lock = threading.Lock()
-        """Held while weights are pushed, and while a worker is brought back: one must not overtake the other."""
+        """Lock held while weights are pushed and while a worker is brought back, so that these never overlap."""
         self.paused = False
-        """Generation is paused or the servers gave their memory up: what asks for a token would wait."""
+        """True while generation is paused or the servers' memory is released, so that requests would wait."""
         self.pause_mode: str | None = None
-        """How the engine's caller paused generation; None: it did not."""
+        """Mode in which the engine's caller paused generation; None: it did not."""
         self.interruptions = 0
-        """Times that a weight update was about to end requests that nobody had asked to abort."""
+        """Number of times that a weight update was about to end requests that no caller had aborted."""
         self._workers = list(workers)
         self._lock = threading.Lock()
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
@@ -87,27 +87,27 @@ class WorkerPool:
 
     @property
     def workers(self) -> list[Worker]:
-        """All of them."""
+        """All workers."""
         with self._lock:
             return list(self._workers)
 
     @property
     def ready(self) -> list[Worker]:
-        """Those that may be asked."""
+        """Workers that may get requests."""
         with self._lock:
             return [w for w in self._workers if w.state is WorkerState.READY]
 
     @property
     def recovering(self) -> bool:
-        """Whether it is worth waiting for one that is out."""
+        """True if a worker that is out will be brought back, so waiting is useful."""
         return any(w.awaited and w.state is not WorkerState.LOST for w in self.workers)
 
     def on_change(self, listener: Callable[[Worker], None]) -> None:
-        """Have `listener` called after each change of state, in the thread that made it."""
+        """Register `listener`, which is called after each change of state, in the thread of the change."""
         self._listeners.append(listener)
 
     def set_state(self, worker: Worker, state: WorkerState, reason: str = "") -> None:
-        """Take a worker out, or put it back, unless it is lost."""
+        """Set the state of a worker unless it is lost: take it out of the pool or put it back."""
         with self._lock:
             if worker.state is WorkerState.LOST:
                 return
@@ -120,9 +120,9 @@ class WorkerPool:
 
     @asynccontextmanager
     async def updating(self, seconds: float, late: Exception) -> AsyncIterator[None]:
-        """Hold `update_lock`, which another thread's event loop may hold: waited for without blocking this one.
+        """Hold `update_lock`, and wait for it without blocking this event loop if another thread holds it.
 
-        Raises `late` after so many seconds.
+        Raises `late` after `seconds` seconds.
         """
         deadline = time.monotonic() + seconds
         while not self.update_lock.acquire(blocking=False):
@@ -135,19 +135,19 @@ class WorkerPool:
             self.update_lock.release()
 
     def interrupt(self) -> None:
-        """Say that requests are about to be ended for the sake of an update; whoever waits for them goes on."""
+        """Count that an update is about to end requests, so that their waiters can continue them."""
         with self._lock:
             self.interruptions += 1
 
     def acquire(self, session_id: str | None = None, *, avoid: Collection[Worker] = ()) -> Worker:
-        """The session's worker if it is ready, else the least busy one; counts a request, which `release` takes back.
+        """Return the session's worker if it is ready, else the least busy worker; count a request until `release`.
 
         Args:
-            session_id: Requests of one session go to one worker while it is ready.
-            avoid: Workers that failed this request; taken only when no other is ready.
+            session_id: Session of the request; all its requests go to the same worker while it is ready.
+            avoid: Workers that failed this request; used only if no other worker is ready.
 
         Raises:
-            EngineError: None is ready; the message says what became of each.
+            EngineError: No worker is ready; the message has the state of each.
         """
         with self._lock:
             worker = self._sessions.get(session_id) if session_id is not None else None
@@ -165,16 +165,16 @@ class WorkerPool:
             return worker
 
     def release(self, worker: Worker) -> None:
-        """The request that `acquire` counted is over."""
+        """End the request that `acquire` counted."""
         with self._lock:
             worker.busy -= 1
 
     def progressed(self, worker: Worker) -> None:
-        """An answer, or a part of one, came from it."""
+        """Record that an answer, or a part of an answer, came from the worker."""
         worker.progress = time.monotonic()
 
     def describe(self) -> str:
-        """What became of each, for messages."""
+        """Return the state of each worker, for messages."""
         if not self._workers:
             return "none was found"
         return "; ".join(map(_describe, self._workers))

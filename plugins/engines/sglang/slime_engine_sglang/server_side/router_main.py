@@ -1,8 +1,8 @@
-"""Starts sglang-router as `python -m sglang_router.launch_router` does, without what only its test balancer needs.
+"""Start sglang-router like `python -m sglang_router.launch_router`, without the imports of its test balancer.
 
-`python router_main.py FLAGS...`, run by SGLang's interpreter. The package's own launcher imports that balancer, which
-imports SGLang and torch: 8 seconds and 520 MB (version 0.3.2) instead of 0.1 seconds and 25 MB. Where this version of
-the router is put together in another way, its own launcher is used.
+`python router_main.py FLAGS...`, run by SGLang's interpreter. The package's own launcher imports the balancer, which
+imports SGLang and torch: 8 seconds and 520 MB (version 0.3.2) instead of 0.1 seconds and 25 MB. If the installed
+router's modules have another structure, its own launcher is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 
 def main(argv: list[str]) -> None:
-    """Run the router until it is told to stop."""
+    """Run the router until it receives a signal to stop."""
     try:
         from sglang_router.router import Router
         from sglang_router.router_args import RouterArgs

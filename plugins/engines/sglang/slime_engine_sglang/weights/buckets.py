@@ -1,9 +1,8 @@
-"""Named tensors -> buckets: one flat run of bytes and the list of what lies where.
+"""Named tensors -> buckets: flat byte buffers with a list of their tensors.
 
-`transports` and `distributed` send buckets; under `--use-fault-tolerance` they are kept, for a server that
-has to be brought up to date later. SGLang slices a bucket by bytes and views each slice as its tensor's dtype, and for
-broadcast buckets it computes the slices itself, without padding: so tensors of wider dtypes come first, which aligns
-every slice.
+`transports` and `distributed` send buckets. With `--use-fault-tolerance` the buckets are kept, for a server that has to
+be updated later. SGLang slices a bucket by bytes and views each slice as its tensor's dtype. For broadcast buckets it
+computes the slices itself, without padding. So tensors of wider dtypes come first, which aligns every slice.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Named = tuple[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Slice:
-    """One tensor's place in a bucket."""
+    """The place of a tensor in a bucket, bytes [start, end)."""
 
     name: str
     shape: torch.Size
@@ -32,7 +31,7 @@ class Slice:
 
 @dataclass
 class Bucket:
-    """`flat` is uint8 [bytes]; `shared` owns its memory when that can be shared with other processes of this host."""
+    """A bucket of tensors; `flat` is uint8 [bytes], and `shared` owns its memory if processes of this host share it."""
 
     slices: list[Slice]
     flat: torch.Tensor
@@ -40,33 +39,33 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights."""
+        """Number of bytes of the weights."""
         return self.slices[-1].end
 
     def named(self) -> Iterator[Named]:
-        """The tensors again, as views."""
+        """Yield the named tensors as views."""
         for s in self.slices:
             yield s.name, self.flat[s.start : s.end].view(s.dtype).reshape(s.shape)
 
     def free(self) -> None:
-        """Give the memory back, when no server reads it any more."""
+        """Free the memory; call it when no server reads the bucket any more."""
         self.flat = torch.empty(0, dtype=torch.uint8)
         if self.shared is not None:
             self.shared.free()
 
 
 class Buffers:
-    """Where the bytes of buckets lie: one buffer, used again for each bucket, or one per bucket that is kept."""
+    """Memory of buckets: one buffer that is reused for each bucket, or one buffer per kept bucket."""
 
     def __init__(self, *, shared: bool, keep: bool, device: torch.device | None = None) -> None:
-        """`shared`: host memory that other processes can map; `device` is for memory that is not."""
+        """Use host memory that other processes can map if `shared`, else memory on `device`."""
         self._shared, self._keep, self._device = shared, keep, device
         self._last: Bucket | None = None
-        """The bucket that was handed out last; `_room` is all of the memory that it may use a part of."""
+        """The newest bucket; `_room` is its whole buffer, of which the bucket may use a part."""
         self._room: torch.Tensor | None = None
 
     def fill(self, named: Sequence[Named]) -> Bucket:
-        """The bucket of these tensors; invalidates the one before, unless buckets are kept."""
+        """Copy these tensors into a bucket; invalidates the previous bucket, unless buckets are kept."""
         slices = _layout(named)
         bucket = self._place(slices)
         by_name = dict(named)
@@ -76,7 +75,7 @@ class Buffers:
         return bucket
 
     def free(self) -> None:
-        """Give back the buffer that was used again and again."""
+        """Free the reused buffer."""
         last, self._last, self._room = self._last, None, None
         if last is not None:
             last.free()
@@ -99,10 +98,9 @@ class Buffers:
 
 
 def group_tensors(weights: Iterable[Named], size: int) -> Iterator[tuple[list[Named], bool]]:
-    """Runs of tensors of at most `size` bytes, a larger tensor alone, each with whether it is the last.
+    """Yield (tensors of at most `size` bytes, whether this is the last group); a larger tensor is a group of its own.
 
-    Empty tensors are left out: there is nothing to send. Raises WeightSyncError when nothing is left, or a name
-    comes again.
+    Empty tensors are left out. Raises WeightSyncError if no tensor is left, or a name repeats.
     """
     run: list[Named] = []
     held = 0

@@ -1,10 +1,10 @@
-"""What the servers serve, compared with what was trained: `--check-weight-update-equal`.
+"""`--check-weight-update-equal`: compare the weights that the servers serve with the trained weights.
 
     a server's checksums --> the trained weights as a checkpoint, which it loads --> its checksums again --> equal?
 
-The checksums are SGLang's own (`/weights_checker`), of its fused and sharded parameters. So what a transport made of
-the weights is compared with what the server's own loader makes of a checkpoint of them, without a table of names.
-`WeightUpdates` takes the servers through this in the frame of an update: they are paused, and one that differs is out.
+The checksums are SGLang's own (`/weights_checker`), of its fused and sharded parameters. So the weights that arrived by
+a transport are compared with the weights that the server's own loader reads from a checkpoint, without a table of
+names. `WeightUpdates` runs this check within an update: the servers are paused, and a server that differs is taken out.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from slime_engine_sglang.weights.transports import push_directory
 
 _FLAG = "--check-weight-update-equal"
 _DRAFT = re.compile(r"draft(_step_\d+)?\.")
-"""Before the names of a speculative draft model (from SGLang 0.5.23 on), which is not trained."""
+"""Name prefix of a speculative draft model's parameters (since SGLang 0.5.23), which are not trained."""
 _SHOWN = 5
 
 
 async def require_checksums(http: Http, workers: Sequence[Worker], timeout: float) -> None:
-    """Raise ConfigError naming a server that cannot tell what it serves, and why. Raises EngineError."""
+    """Raise ConfigError with the name of a server that cannot return checksums, and why. Raises EngineError."""
 
     async def ask(worker: Worker) -> None:
         facts = await server_facts(http, worker.url)
@@ -52,7 +52,7 @@ async def require_checksums(http: Http, workers: Sequence[Worker], timeout: floa
 
 
 async def checksums(http: Http, worker: Worker, facts: ServerFacts, timeout: float) -> dict[tuple[int, str], str]:
-    """(process, its parameter) -> checksum. Raises EngineError."""
+    """Return the checksum of each (process, parameter). Raises EngineError."""
     path = "/weights_checker"
     answer = await call(http, worker.url, path, {"action": "checksum"}, timeout=timeout)
     with expecting("checksums by name of each rank", worker.url + path, answer, facts.software):
@@ -67,13 +67,13 @@ async def checksums(http: Http, worker: Worker, facts: ServerFacts, timeout: flo
 
 @asynccontextmanager
 async def written(args: Args, weights: Iterable[Named]) -> AsyncIterator[Path]:
-    """A checkpoint of the weights, until the end of the block. Raises WeightSyncError when it cannot be written."""
+    """Write a checkpoint that exists until the end of the block. Raises WeightSyncError if it cannot be written."""
     root = args.update_weight_disk_dir or args.run_dir
 
     def write(folder: Path) -> None:
-        folder.chmod(0o755)  # servers may be another user's
+        folder.chmod(0o755)  # servers may run as another user
         copy_assets(args.hf_checkpoint, folder)
-        own = ((name, tensor.clone()) for name, tensor in weights)  # safetensors takes none that share memory
+        own = ((name, tensor.clone()) for name, tensor in weights)  # safetensors refuses tensors that share memory
         write_weights(folder, own, shard_bytes=int(args.save_shard_size * 1e9))
 
     with ExitStack() as stack:
@@ -82,14 +82,14 @@ async def written(args: Args, weights: Iterable[Named]) -> AsyncIterator[Path]:
                 Path(root).mkdir(parents=True, exist_ok=True)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weight-check-", dir=root)))
             await asyncio.to_thread(write, folder)
-        except (OSError, SafetensorError) as error:  # the latter also when the disk is full
+        except (OSError, SafetensorError) as error:  # SafetensorError also if the disk is full
             where = "give --update-weight-disk-dir a directory with room for a checkpoint"
             raise WeightSyncError(f"{_FLAG}: the weights could not be written: {error}; {where}") from error
         yield folder
 
 
 async def push_compared(round_: Round, path: Path) -> None:
-    """Have every live server load what it should serve already. Raises WeightSyncError as `Round.each`."""
+    """Make every live server load the weights that it should already serve. Raises WeightSyncError as `Round.each`."""
     before: dict[Worker, dict[tuple[int, str], str]] = {}
 
     async def read(worker: Worker) -> None:

@@ -1,8 +1,8 @@
-"""Weight deltas -> servers, by the pullers beside them: one `slime pull-weights` per host brings its local copy of the
-model to the version and has its servers load it.
+"""Weight deltas -> servers, by pullers on the same hosts: one `slime pull-weights` per host updates its local copy of
+the model to the version and makes its servers load it.
 
-`HttpEngine` and the engine that launches servers call `update_by_deltas`. A puller answers for several servers, and
-only those that it names as failed are quarantined.
+`HttpEngine` and the engine that launches servers call `update_by_deltas`. A puller serves several servers, and only the
+servers that it reports as failed are quarantined.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _ASK_S = 30.0
 async def update_by_deltas(
     updates: WeightUpdates, pullers: Sequence[str], version: int, *, timeout: float
 ) -> dict[str, float]:
-    """Bring every ready server to `version`; metrics of the update.
+    """Update every ready server to `version`; return metrics of the update.
 
     Args:
-        updates: Of the engine's pool.
-        pullers: URLs.
-        version: Written to the directory that the pullers read.
+        updates: Weight updates of the engine's pool.
+        pullers: URLs of the pullers.
+        version: Version that has been written to the pullers' directory.
         timeout: Seconds for a puller and its servers.
 
     Raises:
-        WeightSyncError: A server failed without `--use-fault-tolerance`, or all did and none of them is ours.
+        WeightSyncError: A server failed without `--use-fault-tolerance`, or all servers failed and none is slime's own.
     """
     return await updates.run(Kept(version, "delta", partial(push_deltas, pullers=pullers, timeout=timeout)))
 
 
 async def push_deltas(round_: Round, pullers: Sequence[str], timeout: float) -> None:
-    """Every live server loads the version. Raises WeightSyncError as `Round.each`."""
+    """Make every live server load the version. Raises WeightSyncError like `Round.each`."""
     homes = await _homes(round_.http, [worker.url for worker in round_.live], pullers)
     by_puller: dict[str, list[Worker]] = {}
     for worker in round_.live:
@@ -66,12 +66,12 @@ async def push_deltas(round_: Round, pullers: Sequence[str], timeout: float) -> 
 
 
 async def _pull(round_: Round, puller: str, workers: Sequence[Worker], timeout: float) -> dict[str, Any]:
-    """The puller's answer, which may tell of failures. Raises EngineError when there is none."""
+    """Return the puller's response, which may report failures. Raises EngineError if it does not respond."""
     urls = [worker.url for worker in workers]
-    # Paused requests keep SGLang from flushing, on which its server would end; the round flushes later.
+    # SGLang cannot flush while requests are paused, and its server would end; the round flushes later.
     flush = not any(round_.facts[worker].is_sglang for worker in workers)
     body = {"version": round_.version, "engine_urls": urls, "timeout": timeout, "flush_cache": flush}
-    # The same version twice does no harm; the puller's own deadline passes first and says more.
+    # Pulling the same version twice is harmless. The puller's own deadline is earlier and its error is more exact.
     answer = await round_.http.send("POST", puller, "/pull", body, timeout=timeout + 10.0, accept=(400, 409))
     if answer.status == 400:
         raise EngineError(f"puller {puller}: {refusal(answer.status, answer.body)}")
@@ -79,18 +79,18 @@ async def _pull(round_: Round, puller: str, workers: Sequence[Worker], timeout: 
 
 
 def _check(answer: dict[str, Any], url: str, puller: str) -> None:
-    """Raise EngineError, or WeightsRefused, when the puller's answer is not that the server has loaded the version."""
+    """Raise EngineError or WeightsRefused unless the puller reports that the server has loaded the version."""
     outcome = answer.get("engines", {}).get(url)
     if outcome is None:
         problem = answer.get("message") or "it says nothing of this engine"
-        raise WeightsRefused(f"puller {puller}: {problem}", untouched=True)  # it has not even asked the engine
+        raise WeightsRefused(f"puller {puller}: {problem}", untouched=True)  # no request reached the engine
     if outcome.get("success") is not True:
         problem = f"puller {puller}: {outcome.get('message')}"
         raise WeightsRefused(problem, untouched=False) if outcome.get("refused") else EngineError(problem)
 
 
 async def _homes(http: Http, urls: Sequence[str], pullers: Sequence[str]) -> dict[str, str | EngineError]:
-    """Server -> its puller: the one that names it, else the one that takes any; or why there is none."""
+    """Map each server to the puller that names it, else to a puller that takes any server, else to an error."""
 
     async def engines_of(puller: str) -> list[str] | EngineError:
         try:

@@ -1,11 +1,11 @@
 """Buckets of weights -> servers anywhere, by broadcast: `/update_weights_from_distributed`.
 
-A process group of torch joins us (rank 0) with the processes of servers; we stand outside torch.distributed's own
-groups, which the trainer may be using. With gloo every server has a group of its own: one that dies or hangs then
-holds up nobody else, and gloo sends over sockets either way. With nccl one group holds all servers, for the sake of
-its ring; when a member fails, the others are sent the bucket again in a new group.
+A torch process group connects this process (rank 0) with the server processes. It is separate from
+torch.distributed's own groups, which the trainer may be using. With gloo each server has its own group, so a server
+that dies or hangs does not block the others; gloo sends over sockets in both cases. With nccl one group holds all
+servers, because of its ring; if a member fails, the bucket is sent to the others again in a new group.
 
-    group of rank 0 and a server:  POST /init_weights_update_group  ||  we join, in a thread
+    group of rank 0 and a server:  POST /init_weights_update_group  ||  this process joins, in a thread
     each bucket, each group:       POST /update_weights_from_distributed to every member  ||  broadcast, in a thread
 
 Neither side can be interrupted inside a broadcast, so both wait in threads or processes, under deadlines.
@@ -37,28 +37,28 @@ from slime_engine_sglang.weights.round import Round
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Outcome = dict[Worker, BaseException | None]
-"""What became of each member of a group; None: it did its part."""
+"""Error of each member of a group; None: the member succeeded."""
 SETTLE_S = 20.0
-"""After one member of a group has failed, the others get so long to answer."""
+"""Seconds for the other members of a group to respond after one member failed."""
 
 
 class Groups:
-    """The groups that join this process with a pool's servers; made when needed, made again when servers change."""
+    """Process groups of this process and a pool's servers; made when needed, made again when servers change."""
 
     def __init__(self, pool: WorkerPool, *, one_for_all: bool | None = None) -> None:
-        """`one_for_all`: one group for all servers; by default with nccl only."""
+        """`one_for_all`: use one group for all servers; by default with nccl only."""
         self._one_for_all = one_for_all
         self._groups: list[Group] = []
         self._gone: set[Worker] = set()
         pool.on_change(self._changed)
 
     def _changed(self, worker: Worker) -> None:
-        """A server that was away may have been restarted, and then knows of no group."""
+        """Drop the groups of a server that was unreachable: if it was restarted, it knows no group."""
         if worker.state is not WorkerState.READY:
             self._gone.add(worker)
 
     async def push_bucket(self, round_: Round, bucket: Bucket, number: int, *, last: bool) -> None:
-        """Every live server copies the bucket. Raises WeightSyncError as `Round.each`."""
+        """Make every live server copy the bucket. Raises WeightSyncError like `Round.each`."""
         todo = list(round_.live)
         while todo:
             groups = await self._groups_for(round_, todo, bucket.flat.device)
@@ -70,7 +70,7 @@ class Groups:
             todo = [worker for worker in failed if worker in round_.live]
 
     async def _groups_for(self, round_: Round, workers: list[Worker], device: torch.device) -> list[Group]:
-        """Groups whose members are exactly these workers; those that cannot be joined drop out of the round."""
+        """Return groups whose members are exactly these workers; workers that cannot join drop out of the round."""
         on_gpus = device.type == "cuda" and all(round_.facts[w].device.startswith("cuda") for w in workers)
         backend = "nccl" if on_gpus else "gloo"
         together = backend == "nccl" if self._one_for_all is None else self._one_for_all
@@ -97,7 +97,7 @@ class Groups:
         if group in self._groups:
             self._groups.remove(group)
         group.abandon()
-        # A server that no longer knows the group, or does not answer, is none the worse for it.
+        # Ignore failures: a server may not know the group any more, or may not respond.
         calls = (
             round_.call(w, "/destroy_weights_update_group", {"group_name": group.name}, timeout=5.0)
             for w in group.workers
@@ -106,31 +106,31 @@ class Groups:
         await asyncio.gather(*calls, return_exceptions=True)
 
     def close(self) -> None:
-        """Leave all groups; the servers notice when the next one is made, or end."""
+        """Leave all groups. Servers notice it when the next group is made, or when they end."""
         for group in self._groups:
             group.abandon()
         self._groups = []
 
 
 class Group:
-    """Rank 0 and the processes of some servers."""
+    """A process group of this process (rank 0) and the processes of some servers."""
 
     _numbers = itertools.count()
 
     def __init__(self, workers: list[Worker], backend: str) -> None:
         self.workers = workers
         self.backend = backend
-        # Not by the process id, which in containers may be that of the run before, whose groups a server still has.
+        # Not named by process id: in containers an earlier run, whose groups a server still has, may have the same id.
         self.name = f"slime-{secrets.token_hex(4)}-{next(self._numbers)}"
         self._store: TCPStore | None = None
         self._group: Any = None
 
     def fits(self, round_: Round, backend: str, gone: set[Worker]) -> bool:
-        """Whether it can still be used: same backend, no member out or restarted."""
+        """Return whether the group can still be used: same backend, no member dropped or restarted."""
         return backend == self.backend and all(w in round_.live and w not in gone for w in self.workers)
 
     async def join(self, round_: Round) -> Outcome:
-        """Bring the members together; what became of each."""
+        """Connect the members. Return the outcome of each."""
         ranks = [round_.facts[worker].tp_size for worker in self.workers]
         world, limit = 1 + sum(ranks), timedelta(seconds=round_.timeout)
         for worker in self.workers:
@@ -158,7 +158,7 @@ class Group:
         return await self._together(round_, calls, lambda: self._make(store, world, limit))
 
     def _make(self, store: TCPStore, world: int, limit: timedelta) -> None:
-        """Our end, under the names that torch's own helpers (on the servers' side) look for in the store."""
+        """Make this process's end, under the store names that torch's own helpers on the servers use."""
         device = "cuda" if self.backend == "nccl" else "cpu"
         prefix = PrefixStore(f"{device}/", PrefixStore(f"{self.name}/", PrefixStore(self.name, store)))
         if self.backend == "gloo":
@@ -169,7 +169,7 @@ class Group:
             self._group = dist.ProcessGroupNCCL(prefix, 0, world, options)
 
     async def send(self, round_: Round, bucket: Bucket, *, last: bool) -> Outcome:
-        """Broadcast a bucket; what became of each member."""
+        """Broadcast a bucket. Return the outcome of each member."""
         body = {
             "names": [s.name for s in bucket.slices],
             "dtypes": [str(s.dtype).removeprefix("torch.") for s in bucket.slices],
@@ -194,9 +194,9 @@ class Group:
         return results
 
     async def _together(self, round_: Round, calls: dict[Worker, Any], ours: Callable[[], None]) -> Outcome:
-        """The servers' part over HTTP and our part in a thread, side by side.
+        """Run the servers' part over HTTP and this process's part in a thread, concurrently.
 
-        As soon as one fails, the others can only finish soon or never.
+        Once one part fails, the others either finish soon or never.
         """
         theirs = {round_.start(worker, answer): worker for worker, answer in calls.items()}
         mine = asyncio.create_task(_in_thread(f"slime-{self.name}", ours))
@@ -217,19 +217,19 @@ class Group:
             if task.cancelled():
                 results[worker] = _Undecided("no answer after the broadcast failed")
             else:
-                # Its own words are worth more than ours; but a broadcast that failed has not reached everybody.
+                # The server's own error says more; but a failed broadcast has not reached all members.
                 results[worker] = task.exception() or (problem and EngineError(f"broadcast failed: {problem}"))
         return results
 
     def abandon(self) -> None:
-        """Let go, also inside a broadcast: gloo cannot be aborted, our thread ends by error or deadline."""
+        """Give the group up, even in a broadcast: gloo cannot be aborted, so the thread ends by error or deadline."""
         group, self._group, self._store = self._group, None, None
         if group is not None and self.backend == "nccl":
             threading.Thread(target=group.abort, name=f"slime-abort-{self.name}", daemon=True).start()
 
 
 async def send_alone(round_: Round, worker: Worker, buckets: Sequence[Bucket]) -> None:
-    """Broadcast buckets to one server, in a group for this once. Raises EngineError."""
+    """Broadcast buckets to one server, in a temporary group. Raises EngineError."""
     group = Group([worker], "gloo")
     try:
         error = (await group.join(round_))[worker]
@@ -247,9 +247,12 @@ class _Undecided(EngineError):
 
 
 def _judge(round_: Round, phase: str, outcomes: Sequence[Outcome]) -> list[Worker]:
-    """Those that failed, after `Round.judge` of the culprits among them. Raises WeightSyncError as that.
+    """Return the failed workers, after passing the culprits among them to `Round.judge`.
 
-    A server that refused tells of a peer's failure as of its own; one that cannot be reached failed itself.
+    A server that refused may only report a peer's failure; a server that cannot be reached has failed itself.
+
+    Raises:
+        WeightSyncError: Raised by `Round.judge`.
     """
     failed = {worker: error for outcome in outcomes for worker, error in outcome.items() if error is not None}
     culprits = {
@@ -262,7 +265,7 @@ def _judge(round_: Round, phase: str, outcomes: Sequence[Outcome]) -> list[Worke
 
 
 async def _in_thread(name: str, function: Callable[[], T]) -> T:
-    """The function's result from a thread of its own, which does not keep the process from ending."""
+    """Run the function in a daemon thread and return its result; the thread does not keep the process alive."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -1,8 +1,8 @@
-"""What a server is and how it wants weights: asked before every update, because a restarted server may be another.
+"""A server's version and its protocol of weight updates, read before every update since a restarted server may differ.
 
-SGLang until 0.5.20 takes tensor and distributed updates at any time; from 0.5.21 on they must stand between
-`/begin_weight_update` and `/end_weight_update`, a session, in which the server unpacks and repacks quantized weights.
-A session that is not ended leaves a server that can never be updated again. `Round` keeps to it.
+SGLang until 0.5.20 takes tensor and distributed updates at any time. From 0.5.21 on they must be sent between
+`/begin_weight_update` and `/end_weight_update`, in a session, in which the server unpacks and repacks quantized
+weights. A server whose session is never ended cannot be updated again. `Round` follows this protocol.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ASK_TIMEOUT_S = 30.0
 
 
 class WeightsRefused(EngineError):
-    """A server that lives does not take the weights: the fault may be theirs."""
+    """A live server refuses the weights; the weights may be at fault."""
 
     def __init__(self, message: str, *, untouched: bool) -> None:
-        """`untouched`: nothing was written, so it can go on with the old ones."""
+        """Set `untouched` if nothing was written, so the server can continue with the old weights."""
         super().__init__(message)
         self.status = 400
         self.untouched = untouched
@@ -32,39 +32,39 @@ class WeightsRefused(EngineError):
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says about itself."""
+    """Facts that a server reports about itself."""
 
     software: str
-    """"0.5.20"; "slime 1.2.3" for a server of ours; empty when it says nothing."""
+    """Version: "0.5.20", or "slime 1.2.3" for slime's own server; empty if not reported."""
     tp_size: int = 1
     pp_size: int = 1
     device: str = ""
-    """"cpu", "cuda", ...; empty when it says nothing."""
+    """Device: "cpu", "cuda", ...; empty if not reported."""
     weight_version: str = ""
 
     @property
     def has_sessions(self) -> bool:
-        """Tensor and distributed updates must stand in one; release candidates count as the release."""
+        """Whether tensor and distributed updates need a session; release candidates count as the release."""
         return (version_number(self.software) or (0, 0, 0)) >= _FIRST_WITH_SESSIONS
 
     @property
     def pause_modes(self) -> tuple[str, ...]:
-        """What may become of requests in flight, best first.
+        """Supported ways to treat requests in flight, best first.
 
-        Until 0.5.20 SGLang cannot flush its cache while requests that gave up their rows wait, so those would go on
-        with prefixes of the old weights.
+        Until 0.5.20 SGLang cannot flush its cache while retracted requests wait, so such requests would continue with
+        prefixes of the old weights.
         """
         retract = self.has_sessions or not self.is_sglang
         return ("retract", "abort", "in_place") if retract else ("abort", "in_place")
 
     @property
     def is_sglang(self) -> bool:
-        """Whether tensor and distributed updates exist there."""
+        """Whether the server supports tensor and distributed updates."""
         return version_number(self.software) is not None
 
 
 async def server_facts(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> ServerFacts:
-    """Ask the server. Raises EngineError."""
+    """Request the facts from the server. Raises EngineError."""
     info = (await http.send("GET", url, SERVER_INFO, timeout=timeout)).object()
     software = str(info.get("version") or "")
     with expecting("tp_size and pp_size as numbers", url + SERVER_INFO, info, software):
@@ -79,7 +79,7 @@ async def server_facts(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) 
 
 
 async def served_version(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> str:
-    """The weight version that the server reports. Raises EngineError."""
+    """Return the weight version that the server reports. Raises EngineError."""
     info = (await http.send("GET", url, MODEL_INFO, timeout=timeout)).object()
     if "weight_version" not in info:
         raise EngineError(f"{url}: the server does not say which weight version it serves")
@@ -87,7 +87,7 @@ async def served_version(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S
 
 
 async def call(http: Http, url: str, path: str, body: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
-    """A POST that is executed at most once. Raises EngineError also for an answer that says `success: false`."""
+    """Send a POST that is executed at most once. Raises EngineError, also for a response with `success: false`."""
     try:
         async with asyncio.timeout(timeout):
             answer = (await http.send("POST", url, path, body, timeout=timeout + 1.0, repeat=False)).object()

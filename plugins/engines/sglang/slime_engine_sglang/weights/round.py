@@ -1,13 +1,13 @@
-"""One weight update as its servers see it: who takes part, and what becomes of a server that fails.
+"""A weight update over all servers: the steps for each server, and the handling of a server that fails.
 
-    ask what it is -> pause -> (open session) -> transport -> (close session) -> version as wanted? -> flush -> resume
+    get facts -> pause -> (open session) -> transport -> (close session) -> check version -> flush -> resume
 
-    for each step:  all servers at once --> those that answered go on
-                                        --> the others are QUARANTINED at once, with the reason, and drop out
+    for each step:  all servers at once --> servers that answered continue
+                                        --> the others are QUARANTINED at once, with the reason, and leave the round
 
-`update` opens and closes the round, transports run their part through `Round.each`. A server that has taken part of an
-update may serve any mixture of weights, so dropping out is never undone inside the round, and it stays paused. SGLang
-is paused even when nothing runs, since between two buckets a request could start.
+`update` opens and closes the round; transports run their part through `Round.each`. A server that got part of an update
+may serve a mixture of weights, so a server that left the round never returns to it, and stays paused. SGLang is paused
+even if no request runs, since a request could start between two buckets.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from slime_engine_sglang.weights.protocol import ServerFacts, WeightsRefused, ca
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CHECK = "check"
-"""In the place of a transport, where the servers are compared."""
+"""Name used instead of a transport when the servers' weights are compared."""
 BY_FILES = ("disk", "delta", CHECK)
-"""What any server takes, without a session."""
+"""Transports that every server supports, without a session."""
 _LEAVE_S = 5.0
 _BEFORE_WRITING = "Failed to get weights iterator"
-"""SGLang's words, from each of its processes, for files that it could not open."""
+"""Error message of each SGLang process for files that it could not open."""
 
 
 class Round:
@@ -55,28 +55,28 @@ class Round:
     ) -> None:
         """
         Args:
-            http: Open.
-            pool: Of the workers.
-            workers: Who takes part.
-            version: That they are brought to.
-            transport: Its name, for messages.
+            http: Open HTTP client.
+            pool: Pool of the workers.
+            workers: Workers to update.
+            version: Weight version of the update.
+            transport: Name of the transport, for messages.
             timeout: Seconds for each step of a server.
-            tolerant: Go on without those that fail.
-            pause_mode: How they are paused; None: in the best way that each knows.
-            kept: The weights stay at hand for servers that are waited for, so go on without one that is gone, too.
-            idle: No request is there, as at one that is brought back: it is paused with "abort".
+            tolerant: Continue without the servers that fail.
+            pause_mode: Mode in which servers are paused; None: the best mode that each server supports.
+            kept: The weights are kept for servers to be brought back, so continue without a server that is gone, too.
+            idle: The servers have no requests, as when one is brought back: pause them with "abort".
         """
         self.http = http
         self.version = version
         self.transport = transport
         self.timeout = timeout
         self.live = list(workers)
-        """Those that have taken every step so far."""
+        """Servers that have completed every step so far."""
         self.facts: dict[Worker, ServerFacts] = {}
         self.failed: dict[Worker, str] = {}
-        """Why the others dropped out."""
+        """Servers that left the round, with the reasons."""
         self.unharmed: list[Worker] = []
-        """Those that refused weights which every server refused, before anything was written."""
+        """Servers that refused the weights before writing anything, in an update that every server refused."""
         self._pool = pool
         self._tolerant, self._kept, self._fatal = tolerant, kept, False
         self._pause_mode, self._idle, self._in_session = pause_mode, idle, transport not in BY_FILES
@@ -86,10 +86,10 @@ class Round:
     # -- the update ------------------------------------------------------------------------------------
 
     async def take(self, push: Callable[[Round], Awaitable[None]]) -> float:
-        """The whole update; seconds for which the servers generated nothing.
+        """Run the whole update. Returns the seconds for which the servers did not generate.
 
         Raises:
-            WeightSyncError: As `each`, and what `push` raises.
+            WeightSyncError: Raised by `each` or by `push`.
         """
         await self.each("asking what it is", self._ask)
         started = time.perf_counter()
@@ -105,29 +105,29 @@ class Round:
         return time.perf_counter() - started
 
     async def release(self) -> None:
-        """What is due to the servers that did not take it."""
+        """Resume the unharmed servers, and end sessions and requests of the failed servers."""
         await asyncio.gather(*map(self._go_on, self.unharmed))
         await asyncio.gather(*map(self._leave, self.failed))
 
     async def call(
         self, worker: Worker, path: str, body: Mapping[str, Any], timeout: float | None = None
     ) -> dict[str, Any]:
-        """As `protocol.call`, by default within the seconds of a step."""
+        """Call a server through `protocol.call`, by default within the seconds of a step."""
         return await call(self.http, worker.url, path, body, timeout=self.timeout if timeout is None else timeout)
 
     async def load(self, worker: Worker, path: str, body: Mapping[str, Any], *, first: bool = True) -> None:
-        """A `call` with weights, or the last word of where they are; `first`: nothing of them has been sent before.
+        """Send a server weights, or the place to read them from; `first`: no part of them has been sent before.
 
         Raises:
-            WeightsRefused: The server lives and says no.
-            EngineError: It does not answer.
+            WeightsRefused: The server answers and refuses the weights.
+            EngineError: The server does not answer.
         """
         try:
             await self.call(worker, path, body)
         except EngineError as error:
             if error.status != 400:
                 raise
-            # Servers of ours check everything first; SGLang writes while it reads, once it has found the files.
+            # slime's servers check everything first; SGLang writes while it reads, once it has opened the files.
             found_none = all(_BEFORE_WRITING in part for part in str(error).split(" | "))
             untouched = first and (not self.facts[worker].is_sglang or found_none)
             raise WeightsRefused(str(error), untouched=untouched) from error
@@ -141,10 +141,10 @@ class Round:
             raise WeightSyncError(f"{worker.url} is no SGLang server: it takes weights from disk only")
 
     def _mode(self, worker: Worker) -> str | None:
-        """How it is paused; servers of ours take an update in one piece and need no pause.
+        """Return the mode in which to pause a server; None for slime's servers, which update atomically.
 
-        Those that the caller has paused stay as they are, and are his to resume: told to end the requests that it holds
-        in place, SGLang 0.5.20 waits for them for ever.
+        Servers that the caller has paused stay in that mode, and the caller resumes them: SGLang 0.5.20 waits forever
+        if it has to end requests that it holds in place.
         """
         facts = self.facts[worker]
         best = facts.pause_modes[0] if facts.is_sglang else None
@@ -169,7 +169,7 @@ class Round:
         except EngineError as error:
             if error.status != 400:
                 raise
-            # A session is open, left by an update that was cut; this one sends all weights anew.
+            # An interrupted update left a session open; this update sends all weights, so close it.
             await self._end(worker)
             await self.call(worker, "/begin_weight_update", {})
 
@@ -184,16 +184,17 @@ class Round:
         worker.weight_version = self.version
 
     async def _flush(self, worker: Worker) -> None:
-        """Requests paused in place keep the prefixes of the old weights, as they were promised; others must not.
+        """Flush the prefix cache. With pause mode "in_place" SGLang may refuse; in other modes a refusal is an error.
 
-        So in place the cache may stay, refused for those or for one that was just answered. Requests that begin after
-        the update look into another part of it (`Client`).
+        Requests paused in place keep the prefixes of the old weights. SGLang refuses to flush while it has such
+        requests, or has just answered one. Requests that begin after the update use another part of the cache
+        (`Client`).
         """
-        if self.facts[worker].is_sglang:  # servers of ours do so with the update
+        if self.facts[worker].is_sglang:  # slime's servers flush with the update
             await flush(self.http, worker.url, must=self._mode(worker) != "in_place")
 
     async def _go_on(self, worker: Worker) -> None:
-        """A server that refused before it wrote anything serves what it served; one that does not say so is out."""
+        """Resume a server that refused before writing anything; drop it if it does not report the old version."""
         try:
             wanted, served = self._pool.version_wanted, await served_version(self.http, worker.url)
             if served == str(self.version) or (wanted is not None and served != str(wanted)):
@@ -203,14 +204,14 @@ class Round:
             self.drop(worker, "going on with the old weights", error)
 
     async def _leave(self, worker: Worker) -> None:
-        """It is not worth waiting for, but if it lives, its session and its requests should end."""
+        """Try to end the session and the requests of a failed server, with a short time limit."""
         await self.end_session(worker)
         self._pool.interrupt()
         with contextlib.suppress(EngineError):
             await self.call(worker, "/abort_request", {"abort_all": True}, _LEAVE_S)
 
     async def end_session(self, worker: Worker) -> None:
-        """Of one that failed, if it lives."""
+        """Try to end the session of a failed server, which may be dead."""
         with contextlib.suppress(EngineError):
             if worker in self.facts and self._in_session:
                 await self._end(worker, _LEAVE_S)
@@ -218,24 +219,24 @@ class Round:
     # -- who is left -----------------------------------------------------------------------------------
 
     async def each(self, phase: str, step: Callable[[Worker], Awaitable[object]]) -> None:
-        """Take one step on every live server at once.
+        """Run a step on every live server at once.
 
         Raises:
-            WeightSyncError: One failed, and failures are not tolerated.
+            WeightSyncError: A server failed, and failures are not tolerated.
         """
         tasks = {worker: self.start(worker, self.within(step(worker))) for worker in self.live}
         results = await asyncio.gather(*tasks.values(), return_exceptions=True)
         self.judge(phase, dict(zip(tasks, results)))
 
     def start(self, worker: Worker, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin a step that ends, cancelled, when somebody else quarantines the server."""
+        """Start a step as a task, which is cancelled if the supervisor quarantines the server."""
         task = asyncio.create_task(step)
         self._steps[worker] = task
         task.add_done_callback(lambda _: self._steps.pop(worker, None))
         return task
 
     def cut(self, worker: Worker) -> None:
-        """Wait no longer for a server that is quarantined by now; from any thread."""
+        """Cancel the step of a server that has been quarantined; any thread may call it."""
         if worker.state is WorkerState.QUARANTINED and worker in self._steps:
             self._loop.call_soon_threadsafe(self._cancel, worker)
 
@@ -244,7 +245,7 @@ class Round:
             self._steps[worker].cancel()
 
     async def within(self, step: Awaitable[T]) -> T:
-        """The step's result. Raises EngineError when it takes longer than a step may."""
+        """Return the step's result. Raises EngineError if the step exceeds its time limit."""
         try:
             async with asyncio.timeout(self.timeout):
                 return await step
@@ -255,8 +256,8 @@ class Round:
         """Drop the servers whose result is an error.
 
         Raises:
-            WeightSyncError: There is one, and failures are not tolerated; or every server that lives has refused: then
-                the fault is in the weights, and starting servers anew would not help.
+            WeightSyncError: A server failed, and failures are not tolerated; or every live server refused the weights,
+                so the weights are wrong and restarting servers would not help.
         """
         refused = {w: r for w, r in results.items() if isinstance(r, WeightsRefused)}
         useless = bool(refused) and all(isinstance(results.get(worker), BaseException) for worker in self.live)
@@ -281,7 +282,7 @@ class Round:
             raise WeightSyncError("; ".join(self.failed.values()))
 
     def drop(self, worker: Worker, phase: str, error: object) -> None:
-        """Take a server out of the round and of the pool's ready ones."""
+        """Take a server out of the round and quarantine it in the pool."""
         where = "" if worker.url.split("//")[-1] in str(error) else f"{worker.url}: "
         reason = f"weight version {self.version} by {self.transport}, {phase}: {where}{error}"
         if worker in self.live:
@@ -292,6 +293,6 @@ class Round:
         logger.warning("engine %s is quarantined: %s", worker.url, reason)
 
     def drop_all(self, phase: str, error: BaseException) -> None:
-        """The update was cut short: nobody knows what the servers hold."""
+        """Drop all live servers after an interrupted update, since their weights are unknown."""
         for worker in list(self.live):
             self.drop(worker, phase, f"cut short by {type(error).__name__}: {error}")

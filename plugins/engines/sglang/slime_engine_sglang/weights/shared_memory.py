@@ -1,14 +1,15 @@
-"""Host memory that SGLang's processes on this machine map, and the message that tells them where it is.
+"""Host memory that SGLang's processes on this machine map, and the message that locates the memory.
 
-SGLang unpickles that message with a list of allowed names, so it is built of torch's own rebuild functions and of
-`types.SimpleNamespace`, which SGLang 0.5.20 and 0.5.23 allow; nothing of SGLang is imported here. Torch's default way
-to share memory (file descriptors) makes the SERVER DIE on such a message, hence the way of names, whatever strategy the
-process has set for its own use.
+SGLang unpickles the message with a list of allowed names. So the message consists of torch's own rebuild functions and
+`types.SimpleNamespace`, which SGLang 0.5.20 and 0.5.23 allow; nothing of SGLang is imported here. With torch's default
+way to share memory (file descriptors), such a message makes the SERVER DIE. So memory is always shared by name,
+whichever strategy the process has set for its own use.
 
-torch starts a process that removes a dead process's shared memory. When that one was killed as well, as batch systems
-do with all processes of a job, up to a copy of the weights would stay until the machine restarts: so each name is
-entered in a locked file beside it, and a run removes what a run before it could not. A process id would say nothing,
-since containers may share /dev/shm and not their processes; the kernel drops a file lock with its holder.
+torch starts a process that removes a dead process's shared memory. If that helper was killed as well (batch systems
+kill all processes of a job), up to a copy of the weights would stay until the machine restarts. So each name is
+entered in a locked file next to it, and a run removes memory that an earlier run could not remove. A process id would
+not identify the holder, since containers may share /dev/shm but not their processes. The kernel drops a file lock when
+its holder ends.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _starting = threading.Lock()
 
 
 class Register:
-    """A locked file beside the names in `folder`; made with the first of them, removed when the process ends well."""
+    """A locked file of names, next to the memory in `folder`; made for the first name, removed at a normal exit."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,9 +48,9 @@ class Register:
         self._process = 0
 
     def enter(self, name: str) -> None:
-        """The name is this process's from now on; names that are gone already do no harm."""
+        """Record a name as this process's; names of memory that no longer exists are harmless."""
         with self._lock:
-            if self._file is None or self._process != os.getpid():  # a fork has its parent's
+            if self._file is None or self._process != os.getpid():  # a forked process has its parent's file
                 remove_leftovers(self._folder)
                 self._file, self._process = self._create(), os.getpid()
             self._file.write(name + "\n")
@@ -57,7 +58,7 @@ class Register:
 
     def _create(self) -> IO[str]:
         path = self._folder / f"slime-{os.getuid()}-{os.urandom(8).hex()}.names"
-        made = path.with_suffix(".new")  # nobody looks at it before it is locked
+        made = path.with_suffix(".new")  # not visible to other runs before it is locked
         file = made.open("x")
         fcntl.flock(file, fcntl.LOCK_EX)
         made.rename(path)
@@ -89,7 +90,7 @@ _register = Register(SHM)
 
 
 class SharedBuffer:
-    """`size` bytes under a name in shared memory; `free` it, and it is gone whatever became of its readers."""
+    """`size` bytes under a name in shared memory; after `free` they are gone, even if readers died."""
 
     def __init__(self, size: int) -> None:
         free = shutil.disk_usage(SHM).free
@@ -99,7 +100,7 @@ class SharedBuffer:
                 f"{SHM} has {free >> 20} MiB left and a bucket of weights takes {size >> 20}: give it more memory"
                 " (docker --shm-size), lower --update-weight-buffer-size, or choose --update-weight-transport disk"
             )
-        with _no_inheritance():  # the first one starts torch's manager process
+        with _no_inheritance():  # the first call starts torch's manager process
             storage = torch.UntypedStorage._new_using_filename_cpu(size)
         self._storage: torch.UntypedStorage | None = storage
         self._handle = bytes(storage._share_filename_cpu_()[1]).decode().lstrip("/")
@@ -107,15 +108,15 @@ class SharedBuffer:
         self.tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
 
     def lend(self, readers: int) -> None:
-        """So many processes will open it: each gives one use back, and the last one removes the name."""
+        """Set how many processes will open it: each gives one use back, and the last removes the name."""
         assert self._storage is not None, "lent after free"
         for _ in range(readers):
             self._storage._shared_incref()  # type: ignore[no-untyped-call]
 
     def free(self) -> None:
-        """Let go of the memory; the name goes with its last user, not counting readers that died before they read.
+        """Free the memory; the name is removed with its last user, not counting readers that died before they read.
 
-        The name is never removed from outside: torch ends a process that finds it gone when it closes the last use.
+        The name is never removed otherwise: torch ends a process that finds it missing when it closes the last use.
         """
         storage, self._storage = self._storage, None
         self.tensor = torch.empty(0, dtype=torch.uint8)
@@ -124,7 +125,7 @@ class SharedBuffer:
                 storage._shared_decref()
 
     def _uses(self) -> int:
-        """torch counts uses in the first bytes of the file."""
+        """Number of uses, which torch counts in the first bytes of the file."""
         try:
             with (SHM / self._handle).open("rb") as file:
                 return int.from_bytes(file.read(4), "little", signed=True)
@@ -133,17 +134,17 @@ class SharedBuffer:
 
 
 def message(flat: torch.Tensor, metadata: list[Any]) -> str:
-    """SGLang's `flattened_bucket` payload, base64. A CUDA tensor travels as an IPC handle, good for one reader."""
+    """Return SGLang's `flattened_bucket` payload, base64. A CUDA tensor is sent as an IPC handle for one reader."""
     buffer = io.BytesIO()
     _Pickler(buffer, 4).dump({"flattened_tensor": flat, "metadata": metadata})
     return base64.b64encode(buffer.getvalue()).decode()
 
 
 class _Pickler(ForkingPickler):
-    """torch's own reductions, but for memory: by name for the host, by device UUID for GPUs."""
+    """Pickle with torch's own reductions, except for memory: by name for the host, by device UUID for GPUs."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """As `pickle.Pickler.reducer_override`."""
+        """Reduce storages and CUDA tensors; see `pickle.Pickler.reducer_override`."""
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             return reductions.rebuild_storage_filename, (torch.UntypedStorage, *obj._share_filename_cpu_())
         if isinstance(obj, torch.Tensor) and obj.is_cuda:
@@ -156,9 +157,9 @@ class _Pickler(ForkingPickler):
 
 @contextlib.contextmanager
 def _no_inheritance() -> Iterator[None]:
-    """Programs started inside get none of this process's open files, but for standard input.
+    """Make programs started inside the block inherit no open files except standard input.
 
-    torch's manager outlives the run by a moment; holding our output, it would keep open a pipe that somebody reads.
+    torch's manager briefly outlives the run. If it held this process's output, a pipe would stay open for its reader.
     """
     with _starting:
         open_files = [int(name) for name in os.listdir("/proc/self/fd")]

@@ -1,8 +1,8 @@
-"""Weights -> servers: by memory of this host that they map, or from a directory that they see.
+"""Push weights to servers, through memory of this host that they map, or through a directory that they can read.
 
-Both go over HTTP as the word of where the weights are: `/update_weights_from_tensor`, `/update_weights_from_disk`. Each
-process of a server must be given its own use of the memory, which must live until every one has answered. Host tensors
-are copied into shared memory once for all; CUDA tensors travel as IPC handles, one each.
+Both ways send the place of the weights over HTTP: `/update_weights_from_tensor`, `/update_weights_from_disk`. Each
+process of a server needs its own reference to the memory, which must stay alive until every process has responded. Host
+tensors are copied once into shared memory for all processes; CUDA tensors are sent as IPC handles, one per process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slime_engine_sglang.weights.shared_memory import message
 
 
 async def push_shared(round_: Round, bucket: Bucket, number: int, *, last: bool) -> None:
-    """Every live server copies the bucket out. Raises WeightSyncError as `Round.each`."""
+    """Make every live server copy the bucket. Raises WeightSyncError as `Round.each`."""
 
     async def take(worker: Worker) -> None:
         facts = round_.facts[worker]
@@ -27,7 +27,7 @@ async def push_shared(round_: Round, bucket: Bucket, number: int, *, last: bool)
             "serialized_named_tensors": payloads(bucket, facts),
             "load_format": "flattened_bucket",
             "flush_cache": False,
-            # With the last bucket, so that a part of the weights never bears it.
+            # Sent with the last bucket, so that partly updated weights never have the new version.
             "weight_version": str(round_.version) if last else None,
         }
         path, first = "/update_weights_from_tensor", number == 0
@@ -37,7 +37,7 @@ async def push_shared(round_: Round, bucket: Bucket, number: int, *, last: bool)
 
 
 def payloads(bucket: Bucket, facts: ServerFacts) -> list[str]:
-    """One message per tensor-parallel rank of a server; pipeline stages of one rank read the same one."""
+    """Return one message per tensor-parallel rank of a server; the pipeline stages of a rank read the same message."""
     metadata = [
         SimpleNamespace(
             name=s.name, shape=s.shape, dtype=s.dtype, start_idx=s.start, end_idx=s.end, numel=s.end - s.start
@@ -52,11 +52,11 @@ def payloads(bucket: Bucket, facts: ServerFacts) -> list[str]:
 
 
 async def push_directory(round_: Round, path: Path) -> None:
-    """Every live server loads `path`. Raises WeightSyncError as `Round.each`."""
+    """Make every live server load `path`. Raises WeightSyncError as `Round.each`."""
 
     async def take(worker: Worker) -> None:
         body: dict[str, Any] = {"model_path": str(path.absolute()), "weight_version": str(round_.version)}
-        if round_.facts[worker].is_sglang:  # whose cache is flushed later; `control.flush` says why
+        if round_.facts[worker].is_sglang:  # its cache is flushed later; see `control.flush` for the reason
             body["flush_cache"] = False
         await round_.load(worker, "/update_weights_from_disk", body)
         worker.loaded = None

@@ -1,7 +1,7 @@
 """The weight updates of an engine: lock -> a `Round` of all ready servers -> pool.version_wanted = N -> unlock.
 
-`HttpEngine` calls it; how the weights travel is said by `transports`, `distributed` and `delta`. A server that is
-brought back later is a round of its own, with what was kept (`Kept`).
+`HttpEngine` calls it; `transports`, `distributed` and `delta` send the weights. A server that is restarted later gets a
+round of its own, with the kept weights (`Kept`).
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from slime_engine_sglang.weights.transports import push_directory, push_shared
 WEIGHT_SETTINGS = frozenset(
     {"update_weight_buffer_size", "update_weight_timeout", "update_weight_pause_mode", "colocate"}
 )
-"""Settings of `WeightUpdates` that an engine without servers does not have."""
+"""Settings that only an engine with servers acts on, through `WeightUpdates`."""
 
 Push = Callable[[Round], Awaitable[None]]
-"""Has the live servers of a round take the weights. Raises WeightSyncError as `Round.each`."""
+"""Function that sends the weights to the live servers of a round. Raises WeightSyncError like `Round.each`."""
 Send = Callable[..., Awaitable[None]]
-"""Has them take one bucket: `send(round, bucket, number, last=...)`."""
+"""Function that sends one bucket to them: `send(round, bucket, number, last=...)`."""
 
 
 @dataclass
 class Kept:
-    """The weights of a version, at hand for a server that has to be brought up to date later.
+    """The weights of a version, kept for a server that has to be updated later.
 
-    In files that stay until the next version is served; under `--use-fault-tolerance` also in host memory, at the price
-    of one copy of them.
+    They are in files that stay until the next version is served, or with `--use-fault-tolerance` in a copy in host
+    memory.
     """
 
     version: int
     transport: str
     push: Push
-    """Once more."""
+    """Sends the kept weights again."""
     buckets: Sequence[Bucket] = ()
-    """May still be filled until the update is over."""
+    """Kept buckets; the list may grow until the update ends."""
 
     def free(self) -> None:
-        """Give the memory back; the next version is served. Safe to call twice."""
+        """Free the memory once the next version is served. Safe to call twice."""
         buckets, self.buckets = self.buckets, ()
         for bucket in buckets:
             bucket.free()
 
 
 class WeightUpdates:
-    """The weights of a pool's servers."""
+    """Updates the weights of a pool's servers."""
 
     def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
         self._http = http
@@ -69,7 +69,7 @@ class WeightUpdates:
         self._groups: Groups | None = None
         self._round: Round | None = None
         self.last: Kept | None = None
-        """The weights of `pool.version_wanted`, where they are at hand: under fault tolerance, or in files."""
+        """The weights of `pool.version_wanted`, if they are kept: with fault tolerance, or in files."""
         pool.on_change(self._changed)
 
     def _changed(self, worker: Worker) -> None:
@@ -78,10 +78,10 @@ class WeightUpdates:
             round_.cut(worker)
 
     async def transports(self) -> tuple[str, ...]:
-        """What all ready servers take, best first. Raises EngineError, ConfigError for a pause they do not know.
+        """Return the transports that all ready servers accept, best first.
 
-        Shared memory only for servers that we launched: one in a container of its own would end on a message that
-        names memory it does not see.
+        Shared memory is only used for servers that this run launched: a server in a container of its own would crash on
+        a message that names memory it cannot see. Raises EngineError; raises ConfigError for an unknown pause mode.
         """
         workers = self._pool.ready
         told = await asyncio.gather(*(server_facts(self._http, worker.url) for worker in workers))
@@ -101,26 +101,26 @@ class WeightUpdates:
     # -- transports ------------------------------------------------------------------------------------
 
     async def from_tensors(self, weights: Iterable[Named], version: int) -> dict[str, float]:
-        """By shared memory, to servers on this host. Raises WeightSyncError."""
+        """Send weights by shared memory to servers on this host. Raises WeightSyncError."""
         return await self._from_buckets("tensor", weights, version, shared=True, send=push_shared)
 
     async def from_broadcast(self, weights: Iterable[Named], version: int) -> dict[str, float]:
-        """By broadcast, to servers anywhere. Raises WeightSyncError."""
+        """Send weights by broadcast to servers on any host. Raises WeightSyncError."""
         if self._groups is None:
             self._groups = Groups(self._pool)
         send = self._groups.push_bucket
         return await self._from_buckets("distributed", weights, version, shared=self._tolerant, send=send)
 
     async def from_directory(self, path: Path, version: int) -> dict[str, float]:
-        """From files that the servers see. Raises WeightSyncError."""
+        """Load weights from files on a path that the servers share. Raises WeightSyncError."""
         path = Path(path)
         return await self.run(Kept(version, "disk", partial(push_directory, path=path)))
 
     async def check(self, weights: Iterable[Named]) -> None:
-        """Compare every ready server with the weights trained, of which it has the version wanted.
+        """Compare the weights of every ready server with the trained weights of the wanted version.
 
         Raises:
-            WeightSyncError: As `run`; a server that serves something else has failed.
+            WeightSyncError: As in `run`; a server with other weights counts as failed.
         """
         async with written(self._args, weights) as path:
             await self.run(Kept(self._pool.version_wanted or 0, CHECK, partial(push_compared, path=path)))
@@ -139,7 +139,7 @@ class WeightUpdates:
                         # With `colocate` the servers see the trainer's GPUs.
                         on_host = shared and (device.type == "cpu" or self._tolerant or not self._args.colocate)
                         buffers = Buffers(shared=on_host, keep=self._tolerant, device=device)
-                    # A big copy, during which the loop has others to serve.
+                    # A large copy; in a thread, so that the event loop stays free.
                     bucket = await asyncio.to_thread(buffers.fill, named)
                     if self._tolerant:
                         buckets.append(bucket)
@@ -162,15 +162,15 @@ class WeightUpdates:
     # -- the frame -------------------------------------------------------------------------------------
 
     async def run(self, kept: Kept, push: Push | None = None) -> dict[str, float]:
-        """Bring every ready server to a version, which is greater than any before; metrics of the update.
+        """Update every ready server to a version greater than all earlier ones; return metrics of the update.
 
         Args:
-            kept: What brings a server to this version, now and later.
-            push: What does now, where that is another way.
+            kept: Weights that update a server to this version, now and later.
+            push: Function for this update, if it differs from `kept.push`.
 
         Raises:
-            WeightSyncError: A server failed without `--use-fault-tolerance`, or all did and none of them comes back, or
-                every server that answers has refused the weights.
+            WeightSyncError: A server failed without `--use-fault-tolerance`, all servers failed and none is being
+                restarted, or every server that responds has refused the weights.
         """
         checks = kept.transport == CHECK
         lasts = self._tolerant or (kept.transport in BY_FILES and not checks)
@@ -203,13 +203,13 @@ class WeightUpdates:
         return {"perf/update_weights_pause_time": paused}
 
     async def catch_up(self, worker: Worker) -> None:
-        """Have a server that generates nothing take the weights kept; sets `worker.weight_version`, not READY.
+        """Update an idle server with the kept weights; sets `worker.weight_version`, but not the state READY.
 
-        The supervisor calls it from a thread of its own, holding `pool.update_lock`; so it does not use the engine's
-        connections.
+        The supervisor calls it from a thread of its own while it holds `pool.update_lock`, so it does not use the
+        engine's connections.
 
         Raises:
-            WeightSyncError: It does not answer, refuses, or serves something else afterwards.
+            WeightSyncError: The server does not respond, refuses, or has other weights afterwards.
         """
         kept = self.last
         assert kept is not None, "the caller has looked"
@@ -229,14 +229,14 @@ class WeightUpdates:
                 raise
 
     def _check_anyone(self, round_: Round, *, comes_back: bool) -> None:
-        """Somebody must be left, or be about to come back. Raises WeightSyncError."""
+        """Raise WeightSyncError if no server is left and none is being restarted."""
         if not round_.live and not (comes_back and self._pool.recovering):
             known = "; ".join(round_.failed.values()) or self._pool.describe()
             known = known or "none has registered at the router; --rollout-num-gpus N starts some"
             raise WeightSyncError(f"weight version {round_.version}: no engine is left to take it ({known})")
 
     def close(self) -> None:
-        """Leave process groups and free what was kept."""
+        """Leave process groups and free the kept weights."""
         if self._groups is not None:
             self._groups.close()
         if self.last is not None:
@@ -245,7 +245,10 @@ class WeightUpdates:
 
 
 async def _send_kept(round_: Round, worker: Worker, buckets: Sequence[Bucket]) -> None:
-    """Through shared memory to a server that we launched, by broadcast to another. Raises WeightSyncError."""
+    """Send kept buckets by shared memory to a server of this run, by broadcast to an external one.
+
+    Raises WeightSyncError.
+    """
     if not worker.owned:
         try:
             return await send_alone(round_, worker, buckets)

@@ -1,7 +1,8 @@
-"""A working directory on the host's disk, for want of a file system of the sandbox's own, and what is written there.
+"""A working directory on the host's disk, for a sandbox without its own file system, and a check of its size.
 
-`jobs.py` looks while programs run: the kernel bounds each file, but without a mount or rights to set a quota not all of
-them together. So what is written between two looks comes on top, and the fewer bytes are left the sooner is the next.
+`jobs.py` measures the files while programs run: the kernel limits each file, but without a mount or the right to set a
+quota it cannot limit their sum. Programs can exceed the limit by the bytes written between two checks, so checks come
+more often the fewer bytes are left.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ import stat
 from collections.abc import Iterable, Iterator
 
 OPEN = ("/tmp", "/var/tmp", "/dev/shm")
-"""Directories that everybody may write to, where nothing hides them."""
+"""Directories that all users may write to, unless the sandbox hides them."""
 _LEAST = 4096
-"""Bytes that a file counts for, however short it is, so that their number is bounded, too."""
+"""Minimum bytes counted for a file, so that the number of files is limited, too."""
 _RATE = 2 << 30
-"""Bytes that a program may write a second, about as fast as memory is filled."""
+"""Bytes per second that a program may write, about the speed of filling memory."""
 _RARELY_S, _SHARE = 0.02, 5
-"""Seconds between looks at most; at least so many times the processor time of one."""
+"""Maximum seconds between checks, and minimum time between checks in multiples of a check's processor time."""
 
 
 def make(directory: str, user: int | None) -> None:
-    """Make it, for this user."""
+    """Make the directory and give it to `user`."""
     os.mkdir(directory, 0o755)
     if user is not None:
         os.chown(directory, user, user)
 
 
 def remove(*paths: str) -> None:
-    """Remove them and all below them, however deep programs have nested it, which Python cannot."""
+    """Remove paths with all contents, also nested so deeply that Python cannot remove them."""
     command = ["/bin/rm", "-rf", "--", *paths]
     os.waitpid(os.posix_spawn(command[0], command, {}), 0)
 
 
 def strewn(user: int | None) -> list[str]:
-    """What a user that nobody else is has made in the directories open to everybody; nothing for None."""
+    """Return the entries in `OPEN` that belong to a sandbox's own user; empty for None."""
     found = []
     for directory in OPEN if user is not None else ():
         with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
@@ -49,9 +50,9 @@ def strewn(user: int | None) -> list[str]:
 
 
 def written(paths: Iterable[str], processes: Iterable[int], most: int) -> float:
-    """Bytes on disk of the files at and below `paths` and of those that processes hold open without a name.
+    """Return the bytes on disk of files at and below `paths` and of deleted files that processes hold open.
 
-    Counted until there are more than `most`; infinite where a directory cannot be listed.
+    Stops counting above `most`; infinite if a directory cannot be listed.
     """
     seen, total = set[tuple[int, int]](), 0
     try:
@@ -67,7 +68,7 @@ def written(paths: Iterable[str], processes: Iterable[int], most: int) -> float:
 
 
 def until_next(left: float, took: float) -> float:
-    """Seconds until the next look, where so many bytes are left and the last one took so much processor time."""
+    """Return the seconds until the next check, given the bytes left and the processor time of the last check."""
     return max(_SHARE * took, min(_RARELY_S, left / _RATE))
 
 

@@ -1,12 +1,12 @@
-"""Connections from inside a sandbox to the few addresses outside that it may reach.
+"""Forward connections from inside a sandbox to the few outside addresses that it may reach.
 
 ::
 
     program --127.0.0.1:port--> listener of the first process --descriptor--> carrier (host's network) --> host:port
 
-`carry` is a process of its own, forked before the network namespace; `listen` and `hand_over` run in the sandbox's
-first process. The accepted connection itself crosses the namespace, as a descriptor; the program never has a socket of
-the host's network.
+`carry` runs in a process of its own, forked before the network namespace is made; `listen` and `hand_over` run in the
+sandbox's first process. The accepted connection is passed out of the namespace as a descriptor, so the program never
+has a socket of the host's network.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def hand_over(listener: socket.socket, carrier: socket.socket) -> None:
 
 
 def carry(requests: socket.socket, endpoints: dict[int, tuple[str, int]]) -> None:
-    """In the carrier's process: serve until the other side is gone. Never returns."""
+    """Serve until the other side is gone; called in the carrier's process. Never returns."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
@@ -70,7 +70,7 @@ def carry(requests: socket.socket, endpoints: dict[int, tuple[str, int]]) -> Non
 
 
 def _one(inside: socket.socket, target: tuple[str, int], places: threading.BoundedSemaphore) -> None:
-    """One connection, both ways, until both sides have ended."""
+    """Forward a connection in both directions until both sides have closed it."""
     try:
         with inside, socket.create_connection(target, timeout=_CONNECT_SECONDS) as outside:
             outside.settimeout(None)
@@ -83,6 +83,6 @@ def _one(inside: socket.socket, target: tuple[str, int], places: threading.Bound
                     else:
                         open_ways.pop(source).shutdown(socket.SHUT_WR)
     except OSError:
-        return  # both sides are closed, which is all that either needs to know
+        return  # both sides are closed
     finally:
         places.release()

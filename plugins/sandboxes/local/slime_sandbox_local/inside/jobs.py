@@ -1,13 +1,13 @@
-"""The sandbox's first process: takes requests from outside, runs each as a job, answers when it has ended.
+"""The sandbox's first process: it takes requests from outside, runs each as a job, and answers when the job has ended.
 
 ::
 
-    socket --request--> Server --fork--> job (confined)        exec: a command          open: a command that stays
-           <--answer---        <--pipes--                      write, read: a file      call: a line for one that stays
+    socket --request--> Server --fork--> job (confined)        exec: a command          open: a resident command
+           <--answer---        <--pipes--                      write, read: a file      call: a line for a resident one
 
-`main.py` calls `Server(...).serve()`; it returns when the caller is gone. As process 1 of its namespace its end is the
-end of every other one. A job is over when the process that was started has ended, even if one that it left behind still
-holds its output; what such a one prints is lost.
+`main.py` calls `Server(...).serve()`, which returns when the caller is gone. The server is process 1 of its namespace,
+so its end ends all other processes. A job is over when its process has ended, even if a process that it left behind
+still holds its output; further output of such a process is lost.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from slime_sandbox_local.inside.rights import Confinement, confine
 
 TIMED_OUT = -1
 _LOOK_BUSY, _LOOK_IDLE = 0.1, 1.0
-"""Seconds between looks at memory."""
+"""Seconds between checks of memory."""
 _MARK = 3
-"""Descriptor on which a process that stays says that a call is done, with a line."""
+"""Descriptor on which a resident process writes a line when a call is done."""
 _LONGEST_MARK = 65_536
 
 
 class Job:
-    """One process that was started, and who waits for it."""
+    """A started process, and the request that waits for it."""
 
     def __init__(
         self, request: int, pid: int, given: bytes, pipes: dict[str, int], until: float, most: int, whole: bool
@@ -44,11 +44,11 @@ class Job:
         self.pid = pid
         self.given = memoryview(given)
         self.pipes = pipes
-        """Our ends: `in`, `out`, `err`, and `mark` for one that stays."""
+        """Parent's ends of the pipes: `in`, `out`, `err`, and `mark` for a resident process."""
         self.until = until
         self.most = most
         self.whole = whole
-        """A standard output longer than `most` is of no use to the caller, so the process is ended."""
+        """Whether the process ends if its output exceeds `most`, since a longer output is useless to the caller."""
         self.kept = {"out": bytearray(), "err": bytearray(), "mark": bytearray()}
         self.status: int | None = None
         self.note = ""
@@ -56,19 +56,19 @@ class Job:
 
     @property
     def stays(self) -> bool:
-        """It answers calls until it ends."""
+        """Whether the process is resident and answers calls until it ends."""
         return "mark" in self.pipes
 
 
 class Server:
-    """Everything of the first process.
+    """The sandbox's first process: its requests, jobs and limits.
 
     Args:
-        control: To the caller.
-        confinement: Of programs.
-        environment: Of programs.
-        work: Their working directory.
-        strewing: Whose files elsewhere count, too (`disk.strewn`).
+        control: Socket to the caller.
+        confinement: Confinement of programs.
+        environment: Environment variables of programs.
+        work: Working directory of programs.
+        strewing: User whose files outside the working directory also count (`disk.strewn`).
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class Server:
         self.limits, self.strewing = confinement.limits, strewing
         self.selector = selectors.DefaultSelector()
         self.jobs: dict[int, Job] = {}
-        """By process id."""
+        """Jobs by process id."""
         self.received, self.to_send = bytearray(), bytearray()
         self.alive = True
         self.look_at = 0.0
         self.seen: list[int] = []
-        """Processes of the last look."""
+        """Processes found by the last check."""
         self.look_at_disk = 0.0 if confinement.writable else float("inf")
 
     def serve(self) -> None:
-        """Until the caller has gone."""
+        """Serve requests until the caller is gone."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -110,7 +110,7 @@ class Server:
             self.selector.register(listener, selectors.EVENT_READ, lambda _, one=listener: hand_over(one, carrier))
 
     def _next(self) -> float:
-        """Seconds until something is due."""
+        """Return the seconds until the next deadline or check."""
         times = [min(self.look_at, self.look_at_disk) if self.jobs else float("inf")]
         times += [job.until for job in self.jobs.values() if job.request is not None]
         return max(0.0, min(*times, time.monotonic() + 60.0) - time.monotonic())
@@ -167,7 +167,7 @@ class Server:
             self._answer(request, process=job.pid)
 
     def _program(self, message: dict[str, Any]) -> None:
-        """Become the program; in the forked process."""
+        """Become the program, in the forked process."""
         command, environment = message["command"], {**self.environment, **message.get("env", {})}
         try:
             os.execvpe(command[0], command, environment)
@@ -216,7 +216,7 @@ class Server:
         return job
 
     def _feed(self, job: Job) -> None:
-        """Give it input; one that stays keeps the pipe."""
+        """Write input to a job; a resident process keeps its pipe open."""
         descriptor = job.pipes["in"]
         try:
             job.given = job.given[os.write(descriptor, job.given[:65_536]) :]
@@ -230,7 +230,7 @@ class Server:
                 os.close(job.pipes.pop("in"))
 
     def _drain(self, job: Job, name: str) -> bool:
-        """Read some of what it wrote, and keep what there is room for; False when there is no more for now."""
+        """Read a job's output and keep as much as fits; return False if no more output is available for now."""
         try:
             part = os.read(job.pipes[name], 1 << 18)
         except BlockingIOError:
@@ -249,14 +249,14 @@ class Server:
         return True
 
     def _drain_rest(self, job: Job) -> None:
-        """What is in the pipes already; at most a pipe's worth of each, since another process may go on writing."""
+        """Read the data already in the pipes, at most a pipe's capacity each, as other processes may keep writing."""
         for name in ("out", "err"):
             for _ in range(8):
                 if name not in job.pipes or not self._drain(job, name):
                     break
 
     def _reply(self, job: Job, code: int, **fields: Any) -> None:
-        """Answer who waits for the job; its output is then forgotten."""
+        """Answer the request that waits for the job, and discard the job's output."""
         request, job.request = job.request, None
         if request is None:
             return
@@ -267,7 +267,7 @@ class Server:
             kept.clear()
 
     def _reap(self) -> None:
-        """Take the status of whatever has ended; orphans are ours too."""
+        """Collect the status of all ended processes, including adopted orphans."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -289,7 +289,7 @@ class Server:
         self._reply(job, code, ended=True)
 
     def _look(self) -> None:
-        """End what overruns its time, and all when together they have too much memory."""
+        """End jobs that exceed their time, and all jobs if together they use too much memory."""
         now = time.monotonic()
         for job in list(self.jobs.values()):
             if job.request is not None and now >= job.until:
@@ -309,7 +309,7 @@ class Server:
             self._end_all(note)
 
     def _look_at_disk(self) -> None:
-        """End all when together they have written too much, and remove it: there is no room for what comes next."""
+        """End all jobs if together they have written too much, and remove their files to make room."""
         if time.monotonic() < self.look_at_disk or not self.jobs:
             return
         before, most = time.process_time(), self.limits["disk_mb"] << 20
@@ -329,7 +329,7 @@ class Server:
 
 
 def become(run: Callable[[], None], descriptors: dict[int, int], confinement: Confinement, work: str) -> None:
-    """In a forked process: its descriptors, its confinement, and then what it is to do. Never returns."""
+    """Set up descriptors and confinement in a forked process, then call `run`. Never returns."""
     code = 1
     try:
         os.setsid()
@@ -354,7 +354,7 @@ def become(run: Callable[[], None], descriptors: dict[int, int], confinement: Co
 
 
 def write_file(path: str) -> None:
-    """Standard input -> the file, with the rights of the program."""
+    """Copy standard input to the file, with the rights of the program."""
     if folder := os.path.dirname(path):
         os.makedirs(folder, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
@@ -365,7 +365,7 @@ def write_file(path: str) -> None:
 
 
 def read_file(path: str, most: int) -> None:
-    """The file -> standard output, with the rights of the program; a byte more than `most` tells that it is longer."""
+    """Copy the file to standard output, with the rights of the program; a byte beyond `most` shows a longer file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     left = most + 1
     while left > 0 and (part := os.read(descriptor, min(left, 1 << 18))):

@@ -1,7 +1,7 @@
-"""Files, TCP, signals and abstract sockets behind Landlock, where no mount namespace can hide them.
+"""Restrict files, TCP, signals and abstract sockets with Landlock, if no mount namespace can hide them.
 
-`rights.py` calls it in the process that becomes the program. Landlock restricts what is opened from now on, and knows
-no way to hide that a file exists.
+`rights.py` calls it in the process that becomes the program. Landlock restricts only later opens, and cannot hide that
+a file exists.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from slime_sandbox_local.inside.kernel import syscall
 
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _READ = 1 << 0 | 1 << 2 | 1 << 3  # execute, read file, read directory
-_FILE_ONLY = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14  # what a rule on a file may say
+_FILE_ONLY = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14  # rights that a rule on a file may have
 _BITS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""Version of the interface -> rights of files it knows; 16 from 5 on."""
+"""Version of the interface -> number of file rights; 16 from version 5 on."""
 
 
 def version() -> int:
-    """Of the kernel's interface. Raises OSError: there is none."""
+    """Return the version of the kernel's Landlock interface. Raises OSError if the kernel has no Landlock."""
     return syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1), what="landlock")
 
 
 def lacks(*, same_user: bool) -> dict[str, str]:
-    """What the kernel's Landlock does not hold back -> why; everything where there is none.
+    """Return the restrictions that the kernel's Landlock lacks -> reason; only "landlock" if it has no Landlock.
 
-    Internet and Unix sockets are left to the filter of system calls.
+    The system-call filter handles Internet and Unix sockets.
 
     Args:
         same_user: Programs run as the user of this process, so the kernel would let them signal it.
@@ -46,7 +46,7 @@ def lacks(*, same_user: bool) -> dict[str, str]:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str], *, network: bool) -> None:
-    """Nothing but these files and directories; no TCP unless `network`; no signals to processes outside."""
+    """Restrict this process to the given paths; no TCP unless `network`, no signals to outside processes."""
     known = version()
     rights = (1 << _BITS.get(known, 16)) - 1
     tcp = 3 if known >= 4 and not network else 0

@@ -1,4 +1,4 @@
-"""Makes a sandbox and starts its first process, outside of which it waits for that one's end.
+"""Make a sandbox, start its first process, and wait outside the sandbox until that process ends.
 
 ::
 
@@ -6,9 +6,10 @@
       |                                                          ^
       +------------- socket: requests, answers -----------------+
 
-`keeper.py` starts the guard, a fresh interpreter of which these are forks. Whatever ends, the rest ends: the first
-process when the socket is closed, and with it its pid namespace; without one, what is left is the guard's to end.
-`hello` is the first answer, and says what could not be isolated; whether that is enough is decided by the caller.
+`keeper.py` starts the guard, a fresh interpreter; the other processes are forks of it. If any process ends, all end:
+the first process ends when the socket is closed, and its pid namespace with it. Without a pid namespace the guard ends
+the remaining processes. The first answer, `hello`, lists the isolation that is missing; the caller decides whether the
+rest is enough.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from slime_sandbox_local.inside.user import Refused, counted_before, program_use
 
 
 def run(command: list[str]) -> None:
-    """As the command of a guard: the number of the socket's descriptor. Never returns."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the guard's word; the end of the socket is the first process's
+    """Run a sandbox; the guard's `command` is the number of the socket's descriptor. Never returns."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent by the guard; the first process ends by the socket instead
     os.chdir("/")
     control = socket.socket(fileno=int(command[0]))
     settings = _settings(control)
@@ -80,7 +81,7 @@ def _carrier(endpoints: dict[int, tuple[str, int]], control: socket.socket) -> s
 
 
 def _temporary(settings: dict[str, Any]) -> str:
-    """Where the working directory is made on the host's disk, for want of mounts."""
+    """Make the parent of the working directory on the host's disk, for a sandbox without mounts; return its path."""
     made = tempfile.mkdtemp(prefix="slime-sandbox-", dir=settings["temporary"])
     os.chmod(made, 0o711)
     return made
@@ -94,7 +95,7 @@ def _first(
     carrier: socket.socket | None,
     who: tuple[int, bool],
 ) -> None:
-    """In the sandbox's first process: see to what is left, say hello, serve. Never returns."""
+    """Complete the isolation, send `hello` and serve; called in the sandbox's first process. Never returns."""
     if not die_with(os.getppid()):
         os._exit(1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -109,7 +110,7 @@ def _first(
         confinement = _confinement(settings, missing, work, *who)
         if temporary:
             disk.make(work, confinement.user)
-        # Nobody else is this user, and Landlock does not keep it from directories of everybody.
+        # The user belongs to this sandbox alone, and Landlock does not block directories that all users may write to.
         strewing = confinement.user if temporary and who[0] == 0 and "landlock" in missing else None
         environment = {**settings["env"], "HOME": work, "TMPDIR": _tmp(work)}
         server = Server(control, confinement, environment, work, strewing)
@@ -139,7 +140,7 @@ def _tmp(work: str) -> str:
 def _confinement(
     settings: dict[str, Any], missing: dict[str, str], work: str, outer_user: int, alone: bool
 ) -> Confinement:
-    """What jobs run under; adds to `missing`. Raises Refused."""
+    """Return the confinement of jobs; add missing isolation to `missing`. Raises Refused."""
     limits, own_files = settings["limits"], work == root_dir.WORK
     separate = "user namespace" not in missing
     own_network = separate and "network namespace" not in missing and not limits["network"]

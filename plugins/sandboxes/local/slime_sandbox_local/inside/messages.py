@@ -1,7 +1,7 @@
 """Messages between the caller and the sandbox's first process: a JSON object and bytes, over a stream socket.
 
-Both sides use it. Layout: two big-endian 32-bit lengths, the JSON, the bytes. What comes out of a sandbox is not
-trusted, so a length above the reader's limit ends the conversation.
+Both sides use this module. Layout: two big-endian 32-bit lengths, the JSON, the bytes. Data from a sandbox is not
+trusted, so a length above the reader's limit ends the connection.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ MOST = 1 << 30
 
 
 def pack(message: dict[str, Any], body: bytes = b"") -> bytes:
-    """One message on the wire."""
+    """Encode a message for the socket."""
     head = json.dumps(message).encode()
     return HEADER.pack(len(head), len(body)) + head + body
 
 
 def take(buffer: bytearray, most: int = MOST) -> tuple[dict[str, Any], bytes] | None:
-    """The first whole message, removed from `buffer`; None while it is not whole. Raises ValueError: too long."""
+    """Remove the first message from `buffer` and return it; None if it is incomplete. Raises ValueError: too long."""
     if len(buffer) < HEADER.size:
         return None
     head, body = HEADER.unpack_from(buffer)

@@ -1,9 +1,9 @@
-"""This process -> namespaces of its own: users, mounts, processes, network, System V objects, host name.
+"""Move this process to namespaces of its own: users, mounts, processes, network, System V objects, host name.
 
-`main.py` calls `separate` in the keeper's process, before the sandbox's first process is forked. As root the program's
-user is one that nobody else on this machine is; otherwise it is the keeper's own user, which means nothing inside. The
-map of users is written from outside, by a helper forked before, since a process in a new user namespace has no rights
-in the old one.
+`main.py` calls `separate` in the keeper's process, before the sandbox's first process is forked. If slime runs as root,
+the program gets a user id that no other process on this machine uses; otherwise it gets the keeper's own user, which
+has no meaning inside. A helper, forked earlier, writes the user map from outside, since a process in a new user
+namespace has no rights in the old one.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from slime_sandbox_local.inside.kernel import (
 )
 
 USER = 1000
-"""The program's user inside."""
+"""User id of the program inside the namespace."""
 _ALONE, _SHARED = b"two users", b"one user"
 _RANDOM_USERS = (1_000_000, 1 << 24), (20_000, 40_000)
-"""First and number of the users outside that it may be; the second where a container maps only the first 65536."""
+"""(First, count) of the program's possible user ids outside; the second range is for containers that map only 65536."""
 
 
 def separate(*, network: bool) -> tuple[dict[str, str], bool]:
-    """Enter what can be had; what cannot, and why; and whether the program's user is nobody else outside.
+    """Enter all available namespaces; with `network`, keep the network namespace.
 
-    With `network` that namespace is not wanted.
+    Returns:
+        Missing namespace -> reason, and whether the program's user id is unique outside.
     """
     try:
         alone = _new_users()
@@ -60,20 +61,20 @@ def separate(*, network: bool) -> tuple[dict[str, str], bool]:
 
 
 def random_users() -> Iterator[int]:
-    """Users that nobody on this machine should be."""
+    """Yield random user ids that should be unused on this machine."""
     number = int.from_bytes(os.urandom(4), "big")
     return (first + number % count for first, count in _RANDOM_USERS)
 
 
 def _new_mounts() -> None:
-    """Raises OSError: there is no such namespace, or nothing may be mounted in it as `root_dir.py` does."""
+    """Enter a mount namespace. Raises OSError if it is not available, or does not allow the mounts of `root_dir.py`."""
     unshare(NEW_NS, "mount")
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     os.close(detached("/usr", read_only=True))
 
 
 def _new_users() -> bool:
-    """A user namespace, and its map: whether of two users; raises OSError."""
+    """Enter a user namespace and return whether its map has two users. Raises OSError."""
     request, answer = os.pipe(), os.pipe()
     user, group = os.geteuid(), os.getegid()
     helper = os.fork()
@@ -100,7 +101,7 @@ def _new_users() -> bool:
 
 
 def _write_maps(process: int, user: int, group: int) -> bytes:
-    """Which map it has become, or what went wrong."""
+    """Write the user map of a process; return the kind of map, or an error message."""
     choices: list[tuple[int, int | None]] = [(user, None)]
     if user == 0:
         choices = [*((0, one) for one in random_users()), *choices]

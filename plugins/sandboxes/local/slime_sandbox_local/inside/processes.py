@@ -1,7 +1,7 @@
-"""Looking at the processes of a sandbox through /proc, and ending them.
+"""Find the processes of a sandbox through /proc, and end them.
 
-`jobs.py` calls these in the sandbox's first process. Without a pid namespace /proc shows the host's processes too, so
-only descendants of this one count; without a /proc there are none.
+`jobs.py` calls these functions in the sandbox's first process. Without a pid namespace /proc shows the host's
+processes, too, so only descendants of this process count. Without /proc no process is found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def end_tree(pid: int) -> None:
-    """Kill a process and what it started, as far as it can still be told by parents."""
+    """Kill a process and the descendants that can still be found by their parents."""
     for _ in range(20):
         targets = descendants(pid)
         with contextlib.suppress(ProcessLookupError):
@@ -29,7 +29,7 @@ def end_tree(pid: int) -> None:
 
 
 def end_all() -> None:
-    """Kill every process of the sandbox but this one; how they ended is the caller's to collect."""
+    """Kill every process of the sandbox except this one; the caller collects their exit statuses."""
     if os.getpid() == 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
@@ -44,7 +44,7 @@ def end_all() -> None:
 
 
 def census(pids: list[int]) -> tuple[int, float]:
-    """Of these together: threads, and resident memory in 2**20 bytes, shared pages counted once."""
+    """Return the processes' total threads and resident memory in 2**20 bytes, shared pages counted once."""
     threads = sum(map(_threads, pids))
     quick = sum(map(_private_pages, pids)) * _PAGE
     if quick < 64 << 20:
@@ -66,7 +66,7 @@ def _private_pages(pid: int) -> int:
 
 
 def _share_kb(pid: int) -> int:
-    """Its proportional share, where the kernel lets us see it."""
+    """Return a process's proportional share of memory in KiB, or its private memory if the kernel hides the share."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             return next(int(line.split()[1]) for line in file if line.startswith(b"Pss:"))

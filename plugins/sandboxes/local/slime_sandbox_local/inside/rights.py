@@ -1,7 +1,7 @@
-"""A forked process -> one that has limits, no rights, and a filter of system calls; then it becomes the program.
+"""Confine a forked process, before it executes the program: set limits, drop rights, filter system calls.
 
-`jobs.py` calls `confine` after each fork. The order. Limits and the bounding set need rights that are given up after
-them, and a change of user forgets the signal at the parent's death.
+`jobs.py` calls `confine` after each fork. The order matters: limits and the bounding set need rights that are dropped
+afterwards, and a change of user resets the signal at the parent's death.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _MEGA = 1 << 20
 
 @dataclass(frozen=True)
 class Confinement:
-    """What every program of one sandbox runs under."""
+    """Limits and rights of every program of a sandbox."""
 
     limits: dict[str, Any]
     """`SandboxLimits` as a mapping."""
     filter: bytes
-    """Of system calls; empty where there is none."""
+    """Filter of system calls; empty without a filter."""
     readable: tuple[str, ...]
-    """Directories that Landlock leaves readable; used where no mount namespace hides the others."""
+    """Directories that Landlock leaves readable; used if no mount namespace hides the other directories."""
     writable: str
-    """Working directory; "" where the mount namespace confines files."""
+    """Working directory; "" if the mount namespace confines files."""
     user: int | None
-    """Who it becomes; None: who it is."""
+    """User id to switch to; None keeps the current user."""
     processes_before: int = 0
-    """Processes that the kernel counts with the sandbox's, being of the same user."""
+    """Number of the user's other processes, which the kernel counts together with the sandbox's."""
 
 
 def confine(given: Confinement) -> None:
-    """Confine this process for good."""
+    """Confine this process irreversibly."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # no /proc
         file.write("1000")
     _limit(given)
     kernel.close_bounding_set()
     if given.user is not None:
-        with contextlib.suppress(OSError):  # no right to, where the map of users has one line
+        with contextlib.suppress(OSError):  # not permitted if the map of users has one line
             os.setgroups([])
         os.setresgid(given.user, given.user, given.user)
         os.setresuid(given.user, given.user, given.user)
@@ -52,7 +52,7 @@ def confine(given: Confinement) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if given.writable:
-        with contextlib.suppress(OSError):  # said to be missing at the start
+        with contextlib.suppress(OSError):  # reported as missing at the start
             landlock.restrict(
                 (*SYSTEM, *given.readable, "/proc/self"), (given.writable, *DEVICES), network=given.limits["network"]
             )

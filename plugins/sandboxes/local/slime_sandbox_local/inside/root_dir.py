@@ -1,4 +1,4 @@
-"""The root directory that a sandbox sees: system and Python read only, everything else its own and in memory.
+"""Build a sandbox's root directory: system and Python read-only, everything else private and in memory.
 
 ::
 
@@ -31,7 +31,7 @@ from slime_sandbox_local.inside.kernel import (
 WORK = "/sandbox"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 NETWORK = ("/etc/resolv.conf", "/etc/ssl", "/etc/ca-certificates", "/etc/pki")
-"""Seen where the host's network is."""
+"""Files that are visible if the sandbox has the host's network."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _FILES = {
     "/etc/passwd": "root:x:0:0::/:/bin/sh\nsandbox:x:{user}:{user}::/sandbox:/bin/sh\n",
@@ -41,14 +41,14 @@ _FILES = {
 }
 _LINKS = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "fd/0", "/dev/stdout": "fd/1", "/dev/stderr": "fd/2"}
 _MOUNT_POINT = "/tmp"
-"""Exists everywhere; what is there on the host is not touched, since the mount is seen here only."""
+"""Mount point that exists everywhere. The host's files in it stay untouched, since only this process sees the mount."""
 
 
 def enter_root(readable: Iterable[str], *, user: int, disk_mb: int, network: bool) -> dict[str, str]:
-    """Build it and make it this process's root; what it lacks, and why.
+    """Build the root directory and make it this process's root. Return what is missing, and why.
 
     Raises:
-        OSError: A mount that everything rests on.
+        OSError: An essential mount failed.
     """
     links, trees = _open_all([*SYSTEM, *(NETWORK if network else ()), *readable])
     devices = {path: detached(path, read_only=False) for path in DEVICES}
@@ -77,7 +77,7 @@ def enter_root(readable: Iterable[str], *, user: int, disk_mb: int, network: boo
 
 
 def _open_all(paths: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
-    """Symbolic links and their targets; everything else as detached mounts. What is not there is left out."""
+    """Return symbolic links with their targets, and all other paths as detached mounts. Skip missing paths."""
     links: dict[str, str] = {}
     trees: dict[str, int] = {}
     for path in paths:
@@ -105,7 +105,7 @@ def _parents(path: str) -> None:
 
 
 def _proc(root: str) -> dict[str, str]:
-    """The sandbox's own /proc; a container that hides parts of the host's lets nobody have one."""
+    """Mount the sandbox's own /proc. This fails inside a container that hides parts of the host's /proc."""
     os.mkdir(f"{root}/proc")
     try:
         mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)

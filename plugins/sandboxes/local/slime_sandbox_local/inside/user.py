@@ -1,8 +1,8 @@
-"""Who the programs of a sandbox are, so that the kernel keeps the run's files and processes from them.
+"""Choose the user of a sandbox's programs, so that the kernel protects the run's files and processes from them.
 
-`main.py` asks in the sandbox's first process. With a user namespace `namespaces.py` has made a user for them; without
-one, root's programs become a user that nobody else on this machine is, and those of anybody else stay who they are,
-since only root may become another.
+`main.py` calls `program_user` in the sandbox's first process. With a user namespace, `namespaces.py` has created a user
+for the programs. Without one, programs started by root get an unused user id of this machine; other programs keep their
+user, since only root may change it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class Refused(Exception):
 
 
 def program_user(paths: Iterable[str], *, root: bool, separate: bool, alone: bool, own_files: bool) -> int | None:
-    """The number that `rights.confine` takes on; None: it stays who it is.
+    """Return the user id for `rights.confine`, or None to keep the current user.
 
     Args:
-        paths: Of the host that programs must be able to read.
-        root: slime runs as root.
-        separate: In a user namespace, with `namespaces.USER`.
-        alone: Whose user nobody else outside is.
-        own_files: A mount namespace hides the host's files.
+        paths: Paths of the host that programs must be able to read.
+        root: Whether slime runs as root.
+        separate: Whether this process is in a user namespace, with `namespaces.USER`.
+        alone: Whether the namespace's user id is unique outside.
+        own_files: Whether a mount namespace hides the host's files.
 
     Raises:
-        Refused: It would be root with the host's files before it; what to do.
+        Refused: Programs would be root and see the host's files; the message gives the remedies.
     """
     if own_files or not root:
         return namespaces.USER if separate else None
@@ -54,26 +54,26 @@ def program_user(paths: Iterable[str], *, root: bool, separate: bool, alone: boo
 
 
 def counted_before(user: int | None, *, separate: bool, alone: bool) -> int:
-    """Processes that the kernel counts with the sandbox's, being of the same user.
+    """Return the number of other processes that the kernel counts with the sandbox's, as they have the same user.
 
     Args:
-        user: Who the programs are.
-        separate: In a user namespace.
-        alone: Whose user nobody else outside is.
+        user: User id of the programs.
+        separate: Whether this process is in a user namespace.
+        alone: Whether the namespace's user id is unique outside.
     """
     if separate and (_kernel() >= (5, 14) or alone):
-        return 0 if alone else 2  # the keeper and the first process, where they have the only user that there is
+        return 0 if alone else 2  # the keeper and the first process, if there is only one user
     return _processes_of_user() if user is None or separate else 0
 
 
 def _kernel() -> tuple[int, int]:
-    """From 5.14 on, processes are counted for each user namespace."""
+    """Return the kernel version; from 5.14 on, processes are counted for each user namespace."""
     major, minor = platform.release().split(".")[:2]
     return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
 
 
 def _closed(path: str) -> str:
-    """The directory on the way that others may not enter; "" where there is none."""
+    """Return the directory on the path that other users cannot enter, or ""."""
     path = os.path.realpath(path)
     while path != "/":
         if not os.stat(path).st_mode & stat.S_IXOTH:
@@ -83,7 +83,7 @@ def _closed(path: str) -> str:
 
 
 def _may_become(user: int) -> bool:
-    """Tried in a child, since there is no way back."""
+    """Return whether this process may become the user; tried in a child, since the change cannot be undone."""
     child = os.fork()
     if child == 0:
         try:

@@ -26,10 +26,10 @@ from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.settings import MegatronSettings
 
 FUSED_ON_GPU = ("bias_activation_fusion", "bias_dropout_fusion")
-"""On by default there; they need nothing but torch."""
+"""Fields that are on by default on a GPU; they need only torch."""
 
 PRECISION_AWARE = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-"""Without the optimizer of that name, which a CPU has not, these are float32."""
+"""Fields that are float32 without the precision-aware optimizer, which a CPU lacks."""
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -37,20 +37,20 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp8": torch.uint8,
 }
-"""How Megatron's flags call dtypes; its optimizer keeps fp8 in bytes."""
+"""Megatron's flag values -> dtypes; its optimizer keeps fp8 in bytes."""
 
 
 def transformer_config(
     args: Args, architecture: Architecture, layout: Layout, *, role: Role = "actor", device: torch.device
 ) -> Any:
-    """The model's configuration.
+    """Return the model's configuration.
 
     Args:
-        args: The run's settings; every Megatron flag that was given and is a field arrives there.
-        architecture: Of the model, from its family.
+        args: The run's settings; every given Megatron flag that is a field is applied.
+        architecture: Architecture of the model, from its family.
         layout: Parallel sizes.
         role: "actor" or "critic".
-        device: What the model runs on.
+        device: Device that the model runs on.
 
     Returns:
         `TransformerConfig`, or `MLATransformerConfig` for multi-latent attention, after its own checks.
@@ -98,12 +98,12 @@ def transformer_config(
 
 
 def optimizer_config(args: Args, *, role: Role = "actor", device: torch.device) -> Any:
-    """Megatron's `OptimizerConfig`, of the run's own optimizer settings and Megatron's flags.
+    """Return Megatron's `OptimizerConfig`, from the run's optimizer settings and Megatron's flags.
 
     Args:
         args: The run's settings.
-        role: A critic has `--critic-lr` where it is set.
-        device: What the model runs on.
+        role: "actor" or "critic"; a critic uses `--critic-lr` if it is set.
+        device: Device that the model runs on.
 
     Raises:
         ConfigError: Another optimizer than adam, or Megatron refuses the values.
@@ -131,7 +131,7 @@ def optimizer_config(args: Args, *, role: Role = "actor", device: torch.device) 
 
 
 def ddp_config(args: Args, *, role: Role = "actor", device: torch.device) -> Any:
-    """Megatron's `DistributedDataParallelConfig`; gradients are summed over ranks, in float32 for bfloat16 parameters.
+    """Return Megatron's `DistributedDataParallelConfig`; gradients are summed, in float32 for bfloat16 parameters.
 
     Raises:
         ConfigError: Megatron refuses the values.
@@ -147,11 +147,11 @@ def ddp_config(args: Args, *, role: Role = "actor", device: torch.device) -> Any
 
 
 def padded_vocab_size(args: Args, vocab_size: int, layout: Layout) -> int:
-    """Rows of the embedding and output matrices over all tensor-parallel ranks, `vocab_size` or more.
+    """Return the rows of embedding and output matrices over all tensor-parallel ranks, at least `vocab_size`.
 
     Args:
         args: The run's settings: --padded-vocab-size, --make-vocab-size-divisible-by.
-        vocab_size: Of config.json.
+        vocab_size: Vocabulary size in config.json.
         layout: Parallel sizes; each tensor-parallel rank has the same number of rows.
 
     Raises:
@@ -172,13 +172,13 @@ def padded_vocab_size(args: Args, vocab_size: int, layout: Layout) -> int:
 
 
 def _of(args: Args, *owners: str) -> dict[str, Any]:
-    """Flags that were given, have an effect, and belong to a configuration."""
+    """Return the given flags that have an effect and belong to a configuration."""
     fields, given = known_fields().fields, given_fields(args)
     return {n: v for n, v in given.items() if set(fields[n].owners) & set(owners) and n not in NO_EFFECT}
 
 
 def _recompute(args: Args, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`--recompute-granularity full` alone recomputes every layer."""
+    """Return the settings of recomputation; `--recompute-granularity full` alone recomputes every layer."""
     granularity = recompute_granularity(args)
     if granularity is None:
         return {}
@@ -193,7 +193,7 @@ def _for_device(fields: dict[str, Any], device: torch.device, owners: tuple[str,
 
 
 def _typed(fields: dict[str, Any]) -> None:
-    """What Megatron wants as an object of its own."""
+    """Convert the values for which Megatron expects an enum or a tuple, in place."""
     from megatron.core.transformer.enums import AttnBackend
 
     if isinstance(fields.get("attention_backend"), str):
@@ -210,7 +210,7 @@ def _check_overlap(fields: Mapping[str, Any], args: Args) -> None:
 
 
 def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
-    """Megatron's object. Raises ConfigError with its own words."""
+    """Build Megatron's object. Raises ConfigError with Megatron's message."""
     known = {field.name for field in dataclasses.fields(kind)}
     assert set(fields) <= known, f"{kind.__name__} has no {sorted(set(fields) - known)}"
     try:

@@ -1,8 +1,8 @@
-"""`args.context_parallel_size` and the like where no such flag was given: what Megatron's `args` would hold.
+"""Fallbacks for unset Megatron flags such as `args.context_parallel_size`: the values in Megatron's own `args`.
 
-User code written for Megatron reads such attributes, whichever trainer runs. Asked through `ForeignFlags.default_of`,
-one attribute at a time, so a run whose code reads none pays nothing; imports neither torch nor Megatron. Nothing of
-slime's reads these, as a default is not a wish; `values.given` says what was given.
+User code written for Megatron reads such attributes, with any trainer. `ForeignFlags.default_of` reads one attribute at
+a time, so a run whose code reads none has no cost; this module imports neither torch nor Megatron. slime itself does
+not read these defaults, since they are not the user's choice; `values.given` has the values that were given.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from slime_trainer_megatron.arguments.flag_names import ALIASES, without_field
 from slime_trainer_megatron.arguments.owned import FOR_RL, OWNED
 
 SEQUENCE_LENGTH = 4096
-"""THUDM/slime's, where --seq-length is not given; nothing is cut to it."""
+"""Default of --seq-length in THUDM/slime; nothing is truncated to it."""
 
 _sizes = attrgetter("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "world_size")
 
 
 def default_of(args: Args, name: str) -> Any:
-    """The value of an attribute that nobody set.
+    """Return the value of an unset attribute.
 
     Args:
-        args: The run's settings; of the model, what config.json says stands for flags that were not given.
-        name: Of the attribute.
+        args: The run's settings; the model's config.json replaces defaults of flags that were not given.
+        name: Name of the attribute.
 
     Raises:
         LookupError: Megatron has no such argument.
@@ -49,7 +49,7 @@ def default_of(args: Args, name: str) -> Any:
 
 @cache
 def _same_as() -> dict[str, str]:
-    """Attribute of Megatron's -> the field whose value it is."""
+    """Return Megatron's attribute -> the field that has its value."""
     fields = known_fields().fields
     names = {name: field.name for field in fields.values() if field.kind != "bool" for name in field.names}
     return {
@@ -72,7 +72,7 @@ def _table() -> Mapping[str, Any]:
 
 @cache
 def _of_model(directory: str) -> Mapping[str, Any]:
-    """What config.json says, under Megatron's names; nothing where there is none yet."""
+    """Return the values of config.json under Megatron's names; empty if the file does not exist yet."""
     from slime_core.models.config import read_hf_config
     from slime_trainer_megatron.arguments.architecture import COMPARED
 

@@ -1,8 +1,8 @@
-"""The fields of megatron-core's configuration classes: the list that slime ships; nothing of Megatron is imported.
+"""The fields of megatron-core's configuration classes, from a list that slime ships, without importing Megatron.
 
-Called by `flags.py` when a flag is looked up, and by `config.py`, which must know where a flag's value goes. The list
-is that of the release series which `installed.py` asks for; settings are checked by it also on a machine without
-megatron-core that only prepares runs.
+Called by `flags.py` to look up a flag, and by `config.py` to find the configuration that takes the flag's value. The
+list belongs to the release series that `installed.py` requires. Settings are also checked against it on a machine
+without megatron-core that only prepares runs.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from pathlib import Path
 from typing import Any, Literal
 
 SNAPSHOT = Path(__file__).resolve().parent / "fields_snapshot.json"
-"""Written by scripts/snapshot_megatron_flags.py."""
+"""File with the list, written by scripts/snapshot_megatron_flags.py."""
 
 Scalar = Literal["bool", "int", "float", "str"]
 Shape = Literal["one", "list", "either"]
-"""either: one value or a list of them."""
+"""Shape of a field's value; "either" means one value or a list of values."""
 
 
 @dataclass(frozen=True)
 class ConfigField:
-    """One field that can be a flag."""
+    """A Megatron field that can be a flag."""
 
     name: str
     owners: tuple[str, ...]
-    """Which configurations have it: "transformer", "mla" (multi-latent attention's alone), "optimizer", "ddp"."""
+    """Configurations with the field: "transformer", "mla" (only multi-latent attention's), "optimizer", "ddp"."""
     kind: Scalar
     shape: Shape = "one"
     choices: tuple[Any, ...] = ()
     names: tuple[str, ...] = ()
-    """Flags (without dashes) that Megatron has for it instead of the field's own name."""
+    """Megatron's flags (without dashes) for the field, if they differ from the field's name."""
     default: Any = None
     help: str = ""
 
 
 @dataclass(frozen=True)
 class FieldList:
-    """The fields of one megatron-core."""
+    """The fields of one megatron-core version."""
 
     fields: Mapping[str, ConfigField]
     version: str
-    """For messages, such as "megatron-core 0.16.1"."""
+    """Version for messages, such as "megatron-core 0.16.1"."""
 
 
 @cache
 def known_fields() -> FieldList:
-    """Those of the megatron-core that slime was tested with."""
+    """Return the fields of the megatron-core version that slime was tested with."""
     stored = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
     fields = [_from_json(row) for row in stored["fields"]]
     return FieldList({field.name: field for field in fields}, f"megatron-core {stored['version']}")

@@ -1,9 +1,9 @@
-"""Names of Megatron's flags that are no fields of its configuration classes, as launch scripts have them: one table.
+"""The table of Megatron's launch-script flags that are not fields of its configuration classes.
 
-`flags.py` makes flags of them, `architecture.py` compares the stated ones with config.json, `config.py` takes the rest.
-A name stands in exactly one of the four: another name of a field, a statement about the model, something slime does
-under that name, or something it does not do, with the reason. Fields themselves are not here but in `owned.py`, as they
-come from megatron-core.
+`flags.py` makes flags of them, `architecture.py` compares the `STATED` ones with config.json, and `config.py` reads the
+rest. Each name is in exactly one of four groups: an alias of a field, a statement about the model, a feature that slime
+has under that name, or a feature that it does not have, with the reason. The fields themselves come from megatron-core
+and are in `owned.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["switch", "toggle", "int", "float", "str"]
-"""toggle: `--x` and `--no-x`."""
+"""Type of a flag; "toggle" means `--x` and `--no-x`."""
 
 ALIASES: Mapping[str, str] = {
     "num-experts": "num_moe_experts",
@@ -33,18 +33,18 @@ ALIASES: Mapping[str, str] = {
     "use-gated-attention": "attention_output_gate",
     "moe-use-shared-expert-gate": "moe_shared_expert_gate",
 }
-"""Flag -> the field it is another name of. Of a truth value, `--no-...` and `--disable-...` belong to it too."""
+"""Alias -> the field that it names. For a boolean field, `--no-...` and `--disable-...` are aliases too."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """One name without a field."""
+    """A flag name without a field."""
 
     kind: Kind
     text: str
-    """What it states, what slime does with it, or why nothing (after "is without effect: ")."""
+    """Statement of the flag, its effect in slime, or the reason why it has none (after "is without effect: ")."""
     same: tuple[Any, ...] = ()
-    """Of a refused name: values that say what slime does anyway, and end in a warning."""
+    """Values of a refused name that match slime's behaviour and cause only a warning."""
     choices: tuple[str, ...] = ()
     default: Any = None
     is_list: bool = False
@@ -65,7 +65,7 @@ STATED: Mapping[str, Named] = {
     "vocab-size": Named("int", "Size of the vocabulary."),
     "max-position-embeddings": Named("int", "Longest sequence the model was made for."),
 }
-"""Statements about the model; what config.json says differently is an error."""
+"""Statements about the model; a contradiction to config.json is an error."""
 
 OURS: Mapping[str, Named] = {
     "num-layers-per-virtual-pipeline-stage": Named("int", "Layers of each model chunk of the interleaved schedule."),
@@ -99,7 +99,7 @@ OURS: Mapping[str, Named] = {
     "use-flash-attn": Named("switch", "Old name of --attention-backend flash."),
     "enable-experimental": Named("switch", "Allows features that Megatron calls experimental."),
 }
-"""slime does what these say."""
+"""Flags that slime supports under this name."""
 
 _STEPS = "slime counts rollouts; set --num-rollout or --num-epoch"
 _SCHEDULE = "slime's schedule counts optimizer steps; set {}"
@@ -115,7 +115,7 @@ _BATCHES = "set --global-batch-size and --max-tokens-per-gpu or --micro-batch-si
 
 
 def _each(words: str, text: str) -> dict[str, Named]:
-    """`name[:kind[=default]][*]` -> its entry; without a kind a switch, with the star a list."""
+    """Parse `name[:kind[=default]][*]` into entries; the default kind is a switch, and the star means a list."""
     found = {}
     for word in words.split():
         name, _, kind = word.removesuffix("*").partition(":")
@@ -182,7 +182,7 @@ _OF_THE_LOOP: Mapping[str, Named] = {
     **_each("full-validation multiple-validation-sets", "slime evaluates whole data sets; set --eval-interval"),
     **_each("no-scatter-gather-tensors-in-pipeline ddp-num-buckets:int", "it concerns speed alone"),
 }
-"""What only Megatron-LM's own training loop and its set-up read (megatron/training/arguments.py)."""
+"""Flags used only by Megatron-LM's training loop and its set-up (megatron/training/arguments.py)."""
 
 GRANTED: Mapping[str, Named] = {
     **_OF_THE_LOOP,
@@ -221,7 +221,7 @@ GRANTED: Mapping[str, Named] = {
     "post-mlp-layernorm": Named("switch", "the model family's plugin brings its norms"),
     "moe-layer-recompute-interval": Named("int", "this Megatron has only --moe-layer-recompute"),
 }
-"""Without effect, because slime does as much without them or they concern what it does not have; one warning."""
+"""Flags without effect: slime always behaves like this, or has no such part; all cause one warning."""
 
 REFUSED: Mapping[str, Named] = {
     "spec": Named(
@@ -267,12 +267,12 @@ REFUSED: Mapping[str, Named] = {
     **_each("yaml-cfg:str", "settings in YAML are a --config file"),
     **_each("perform-rl-step", "set --advantage-estimator; this is slime's own loop"),
 }
-"""Would change what is computed, and does not; an error that says what to set instead."""
+"""Flags that would change the computation and are not supported; an error names the alternative."""
 
 TAKEN_SPECS = "slime_plugins.models."
-"""`--spec` of THUDM/slime's own modules: what they change is in the plugins of the model families."""
+"""Values of `--spec` with THUDM/slime's own modules; the plugins of model families implement their changes."""
 
 
 def without_field() -> dict[str, Named]:
-    """Every name above but the aliases."""
+    """Return every name above except the aliases."""
     return {**STATED, **OURS, **GRANTED, **REFUSED}

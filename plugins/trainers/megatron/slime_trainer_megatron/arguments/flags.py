@@ -1,9 +1,9 @@
-"""Megatron's own flags: what the entry point `slime.foreign_flags: megatron` returns, and the list behind it.
+"""Define Megatron's own flags, for the entry point `slime.foreign_flags: megatron`.
 
-Imported at the start of every command, so everything that costs anything waits until a flag is given. A field of
-megatron-core's configurations is a flag under its own name and under Megatron's; its attribute on `args` has the
-field's name. A truth value has three spellings: `--x`, `--no-x`, `--disable-x`. Names that are settings of slime's
-own (`--lr`, `--recompute-granularity`) are left out here; `config.py` hands their values to Megatron.
+Every command imports this module, so expensive work is delayed until a flag is given. A field of megatron-core's
+configurations is a flag under its own name and under Megatron's name; its attribute on `args` has the field's name. A
+boolean has three spellings: `--x`, `--no-x`, `--disable-x`. Names of slime's own settings (`--lr`,
+`--recompute-granularity`) are excluded; `config.py` passes their values to Megatron.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHOSEN_BY = (
     "custom_megatron_init_path",
     "custom_model_provider_path",
 )
-"""GPUs for training, and what this trainer alone acts on."""
+"""Settings that choose this trainer: GPUs for training, and settings that only this trainer uses."""
 SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -41,7 +41,7 @@ SIZES = (
 
 
 def megatron_flags() -> ForeignFlags:
-    """The owner of Megatron's flags."""
+    """Return the owner of Megatron's flags."""
     return ForeignFlags(
         "Megatron",
         lambda _: flag_list(),
@@ -57,7 +57,7 @@ def megatron_flags() -> ForeignFlags:
 
 
 def default_of(args: Args, name: str) -> Any:
-    """Megatron's own value of an attribute that was not given. Raises LookupError when it has none."""
+    """Return Megatron's value of an attribute that was not given. Raises LookupError if it has none."""
     from slime_trainer_megatron.arguments import defaults
 
     return defaults.default_of(args, name)
@@ -65,14 +65,14 @@ def default_of(args: Args, name: str) -> Any:
 
 @cache
 def flag_list() -> FlagParser:
-    """Every flag of megatron-core."""
+    """Return every flag of megatron-core."""
     from slime_trainer_megatron.arguments.fields import known_fields
 
     return flags_of(known_fields())
 
 
 def shown(name: str, value: Any) -> str:
-    """What would be typed for an attribute's value, for messages."""
+    """Return the flag and value that set an attribute, for messages."""
     from slime_core.config.flag_parser import off_names, words
 
     flag = flag_list().by_name[name]
@@ -80,7 +80,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def flags_of(fields: FieldList) -> FlagParser:
-    """The fields as flags, and the names of `flag_names`, without what is a setting of slime's own."""
+    """Return the fields and the names of `flag_names` as flags, without slime's own settings."""
     from slime_core.config import FlagParser
     from slime_core.config.spec import flag_specs
     from slime_trainer_megatron.arguments.flag_names import without_field
@@ -116,7 +116,7 @@ def _add_field(parser: FlagParser, field: ConfigField) -> None:
 
 
 def _field_help(field: ConfigField) -> str:
-    """Megatron's own words, and what slime says to them."""
+    """Return Megatron's help text, with a note by slime if the field has no effect."""
     from slime_trainer_megatron.arguments.owned import NO_EFFECT, OWNED
 
     if field.name in OWNED:
@@ -144,18 +144,18 @@ def _add_named(parser: FlagParser, name: str, named: Named) -> None:
 
 
 def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
-    """What is to say about the flags that were given, without looking at the model.
+    """Check the given flags, without reading the model.
 
     Args:
         args: The run's settings.
         given: Megatron's flags, by attribute.
 
     Returns:
-        One warning for those without effect; when another trainer is chosen, which takes none of them, one for those
-        that describe another model than the checkpoint.
+        A warning about flags without effect. If another trainer is chosen, which uses none of the flags, a warning
+        about flags that describe another model than the checkpoint.
 
     Raises:
-        ConfigError: Flags that slime sets by itself or refuses, with all of them in one message.
+        ConfigError: Flags that slime sets itself or refuses; one message lists all of them.
     """
     from slime_core.errors import ConfigError
 
@@ -173,7 +173,7 @@ def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
 
 
 def _of_another_model(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
-    """Warn that the checkpoint, which is trained, is not the model that a launch script describes."""
+    """Return a warning if the trained checkpoint is not the model that the launch script describes."""
     from pathlib import Path
 
     from slime_core.errors import ConfigError, PluginError
@@ -188,14 +188,14 @@ def _of_another_model(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
     try:
         architecture = load_megatron_model(directory).architecture
     except (ConfigError, PluginError):
-        return []  # without a plugin of the family nothing can be compared; the trainer reads config.json itself
+        return []  # without a plugin for the family there is no comparison; the trainer reads config.json itself
     found = mismatches(args, read_hf_config(directory), architecture)
     told = f"--hf-checkpoint {args.hf_checkpoint} is trained, which is another model than the flags describe: "
     return [told + "; ".join(found)] if found else []
 
 
 def _reasons(name: str, value: Any) -> Iterator[tuple[bool, str]]:
-    """(Whether it is an error, why) when a flag does not simply do what it says."""
+    """Yield (True for an error, reason) for a flag that is refused or without effect."""
     from slime_trainer_megatron.arguments.flag_names import GRANTED, REFUSED, TAKEN_SPECS
     from slime_trainer_megatron.arguments.owned import NO_EFFECT, OWNED
 

@@ -1,7 +1,7 @@
-"""Flags as they were given -> values of Megatron's fields.
+"""Convert given flags to values of Megatron's fields.
 
-`flags.py` takes the types from here, `layout.py`, `architecture.py` and `config.py` the values. A flag that was not
-given is no attribute of `args`, and None is "not given".
+`flags.py` uses the types, `layout.py`, `architecture.py` and `config.py` use the values. A flag that was not given is
+not an attribute of `args`; None means "not given".
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from slime_trainer_megatron.arguments.fields import known_fields
 
 
 def given(args: Args, name: str) -> Any:
-    """What a flag was given; None where it was not, although `args.NAME` then answers with Megatron's default.
+    """Return the given value of a Megatron flag; None if not given, even though `args.NAME` returns Megatron's default.
 
     Args:
         args: The run's settings.
-        name: Attribute that is no setting of slime's own.
+        name: Attribute that is not one of slime's own settings.
     """
     return (args.model_extra or {}).get(name)
 
 
 def given_fields(args: Args) -> dict[str, Any]:
-    """Field -> value of every flag that was given and is a field; slime's own settings are not among them."""
+    """Return field -> value for every given flag that is a field, without slime's own settings."""
     found = {name: given(args, name) for name in known_fields().fields if name not in flag_specs()}
     found = {name: value for name, value in found.items() if value is not None}
     if given(args, "use_flash_attn") and "attention_backend" not in found:
@@ -36,7 +36,7 @@ def given_fields(args: Args) -> dict[str, Any]:
 
 
 def layers_of(one: Callable[[str], Any] | None) -> Callable[[str], Any] | None:
-    """Type of a flag that takes one value of a type, or a list for the layers."""
+    """Return the type of a flag that takes one value of a type, or a list for the layers."""
 
     def read(text: str) -> Any:
         assert one is not None
@@ -49,10 +49,10 @@ def layers_of(one: Callable[[str], Any] | None) -> Callable[[str], Any] | None:
 
 
 def pattern(text: str) -> list[int]:
-    """A list as Megatron's scripts write one for layers: `[0]*3+[1]*58`, `([1]*3+[0])*12`.
+    """Parse a layer pattern as in Megatron's scripts: `[0]*3+[1]*58`, `([1]*3+[0])*12`.
 
     Raises:
-        ArgumentTypeError: It is none.
+        ArgumentTypeError: The text is not such a pattern.
     """
     try:
         found = _pattern(ast.parse(text.strip(), mode="eval").body)
@@ -64,7 +64,7 @@ def pattern(text: str) -> list[int]:
 
 
 def _pattern(node: ast.expr) -> Any:
-    """Lists of whole numbers, sums of lists, and lists times a number; None for anything else."""
+    """Evaluate lists of integers, sums of lists, and lists times a number; return None for anything else."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
     if isinstance(node, ast.List | ast.Tuple):
@@ -81,5 +81,5 @@ def _pattern(node: ast.expr) -> Any:
 
 
 def recompute_granularity(args: Args) -> str | None:
-    """`--recompute-granularity`, or what `--recompute-activations` stands for."""
+    """Return `--recompute-granularity`, or the equivalent of `--recompute-activations`."""
     return args.recompute_granularity or ("selective" if args.recompute_activations else None)

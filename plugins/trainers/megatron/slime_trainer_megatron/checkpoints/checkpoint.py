@@ -9,9 +9,9 @@
     DIR/trainer/reference/               the reference, only once it differs from its checkpoint
     DIR/trainer/old_actor/               the old actor, only where it differs from the actor
 
-Every rank calls both functions, inside `on_device`. Atomicity is the caller's. Every layout reads what any other has
-written; in the same one, training goes on bit for bit. Torch's AdamW has no state before its first step, and what is
-not there is neither saved nor loaded; so it is made, as zeros, before both.
+Every rank calls both functions, inside `on_device`. The caller makes the write atomic. Every layout can read the files
+of any other; in the same layout, training continues bit for bit. Torch's AdamW has no state before its first step, and
+missing state is neither saved nor loaded. So the state is created, as zeros, before saving and loading.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 STATE, OPTIMIZER = "state.json", "optimizer"
 FROZEN = {"ref": "reference", "old_actor": "old_actor"}
-"""Set of weights -> folder."""
+"""Set of frozen weights -> folder."""
 
 
 def save_checkpoint(trainer: MegatronTrainer, directory: Path) -> None:
@@ -77,10 +77,10 @@ def save_checkpoint(trainer: MegatronTrainer, directory: Path) -> None:
 
 
 def load_checkpoint(trainer: MegatronTrainer, directory: Path) -> None:
-    """Restore what `save_checkpoint` wrote, as far as the settings ask for it; `--finetune` takes any model's weights.
+    """Restore the parts of a checkpoint that the settings select; `--finetune` accepts any model's weights.
 
     Raises:
-        CheckpointError: The checkpoint is not whole or does not fit this run; every difference is listed.
+        CheckpointError: The checkpoint is incomplete or does not fit this run; every difference is listed.
     """
     folder, settings = directory / TRAINER, trainer.settings
     progress = not settings.finetune
@@ -121,7 +121,7 @@ def _save_hf(trainer: MegatronTrainer, directory: Path) -> None:
 
 
 def _frozen_to_save(trainer: MegatronTrainer) -> list[str]:
-    """The sets of weights that a run would not find otherwise; the same on every rank."""
+    """Return the sets of weights that exist nowhere else; the same on every rank."""
     names = ["ref"] if trainer.reference_moved else []
     sets = trainer.models.sets
     if "old_actor" in sets and not all(gathered(sets.is_model("old_actor"))):
@@ -130,7 +130,10 @@ def _frozen_to_save(trainer: MegatronTrainer) -> list[str]:
 
 
 def _load_frozen(trainer: MegatronTrainer, folder: Path, *, progress: bool) -> None:
-    """After the actor: what is not stored is as at the start of a run, and the old actor the actor."""
+    """Load the frozen weights, after the actor.
+
+    A reference that is not stored stays as at the start of a run. An old actor that is not stored becomes the actor.
+    """
     sets = trainer.models.sets
     for name, place in FROZEN.items():
         if name not in sets:
@@ -148,7 +151,7 @@ def _load_frozen(trainer: MegatronTrainer, folder: Path, *, progress: bool) -> N
 
 
 def _changing(trainer: MegatronTrainer) -> dict[str, Any]:
-    """This rank's parts of what training changes: the model, or its adapters."""
+    """Return this rank's parts of the trained weights: the model, or its adapters."""
     models = trainer.models
     return dist_checkpoint.model_state(models.chunks) if models.adapters is None else sharded_adapters(models.adapters)
 
@@ -159,7 +162,7 @@ def _changing(trainer: MegatronTrainer) -> dict[str, Any]:
 def _load_optimizer(trainer: MegatronTrainer, folder: Path, moment_steps: int) -> None:
     optimizer = trainer.optimizer
     optimizer.make_moments()
-    # Megatron's undistributed optimizers leave out a counter at 0, and then miss it (optimizer.py, "common_step").
+    # Megatron's undistributed optimizers omit a counter of 0 when saving, but require it (optimizer.py, "common_step").
     optimizer.set_moment_steps(max(moment_steps, 1))
     dist_checkpoint.load_optimizer(optimizer.parts(), _changing(trainer), folder)
     optimizer.set_moment_steps(moment_steps)
@@ -193,7 +196,7 @@ def _state(directory: Path) -> dict[str, Any]:
 
 
 def _processes(state: Mapping[str, Any]) -> int:
-    """That saved it; the embedded trainer counts them under another name."""
+    """Return the number of processes that saved it; the embedded trainer stores the number under another name."""
     return int(state["processes"] if "processes" in state else state["world_size"])
 
 
@@ -216,7 +219,7 @@ def _check(state: Mapping[str, Any], trainer: MegatronTrainer, directory: Path) 
 
 
 def _draws(config: Any) -> bool:
-    """Whether Megatron draws random numbers in training."""
+    """Return whether Megatron draws random numbers in training."""
     return bool(config.hidden_dropout or config.attention_dropout or config.moe_input_jitter_eps)
 
 

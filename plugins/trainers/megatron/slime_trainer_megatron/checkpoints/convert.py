@@ -1,4 +1,4 @@
-"""`slime convert`: an HF directory -> a Megatron directory, and back.
+"""`slime convert`: convert an HF directory to a Megatron directory, and back.
 
     DIR/config.json, tokenizer files   as in the HF directory, with the dtype of the weights
     DIR/model/                         weights, by megatron.core.dist_checkpointing, as in `trainer/` of commits
@@ -41,11 +41,11 @@ from slime_trainer_megatron.weights.weights_in import load_hf
 from slime_trainer_megatron.weights.weights_out import hf_weights
 
 _EIGHT_BIT = "bfloat16"
-"""What block-quantised weights are multiplied out to, where config.json has no dtype."""
+"""Dtype of dequantised block-quantised weights if config.json has no dtype."""
 
 
 def hf_to_megatron(args: Args) -> str:
-    """`--hf-checkpoint` -> `--save`; every process of the layout calls it.
+    """Convert `--hf-checkpoint` to `--save`; every process of the layout calls it.
 
     Args:
         args: Settings: also the flags of the layout, `device` (auto is cpu), `dtype` (auto is config.json's).
@@ -74,12 +74,12 @@ def hf_to_megatron(args: Args) -> str:
         dist_checkpoint.save_model(chunks, partial / MODEL)
         if dist.get_rank() == 0:
             text = json.dumps({"format": 1, "model_type": hf["model_type"], "dtype": dtype}, indent=1)
-            (partial / MEGATRON).write_text(text + "\n", encoding="utf-8")  # last: it says that all is there
+            (partial / MEGATRON).write_text(text + "\n", encoding="utf-8")  # last: it marks the directory as complete
     return f"{args.save}: {hf['model_type']} in Megatron's format, {dtype}, from {source} {source.directory}"
 
 
 def megatron_to_hf(args: Args, *, dtype: torch.dtype | None = None) -> str:
-    """`--load` -> `--save`; every process of the layout calls it.
+    """Convert `--load` to `--save`; every process of the layout calls it.
 
     Args:
         args: Settings: also the flags of the layout, `hf_checkpoint` (with the tokenizer and the weights that the model
@@ -99,7 +99,7 @@ def megatron_to_hf(args: Args, *, dtype: torch.dtype | None = None) -> str:
     if source.megatron is None:
         raise ConfigError(f"--load {args.load}: is {source}: there is nothing to convert")
     assets = _assets(args, source)
-    check_version()  # the next line imports Megatron
+    check_version()  # before the next line imports Megatron
     stored = dist_checkpoint.stored_dtype(source.megatron)
     with _model(args, source, str(stored).removeprefix("torch.")) as (model, chunks), _new_directory(args.save) as to:
         dist_checkpoint.load_model(chunks, source.megatron)
@@ -117,7 +117,7 @@ def megatron_to_hf(args: Args, *, dtype: torch.dtype | None = None) -> str:
 
 
 def _assets(args: Args, source: Source) -> Path:
-    """The HF directory of tokenizer and carried weights."""
+    """Return the HF directory of the tokenizer and the carried weights."""
     if args.hf_checkpoint:
         found = required_source(args.hf_checkpoint, cite=f"--hf-checkpoint {args.hf_checkpoint}")
         ours, theirs = (load_megatron_model(d.directory).architecture for d in (source, found))
@@ -140,7 +140,7 @@ def _dtype_of(hf: dict[str, Any]) -> str:
 
 @contextmanager
 def _model(args: Args, source: Source, dtype: str) -> Iterator[tuple[MegatronModel, list[Any]]]:
-    """This rank's part of the source's model, without weights, in process groups of its own."""
+    """Build this rank's part of the source's model, without weights, in its own process groups."""
     model = load_megatron_model(source.directory)
     layout = Layout.from_args(args, model.architecture.num_layers)
     layout.check_model(model.architecture.transformer)
@@ -150,7 +150,7 @@ def _model(args: Args, source: Source, dtype: str) -> Iterator[tuple[MegatronMod
     try:
         with on_device(groups.device):
             config = transformer_config(own, model.architecture, layout, device=groups.device)
-            config.perform_initialization = False  # all of it is read
+            config.perform_initialization = False  # all weights are read from the source
             yield model, build_model(own, model, config, layout)
     finally:
         groups.close()
@@ -158,11 +158,11 @@ def _model(args: Args, source: Source, dtype: str) -> Iterator[tuple[MegatronMod
 
 @contextmanager
 def _new_directory(path: str) -> Iterator[Path]:
-    """A directory beside the one asked for, that takes its name when everything is written; for all ranks.
+    """Create a temporary directory next to `path` and rename it to `path` once everything is written; for all ranks.
 
     Raises:
-        ConfigError: There is something already.
-        CheckpointError: The file system refused.
+        ConfigError: `path` already exists.
+        CheckpointError: The file system reported an error.
     """
     target = Path(path)
     partial = target.with_name(f".partial-{target.name}")

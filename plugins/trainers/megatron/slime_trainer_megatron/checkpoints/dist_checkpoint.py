@@ -1,8 +1,8 @@
-"""megatron.core.dist_checkpointing as this trainer uses it: every rank's parts <-> one folder, whatever the layout.
+"""Save and load every rank's parts in one folder for any layout, with megatron.core.dist_checkpointing.
 
-`checkpoint.py`, `load_model.py` and `convert.py` call it on every rank, inside `on_device`. Megatron's own writer
-forks, and starts a process for a queue, which hangs in a program without a `__main__` guard and copies the threads of
-rank 0's engines; here each rank writes its one file itself, flushed to the device. torch's checkpoint error is no
+`checkpoint.py`, `load_model.py` and `convert.py` call it on every rank, inside `on_device`. Megatron's own writer forks
+and starts a process for a queue. This hangs in a program without a `__main__` guard and copies the threads of rank 0's
+engines. Here each rank writes its single file itself, flushed to the device. torch's checkpoint error is not an
 `Exception`.
 """
 
@@ -20,28 +20,28 @@ from slime_core.errors import CheckpointError
 
 
 def metadata() -> dict[str, Any]:
-    """How parts are described; `sharded_state_dict` of models and optimizers take it."""
+    """Return the description options of parts, for `sharded_state_dict` of models and optimizers."""
     from megatron.core import parallel_state
 
     return {
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "singleton_local_shards": False,
-        # Layers under their own names, so that stages may hold any of them and need not be alike.
+        # Each layer has its own name, so that stages may hold any layers and may differ.
         "non_homogeneous_layers": True,
-        # The one form of the optimizer's state that every layout can read: "dp_reshardable" loses the step counters.
+        # The only form of the optimizer's state that every layout can read: "dp_reshardable" loses the step counters.
         "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
     }
 
 
 def model_state(chunks: Sequence[Any]) -> dict[str, Any]:
-    """The parts of this rank's chunks, in the tensors of the model themselves."""
+    """Return the parts of this rank's chunks, which share the model's tensors."""
     names = ["model"] if len(chunks) == 1 else [f"model{i}" for i in range(len(chunks))]
     return {name: chunk.sharded_state_dict(metadata=metadata()) for name, chunk in zip(names, chunks)}
 
 
 def save_model(chunks: Sequence[Any], folder: Path) -> None:
-    """Write the weights of all ranks. The folder is there, and empty."""
+    """Write the weights of all ranks. The folder must exist and be empty."""
     save_parts(model_state(chunks), folder)
 
 
@@ -49,12 +49,12 @@ def load_model(chunks: Sequence[Any], folder: Path, *, optional: Collection[str]
     """Read the weights that `save_model` wrote, of any layout, into the chunks.
 
     Args:
-        chunks: Of this rank; wrapped or not.
-        folder: With the weights.
-        optional: Megatron names that may be missing or of another shape there, and are then left as they are.
+        chunks: Model chunks of this rank, wrapped or not.
+        folder: Folder with the weights.
+        optional: Megatron names that may be missing or have another shape there; their weights then stay unchanged.
 
     Raises:
-        CheckpointError: They do not fit the model, or cannot be read.
+        CheckpointError: The weights do not fit the model, or cannot be read.
     """
     wanted = model_state(chunks)
     absent = _absent(wanted, folder, optional) if optional else set()
@@ -68,24 +68,24 @@ def load_model(chunks: Sequence[Any], folder: Path, *, optional: Collection[str]
 
 
 def save_optimizer(parts: Sequence[Any], model: dict[str, Any], folder: Path) -> None:
-    """Write the tensors of Megatron's optimizers. The folder is there, and empty.
+    """Write the tensors of Megatron's optimizers. The folder must exist and be empty.
 
-    Their plain values (parameter groups, step counters) stay behind: Megatron would store rank 0's for all, but how
-    many optimizers a rank has, and which groups are in them, depends on its layout.
+    Plain values (parameter groups, step counters) are not written: Megatron would store rank 0's values for all ranks,
+    but the number of optimizers of a rank and their groups depend on its layout.
 
     Args:
-        parts: Of this rank, one of dense and one of expert parameters.
-        model: From `sharded_state_dict` of what they optimize.
-        folder: For the files.
+        parts: Optimizers of this rank, for dense and for expert parameters.
+        model: `sharded_state_dict` of the optimized model.
+        folder: Folder for the files.
     """
     save_parts(_tensors(_optimizer_states(parts, model, loading=False)), folder)
 
 
 def load_optimizer(parts: Sequence[Any], model: dict[str, Any], folder: Path) -> None:
-    """Read what `save_optimizer` wrote, of any layout; plain values stay as they are here.
+    """Read the state that `save_optimizer` wrote with any layout; plain values stay unchanged.
 
     Raises:
-        CheckpointError: It is not there, has other shapes, or cannot be read.
+        CheckpointError: The state is missing, has other shapes, or cannot be read.
     """
     states = _optimizer_states(parts, model, loading=True)
     found = load_parts(_tensors(states), folder)
@@ -103,11 +103,11 @@ def _optimizer_states(parts: Sequence[Any], model: dict[str, Any], *, loading: b
 
 @contextmanager
 def _buckets_in_place(part: Any) -> Iterator[None]:
-    """Where a distributed optimizer collects its state, put every bucket where its parameters' numbers say.
+    """Make a distributed optimizer collect its state with every bucket at its parameters' offsets.
 
-    `get_parameter_state_dp_zero` (distrib_optimizer.py) leaves out the padding between buckets, and
-    `sharded_param_state_fully_reshardable` looks parameters up with it: those behind the first padding would be stored
-    from the wrong place. Megatron says so at most in a warning, and only about the last parameters.
+    `get_parameter_state_dp_zero` (distrib_optimizer.py) leaves out the padding between buckets, but
+    `sharded_param_state_fully_reshardable` looks parameters up at offsets with the padding. Parameters behind the first
+    padding would be stored from wrong offsets. Megatron at most warns, and only about the last parameters.
     """
     if not hasattr(part, "gbuf_ranges"):
         yield
@@ -131,7 +131,7 @@ def _buckets_in_place(part: Any) -> Iterator[None]:
 
 
 def _padded(tensor: torch.Tensor, buffer: Any) -> torch.Tensor:
-    """[numbers of all buckets] -> [numbers of the buffer]."""
+    """Insert the padding: [numbers of all buckets] -> [numbers of the buffer]."""
     if len(tensor) == buffer.numel:
         return tensor
     whole, start = tensor.new_zeros(buffer.numel), 0
@@ -143,7 +143,7 @@ def _padded(tensor: torch.Tensor, buffer: Any) -> torch.Tensor:
 
 
 def _tensors(described: dict[str, Any]) -> dict[str, Any]:
-    """What has parts on several ranks, in the hierarchy of the whole; lists become dicts of their indices."""
+    """Return only the sharded entries, in the same hierarchy; lists become dicts by index."""
     from megatron.core.dist_checkpointing.dict_utils import extract_matching_values
     from megatron.core.dist_checkpointing.mapping import ShardedBase
 
@@ -152,7 +152,7 @@ def _tensors(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _filled(described: Any, found: Any) -> Any:
-    """`described` with what was `found` in the places of `_tensors`."""
+    """Return `described` with the entries of `_tensors` replaced by those in `found`."""
     from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
 
     if isinstance(described, ShardedBase):
@@ -168,10 +168,10 @@ def _filled(described: Any, found: Any) -> Any:
 
 
 def save_parts(state: dict[str, Any], folder: Path) -> None:
-    """Write what `sharded_state_dict` gave, of all ranks.
+    """Write the results of `sharded_state_dict` of all ranks.
 
     Raises:
-        CheckpointError: The file system refused on some rank; on every rank.
+        CheckpointError: Writing failed on some rank; raised on every rank.
     """
     from megatron.core import dist_checkpointing
     from torch.distributed.checkpoint.api import CheckpointException
@@ -184,10 +184,10 @@ def save_parts(state: dict[str, Any], folder: Path) -> None:
 
 
 def load_parts(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The counterpart of `save_parts`: `state` says what this rank needs.
+    """Read the parts that `save_parts` wrote; `state` describes the parts that this rank needs.
 
     Raises:
-        CheckpointError: It is not there, has other shapes, or cannot be read.
+        CheckpointError: A part is missing, has another shape, or cannot be read.
     """
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.core import CheckpointingException
@@ -203,7 +203,7 @@ def load_parts(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Of most weights in the folder. Raises CheckpointError when it cannot be read."""
+    """Return the most frequent dtype of the weights in the folder. Raises CheckpointError if it cannot be read."""
     counts: Counter[torch.dtype] = Counter(tensor.dtype for tensor in _stored(folder).values())
     return max(counts, key=counts.__getitem__)
 
@@ -214,10 +214,10 @@ def _writer() -> Any:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     class InThisProcess(torch_strategies.TorchDistSaveShardedStrategy):  # type: ignore[misc]
-        """Megatron's format by torch's writer."""
+        """A save strategy that writes Megatron's format with torch's writer."""
 
         def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-            """Every rank writes one file; rank 0 also what is in which."""
+            """Write one file per rank; rank 0 also writes the index of the files."""
             named, _, _ = torch_strategies._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
             save(
                 torch_strategies.mcore_to_pyt_state_dict(named, False),
@@ -229,8 +229,10 @@ def _writer() -> Any:
 
 
 def _absent(wanted: dict[str, Any], folder: Path, optional: Collection[str]) -> set[str]:
-    """Names of this rank's state that are optional and not in the folder as they are here. Every rank reads the folder,
-    so that one that cannot be read fails on all of them."""
+    """Return the optional names of this rank's state that are missing or different in the folder.
+
+    Every rank reads the folder, so that an unreadable folder fails on all ranks.
+    """
     there = _stored(folder)
     asked = {name: state[name] for state in wanted.values() for name in optional if name in state}
     return {
@@ -241,7 +243,7 @@ def _absent(wanted: dict[str, Any], folder: Path, optional: Collection[str]) -> 
 
 
 def _stored(folder: Path) -> dict[str, Any]:
-    """What is in the folder: name -> Megatron's description of a tensor, without its numbers."""
+    """Return the content of the folder: name -> Megatron's description of a tensor, without its numbers."""
     from megatron.core import dist_checkpointing
 
     try:
@@ -252,12 +254,12 @@ def _stored(folder: Path) -> dict[str, Any]:
 
 
 def _extra(names: Sequence[str]) -> set[str]:
-    """Entries of modules that have nothing to store."""
+    """Return the entries of modules without state to store."""
     return {name for name in names if name.endswith("_extra_state")}
 
 
 def _first(error: Any) -> str:
-    """The first rank's failure, on one line."""
+    """Return the first rank's failure, on one line."""
     for rank, (failure, _) in sorted(error.failures.items()):
         return f"rank {rank}: {type(failure).__name__}: {failure}"
     return str(error)

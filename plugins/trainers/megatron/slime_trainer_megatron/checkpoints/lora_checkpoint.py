@@ -1,8 +1,8 @@
-"""The Megatron trainer's checkpoints with adapters: `DIR/adapter` in PEFT's layout, and what the optimizer's needs.
+"""The Megatron trainer's checkpoints with adapters: `DIR/adapter` in PEFT's layout, and the optimizer's sharded form.
 
-Called by `checkpoint.py` on every rank, inside `on_device`. Rank 0 writes the whole adapters, every rank reads its
-parts of them, in whatever layout it is. The base comes from `--hf-checkpoint`, and the merged model beside the adapters
-is read again only to see that it is the same base.
+`checkpoint.py` calls these functions on every rank, inside `on_device`. Rank 0 writes the whole adapters; every rank
+reads its parts, in any layout. The base comes from `--hf-checkpoint`; the merged model stored with the adapters is read
+only to check that it has the same base.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_adapters(trainer: MegatronTrainer, directory: Path) -> None:
     """Restore the adapters, bit for bit; collective.
 
     Raises:
-        CheckpointError: There are none, they are not this run's, or belong to another base than `--hf-checkpoint`.
+        CheckpointError: The adapters are missing, do not fit this run, or have another base than `--hf-checkpoint`.
     """
     if not (directory / FOLDER).is_dir():
         raise CheckpointError(
@@ -70,8 +70,10 @@ def load_adapters(trainer: MegatronTrainer, directory: Path) -> None:
 
 
 def sharded_adapters(adapters: Adapters) -> dict[str, Any]:
-    """The adapters of this rank for `megatron.core.dist_checkpointing`, by their names over the whole model; they can
-    be loaded in other layouts."""
+    """Return this rank's adapters for `megatron.core.dist_checkpointing`, by their names in the whole model.
+
+    They can be loaded in other layouts.
+    """
     from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
     from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 
@@ -83,16 +85,16 @@ def sharded_adapters(adapters: Adapters) -> dict[str, Any]:
             continue
         sharded = make_tp_sharded_tensor_for_checkpoint(place.parameter, place.name, tp_axis=axis)
         gated = axis == 0 and isinstance(getattr(place.row.merge, "linear", None), (Gated, GatedFused))
-        # Gate and up projection of each rank lie side by side, as in Megatron's linear.
+        # Gate and up projection of each rank are adjacent, as in Megatron's linear.
         found[place.name] = apply_swiglu_sharded_factory(sharded, ()) if gated else sharded
     return found
 
 
 def load_sharded_adapters(adapters: Adapters, folder: Path) -> None:
-    """Read what was written of `sharded_adapters`, of any layout, into the adapters.
+    """Load the written `sharded_adapters`, of any layout, into the adapters.
 
     Raises:
-        CheckpointError: They do not fit, or cannot be read.
+        CheckpointError: The stored adapters do not fit, or cannot be read.
     """
     found = load_parts(sharded_adapters(adapters), folder)
     with torch.no_grad():
@@ -107,13 +109,13 @@ def _adapters(trainer: MegatronTrainer) -> Adapters:
 
 
 def _modules(adapters: Adapters) -> list[str]:
-    """HF names of all modules of the model that have parameters."""
+    """Return the HF names of all modules of the model that have parameters."""
     names = [name for place in places(adapters.family) for name in place.hf if not is_adapter(name)]
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
 def _shapes(adapters: Adapters) -> dict[str, tuple[int, ...]]:
-    """Of all adapters of the whole model, by HF name."""
+    """Return the shapes of all adapters of the whole model, by HF name."""
     own: dict[str, tuple[int, ...]] = {}
     for place in adapters.parameters():
         parts = [torch.empty_like(place.parameter, device="meta")] * part_of(place.row).size
@@ -122,7 +124,7 @@ def _shapes(adapters: Adapters) -> dict[str, tuple[int, ...]]:
 
 
 def _other_base(trainer: MegatronTrainer, directory: Path) -> str:
-    """On rank 0: why the merged model that is stored is not this one; "" if it is, and on other ranks."""
+    """Return on rank 0 why the stored merged model has another base; "" if it has the same, and on other ranks."""
     adapters = _adapters(trainer)
     adapted = {
         f"{name.rpartition('.')[0]}.weight"

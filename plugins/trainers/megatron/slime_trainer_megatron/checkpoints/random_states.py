@@ -1,7 +1,7 @@
-"""The random states of a process of this trainer <-> JSON values: torch's, Python's, numpy's, and Megatron's own.
+"""Convert the random states of a trainer process to JSON values and back: torch's, Python's, numpy's, Megatron's.
 
-`checkpoint.py` calls it. Megatron switches between named states of the GPU's generator (for dropout that is alike, or
-different, on tensor-parallel ranks). Those that are not in use are none of torch's.
+`checkpoint.py` calls this module. Megatron switches between named states of the GPU's generator (for dropout that is
+equal or different on tensor-parallel ranks). torch holds only the state in use; Megatron stores the others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _MEGATRON = "megatron"
 
 
 def capture() -> dict[str, Any]:
-    """The states as JSON values."""
+    """Return the states as JSON values."""
     states = {name: tensor for name, tensor in _tracked().items() if isinstance(tensor, torch.Tensor)}
     encoded = {name: base64.b64encode(tensor.cpu().numpy().tobytes()).decode() for name, tensor in states.items()}
     return {**capture_rng(), _MEGATRON: encoded}
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Inverse of `capture`; states that this process has no name for are left out."""
+    """Restore the states of `capture`; states with names unknown to this process are skipped."""
     restore_rng(state)
     own, stored = _tracked(), state.get(_MEGATRON, {})
     for name in own.keys() & stored.keys():
@@ -41,6 +41,6 @@ def _tracker() -> Any:
 
 
 def _tracked() -> dict[str, Any]:
-    """A copy; of names and states, or, where Megatron records CUDA graphs, of generators, which are left alone."""
+    """Return a copy of name -> state; with CUDA graphs, Megatron has generators instead, which are not changed."""
     tracker = _tracker()
     return dict(tracker.get_states()) if tracker.is_initialized() else {}

@@ -1,7 +1,7 @@
-"""What plugins of kind "megatron_models" are written with; imports neither torch nor Megatron.
+"""Building blocks for plugins of kind "megatron_models"; imports neither torch nor Megatron.
 
-`family.py` says what a family tells the trainer, `weight_map.py` has the merges and rows of most models, `deepseek.py`
-what DeepSeek-V3's descendants share; `shape.py` answers the core's questions.
+`family.py` defines the interface of a family, `weight_map.py` has the merges and rows of most models, `deepseek.py` has
+the parts that DeepSeek-V3's descendants share, and `shape.py` describes models to the core.
 """
 
 from slime_trainer_megatron.families.deepseek import (

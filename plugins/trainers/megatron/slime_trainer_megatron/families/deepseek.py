@@ -1,9 +1,9 @@
-"""What DeepSeek-V3 and its relatives have in common, in Megatron's words: latent attention (MLA), sigmoid routing.
+"""Common parts of DeepSeek-V3 and related models in Megatron: latent attention (MLA) and sigmoid routing.
 
-Family plugins (`deepseek_v3`, `kimi_k2`, `glm4_moe_lite`, `glm4_moe`) make their `MegatronModel` of it. No rows are
-permuted for the rotary positions. HF's layout of these models has them in pairs (`rope_interleave`), and Megatron's
-latent attention takes pairs (rope_utils.py `_apply_rotary_pos_emb_bshd`, `multi_latent_attention`); a model with the
-other layout is refused.
+The family plugins (`deepseek_v3`, `kimi_k2`, `glm4_moe_lite`, `glm4_moe`) build their `MegatronModel` from this module.
+Rows are not permuted for rotary positions: HF's layout of these models stores them in pairs (`rope_interleave`), and
+Megatron's latent attention reads pairs (rope_utils.py `_apply_rotary_pos_emb_bshd`, `multi_latent_attention`). A model
+with the other layout is refused.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from slime_trainer_megatron.families.weight_map import (
 )
 
 LATENT_NORM_EPS = 1e-6
-"""Of the norms on MLA's latents. HF's layers do not give them `rms_norm_eps` but leave RMSNorm's default
-(modeling_deepseek_v3.py, `q_a_layernorm`); the two differ where `rms_norm_eps` is 1e-5 (Moonlight, GLM-4.7-Flash)."""
+"""Epsilon of the norms on MLA's latents. HF's layers do not pass `rms_norm_eps` to these norms but use RMSNorm's
+default (modeling_deepseek_v3.py, `q_a_layernorm`); they differ if `rms_norm_eps` is 1e-5 (Moonlight, GLM-4.7-Flash)."""
 
 
 def latent_attention_model(hf: Mapping[str, Any], sparse: Sequence[bool], defaults: Mapping[str, Any]) -> MegatronModel:
-    """A decoder with latent attention and sigmoid-routed experts.
+    """Return the model of a decoder with latent attention and sigmoid-routed experts.
 
     Args:
         hf: The parsed `config.json`.
-        sparse: Per layer, whether it has experts.
-        defaults: The family's values of fields that `config.json` may leave out.
+        sparse: For each layer, whether it has experts.
+        defaults: The family's values of fields that `config.json` may omit.
 
     Raises:
         ConfigError: A field is missing or has a value that Megatron's layers do not compute.
@@ -62,7 +62,7 @@ def latent_attention_model(hf: Mapping[str, Any], sparse: Sequence[bool], defaul
 
 
 def first_dense(hf: Mapping[str, Any], default: int) -> list[bool]:
-    """Per layer, whether it has experts: all but the first `first_k_dense_replace`."""
+    """Return for each layer whether it has experts: all layers except the first `first_k_dense_replace`."""
     if hf.get("num_hidden_layers") is None:
         raise ConfigError("config.json has no 'num_hidden_layers', which every decoder needs")
     dense, layers = hf.get("first_k_dense_replace"), int(hf["num_hidden_layers"])
@@ -73,11 +73,13 @@ def first_dense(hf: Mapping[str, Any], default: int) -> list[bool]:
 
 
 def routing_fields(hf: Mapping[str, Any], sparse: Sequence[bool]) -> dict[str, Any]:
-    """DeepSeek-V3's routing (arXiv:2412.19437, 2.1.2): sigmoid scores, a bias for the choice only, the chosen ones
-    normalised and scaled, experts in groups.
+    """Return the fields of DeepSeek-V3's routing (arXiv:2412.19437, 2.1.2).
+
+    Scores are sigmoids; a bias affects only the choice of experts; the chosen scores are normalised and scaled; experts
+    are in groups.
 
     Raises:
-        ConfigError: A field is missing, or asks for a choice or a normalisation that Megatron's router does not do.
+        ConfigError: A field is missing, or requires a choice or normalisation that Megatron's router does not support.
     """
     if not any(sparse):
         return {}
@@ -112,7 +114,7 @@ def routing_fields(hf: Mapping[str, Any], sparse: Sequence[bool]) -> dict[str, A
 
 
 def _group_fields(hf: Mapping[str, Any], experts: int, top_k: int) -> dict[str, int]:
-    """A choice among all experts has no fields."""
+    """Return the fields of group-limited routing; empty if tokens choose among all experts."""
     groups, of_token = int(hf.get("n_group") or 1), int(hf.get("topk_group") or 1)
     if groups == of_token:
         return {}
@@ -146,7 +148,7 @@ def _latent_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain rotary positions, or YaRN as modeling_rope_utils.py `_compute_yarn_parameters` reads it."""
+    """Return the fields of plain rotary positions, or of YaRN (modeling_rope_utils.py `_compute_yarn_parameters`)."""
     base, scaling = rope_of(hf)
     fields = {"rotary_base": base, "rotary_percent": 1.0}
     if scaling is None:
@@ -175,8 +177,11 @@ def _rope_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def latent_attention_rows(architecture: Architecture) -> list[Row]:
-    """A norm, then latent attention. The two projections down to the latents are whole on every tensor-parallel
-    rank (trainers/megatron/model/latent_attention.py; with Transformer Engine Megatron's own are, too)."""
+    """Return the rows of a norm and latent attention.
+
+    Every tensor-parallel rank holds the two projections down to the latents whole
+    (trainers/megatron/model/latent_attention.py; the same in Megatron's own with Transformer Engine).
+    """
     attention, hf = "decoder.layers.{layer}.self_attention.", f"{LAYER}self_attn."
     query = [Row(f"{attention}linear_q_proj.weight", (f"{hf}q_proj.weight",), Columns())]
     if architecture.transformer["q_lora_rank"] is not None:
@@ -197,7 +202,7 @@ def latent_attention_rows(architecture: Architecture) -> list[Row]:
 
 
 def decoder_rows(architecture: Architecture, attention: Sequence[Row], sparse: Sequence[bool]) -> list[Row]:
-    """Embedding, layers with this attention, dense or with experts, output."""
+    """Return the rows of embedding, layers with this attention (dense or with experts) and output."""
     embedding, *rest = embedding_rows(architecture)
     dense, routed = (tuple(i for i, has in enumerate(sparse) if has is which) for which in (False, True))
     shared = architecture.transformer.get("moe_shared_expert_intermediate_size")
@@ -214,14 +219,14 @@ def decoder_rows(architecture: Architecture, attention: Sequence[Row], sparse: S
 
 
 def carried_layers(hf: Mapping[str, Any]) -> tuple[str, ...]:
-    """The layers behind the decoder's, which predict further tokens."""
+    """Return the layers after the decoder's, which predict further tokens."""
     first = int(hf["num_hidden_layers"])
     extra = int(hf.get("num_nextn_predict_layers") or hf.get("num_mtp_layers") or 1)
     return tuple(rf"model\.layers\.{layer}\..*" for layer in range(first, first + extra))
 
 
 def latent_norm_spec(spec: Any, config: Any, architecture: Architecture, layer: int) -> Any:
-    """The layer, with HF's epsilon in the norms on the latents."""
+    """Return the layer with HF's epsilon in the norms on the latents."""
     attention = spec.submodules.self_attention
     attention = dataclasses.replace(attention, params={**attention.params, "latent_norm_eps": LATENT_NORM_EPS})
     return dataclasses.replace(spec, submodules=dataclasses.replace(spec.submodules, self_attention=attention))

@@ -1,4 +1,4 @@
-"""What a model family tells a Megatron-core trainer: its architecture numbers and one name-and-shape map.
+"""Definition of a model family for a Megatron-core trainer: its architecture numbers and a name-and-shape map.
 
 A component of kind "megatron_models", named by HF's `model_type`: a function from the parsed `config.json` to a
 `MegatronModel`. The map is read in both directions, HF -> Megatron to load and Megatron -> HF to save and to sync
@@ -19,96 +19,99 @@ if TYPE_CHECKING:
     import torch
 
 Split = Literal["replicated", "tensor", "expert_tensor"]
-"""Over which ranks a Megatron parameter is split: none, the tensor-parallel ones, or those of experts."""
+"""Ranks over which a Megatron parameter is split: none, the tensor-parallel ranks, or the experts' ranks."""
 
 
 class Merge(Protocol):
-    """How the HF tensors of one row make one Megatron parameter, and back; `weight_map` has those of most models.
+    """Conversion of a row's HF tensors to a Megatron parameter, and back; `weight_map` has those of most models.
 
     Subclass it: `read_axis` has a default.
     """
 
     def to_megatron(self, tensors: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-        """Whole HF tensors -> part `rank` of `size` of the Megatron parameter."""
+        """Convert whole HF tensors to part `rank` of `size` of the Megatron parameter."""
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Every rank's part, in order -> whole HF tensors."""
+        """Convert every rank's part, in order, to whole HF tensors."""
 
     def read_axis(self, size: int) -> int | None:
-        """Saves memory: the axis on which every HF tensor may be cut in `size` equal parts of which part `rank` of
-        each makes the rank's parameter, as `to_megatron(cut, 0, 1)`. None, the default: a rank reads all of them."""
+        """Return the axis on which every HF tensor may be cut into `size` equal parts, to save memory.
+
+        `to_megatron(cut, 0, 1)` of the parts `rank` makes the rank's parameter. None, the default: a rank reads whole
+        tensors.
+        """
         return None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One Megatron parameter, or one of every layer and expert, and the HF tensors that it is made of.
+    """A Megatron parameter, or a parameter of every layer and expert, and the HF tensors that it is made of.
 
-    `{layer}` and `{expert}` in names are numbers over the whole model, never those of a stage or rank.
+    `{layer}` and `{expert}` in names are numbers over the whole model, never over a stage or rank.
     """
 
     megatron: str
-    """Such as "decoder.layers.{layer}.self_attention.linear_qkv.weight"; the names of the local layer spec."""
+    """Name in the local layer spec, such as "decoder.layers.{layer}.self_attention.linear_qkv.weight"."""
     hf: tuple[str, ...]
-    """Such as ("model.layers.{layer}.self_attn.q_proj.weight", ...), as in the safetensors files."""
+    """Names in the safetensors files, such as ("model.layers.{layer}.self_attn.q_proj.weight", ...)."""
     merge: Merge
     split: Split = "tensor"
     layers: tuple[int, ...] | None = None
-    """The layers that have it, for a row with `{layer}`; None is all."""
+    """Layers that have the parameter, for a row with `{layer}`; None means all."""
     vocabulary: bool = False
-    """Its first axis is the vocabulary, which Megatron may pad at the end."""
+    """True if the first axis is the vocabulary, which Megatron may pad at the end."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One `config.json` in Megatron's words."""
+    """A `config.json` in Megatron's terms."""
 
     transformer: Mapping[str, Any]
-    """Fields of `TransformerConfig`, or of `MLATransformerConfig` with `multi_latent_attention` True: what describes
-    the model, nothing about parallelism, precision or speed. `activation_func` as the callable."""
+    """Fields of `TransformerConfig`, or of `MLATransformerConfig` with `multi_latent_attention` True, that describe the
+    model; no fields of parallelism, precision or speed. `activation_func` is the callable."""
     vocab_size: int
     max_position_embeddings: int
     tie_word_embeddings: bool
     rotary_base: float
     rotary_percent: float = 1.0
     rope_scaling: Mapping[str, Any] | None = None
-    """HF's, of type "llama3" (for others: fields of `transformer`, as YaRN's of MLA); None for plain."""
+    """HF's rope scaling of type "llama3"; None for plain. Other types are fields of `transformer`, as YaRN for MLA."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """For the family's own `layer_spec`."""
+    """Further values for the family's own `layer_spec`."""
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Number of decoder layers."""
         return int(self.transformer["num_layers"])
 
     @property
     def num_experts(self) -> int:
-        """Routed experts of a layer; 0 for a dense model."""
+        """Number of routed experts of a layer; 0 for a dense model."""
         return int(self.transformer.get("num_moe_experts") or 0)
 
 
 @dataclass(frozen=True)
 class MegatronModel:
-    """One model of a family."""
+    """A model of a family."""
 
     architecture: Architecture
     rows: Sequence[Row]
-    """Every parameter of the model exactly once."""
+    """Rows with every parameter of the model exactly once."""
     layer_spec: Callable[..., Any] | None = None
     """`(spec, config, architecture, layer)` -> Megatron's `ModuleSpec` of layer number `layer` (over the whole model,
-    from 0), changed where the family's layers are not Megatron's own; None where they are. Imports Megatron inside."""
+    from 0), for families whose layers differ from Megatron's own; else None. It imports Megatron inside."""
     carried: tuple[str, ...] = ()
     """Regular expressions of HF names without a place in the model (multi-token prediction): copied on save."""
     ignored: tuple[str, ...] = (r"lm_head\.weight", r".*\.rotary_emb\.inv_freq")
-    """Regular expressions of HF names that files may have and that follow from the others: a tied output layer."""
+    """Regular expressions of HF names that files may have and that other tensors determine: a tied output layer."""
 
 
 class Place(NamedTuple):
-    """One parameter of the whole model: a row, and which of its parameters."""
+    """A parameter of the whole model: a row with its layer and expert numbers."""
 
     row: Row
     layer: int | None
-    """None for a row without `{layer}`."""
+    """Layer number; None for a row without `{layer}`."""
     expert: int | None
 
     @property
@@ -118,13 +121,13 @@ class Place(NamedTuple):
 
     @property
     def hf(self) -> tuple[str, ...]:
-        """The names in the files."""
+        """The names in the HF files."""
         return tuple(name.format(layer=self.layer, expert=self.expert) for name in self.row.hf)
 
 
 def places(model: MegatronModel) -> Iterator[Place]:
-    """Every parameter of the whole model, in the order of export: the embedding, layer by layer in the order of the
-    rows (all experts of a row together), then what comes after the layers."""
+    """Yield every parameter of the whole model in the order of export: the embedding, each layer in the order of the
+    rows (all experts of a row together), then the parameters after the layers."""
     outside = [row for row in model.rows if "{layer}" not in row.megatron]
     of_layers = [row for row in model.rows if "{layer}" in row.megatron]
     yield from (Place(row, None, None) for row in outside if row.megatron.startswith("embedding."))
@@ -140,7 +143,7 @@ def places(model: MegatronModel) -> Iterator[Place]:
 
 
 def rope_of(hf: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """`config.json` -> base of the rotary positions, and HF's scaling without the base (None for plain ones).
+    """Return the rotary base of `config.json`, and HF's rope scaling without the base (None for plain positions).
 
     transformers writes `rope_parameters`; older files have `rope_theta` and `rope_scaling`.
     """
@@ -215,7 +218,7 @@ def refuse(hf: Mapping[str, Any], **unsupported: Any) -> None:
 
 
 def load_megatron_model(directory: str | Path) -> MegatronModel:
-    """Ask the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
+    """Return the model from the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
     from slime_core.models.config import read_hf_config
     from slime_core.plugins.resolve import resolve
 

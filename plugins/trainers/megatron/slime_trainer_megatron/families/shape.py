@@ -1,4 +1,4 @@
-"""What the core asks a trainer about a model whose family only Megatron knows: shape, and layers with experts."""
+"""Facts that the core needs about a model whose family only Megatron knows: shape, and layers with experts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from slime_trainer_megatron.families.family import Architecture, load_megatron_m
 
 
 def decoder_shape(directory: str | Path) -> DecoderShape:
-    """Of an HF-layout model; latent attention (MLA) counts as attention of its query and value sizes.
+    """Return the shape of an HF-layout model; latent attention (MLA) counts as attention of its query and value sizes.
 
     Raises:
-        ConfigError: `config.json` is not there or is another model's.
+        ConfigError: `config.json` is missing or belongs to another kind of model.
         PluginNotFoundError: No plugin knows the family.
     """
     architecture = load_megatron_model(directory).architecture
@@ -40,7 +40,7 @@ def decoder_shape(directory: str | Path) -> DecoderShape:
 
 
 def routed_layers(directory: str | Path) -> RoutedLayers:
-    """Of an HF-layout model with experts. Raises as `decoder_shape`."""
+    """Return the layers with experts of an HF-layout model. Raises the errors of `decoder_shape`."""
     architecture = load_megatron_model(directory).architecture
     return RoutedLayers(
         architecture.num_layers,
@@ -51,7 +51,7 @@ def routed_layers(directory: str | Path) -> RoutedLayers:
 
 
 def layers_with_experts(architecture: Architecture) -> tuple[int, ...]:
-    """Their numbers, as Megatron reads `moe_layer_freq`: a list of flags, or every n-th layer."""
+    """Return the numbers of layers with experts from Megatron's `moe_layer_freq`: a list of flags, or every n-th."""
     frequency, count = architecture.transformer.get("moe_layer_freq", 1), architecture.num_layers
     has = [i % frequency == 0 for i in range(count)] if isinstance(frequency, int) else list(frequency)
     return tuple(i for i in range(count) if has[i])

@@ -1,8 +1,8 @@
 """Merges of HF tensors into Megatron's parameters, and the rows of decoders that most families share.
 
-Plugins of kind "megatron_models" build their map from these; the Megatron trainer's `weights_in` and `weights_out`
-run it. A merge only moves numbers, so the way there and back is bitwise, and works for gradients as well. Tensors of
-any dtype and device. Nothing is imported but what moves tensors.
+Plugins of kind "megatron_models" build their map from these; the Megatron trainer's `weights_in` and `weights_out` use
+it. A merge only moves numbers, so the conversion in both directions is bitwise exact, and it works for gradients, too.
+Tensors may have any dtype and device. The module imports only the code that moves tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 HEAD = ("score.weight", "score.bias")
-"""HF's names of a critic's head, as in its models for token classification."""
+"""HF's names of a critic's head, the same as in its models for token classification."""
 
 
 def _cat(tensors: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
@@ -27,7 +27,7 @@ def _cat(tensors: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
 
 
 def _part(tensor: torch.Tensor, rank: int, size: int, axis: int = 0) -> torch.Tensor:
-    """Part `rank` of `size` equal ones. Raises ValueError when it does not divide."""
+    """Return part `rank` of `size` equal parts. Raises ValueError if the axis does not divide."""
     if tensor.shape[axis] % size:
         raise ValueError(f"axis {axis} of {tuple(tensor.shape)} does not divide into {size} equal parts")
     length = tensor.shape[axis] // size
@@ -36,7 +36,7 @@ def _part(tensor: torch.Tensor, rank: int, size: int, axis: int = 0) -> torch.Te
 
 @dataclass(frozen=True)
 class Whole(Merge):
-    """One tensor, the same on every rank: norms, routers."""
+    """The merge of a tensor that is the same on every rank: norms, routers."""
 
     def to_megatron(self, tensors: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
         """[...] -> [...]."""
@@ -44,13 +44,13 @@ class Whole(Merge):
         return tensor
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The first rank's."""
+        """Return the first rank's tensor."""
         return [parts[0]]
 
 
 @dataclass(frozen=True)
 class Columns(Merge):
-    """Megatron's `ColumnParallelLinear` and embedding: rank r holds the r-th part of axis 0, the outputs."""
+    """The merge of Megatron's `ColumnParallelLinear` and embedding: rank r holds part r of axis 0, the outputs."""
 
     def to_megatron(self, tensors: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
         """[out, ...] -> [out / size, ...]."""
@@ -58,7 +58,7 @@ class Columns(Merge):
         return _part(tensor, rank, size)
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One tensor."""
+        """Return the ranks' parts joined along axis 0, as a single tensor."""
         return [_cat(parts)]
 
     def read_axis(self, size: int) -> int | None:
@@ -68,7 +68,7 @@ class Columns(Merge):
 
 @dataclass(frozen=True)
 class Rows(Merge):
-    """Megatron's `RowParallelLinear`: rank r holds the r-th part of axis 1, the inputs."""
+    """The merge of Megatron's `RowParallelLinear`: rank r holds part r of axis 1, the inputs."""
 
     def to_megatron(self, tensors: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
         """[out, in] -> [out, in / size]."""
@@ -76,7 +76,7 @@ class Rows(Merge):
         return _part(tensor, rank, size, 1)
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One tensor."""
+        """Return the ranks' parts joined along axis 1, as a single tensor."""
         return [_cat(parts, 1)]
 
     def read_axis(self, size: int) -> int | None:
@@ -94,7 +94,7 @@ class Gated(Merge):
         return _cat([_part(gate, rank, size), _part(up, rank, size)])
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Gate, up."""
+        """Return [gate, up]."""
         halves = [part.chunk(2, 0) for part in parts]
         return [_cat([half[i] for half in halves]) for i in (0, 1)]
 
@@ -113,7 +113,7 @@ class GatedFused(Merge):
         return Gated().to_megatron(fused.chunk(2, 0), rank, size)
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One tensor."""
+        """Return the fused `gate_up_proj`, as a single tensor."""
         return [_cat(Gated().to_hf(parts))]
 
 
@@ -122,14 +122,14 @@ class QKV(Merge):
     """(q, k, v) weights or biases -> `linear_qkv`, interleaved group by group: a group's query heads, its key head,
     its value head (megatron/core/transformer/attention.py, `get_query_key_value_tensors`).
 
-    With more tensor-parallel ranks than groups, Megatron cuts a group in parts; so does this.
+    With more tensor-parallel ranks than groups, a group is cut into parts, the same as in Megatron.
     """
 
     num_heads: int
     num_groups: int
     head_dim: int
     gated: bool = False
-    """HF's q has, head by head, the query and a gate of the attention's output (Qwen3-Next); Megatron keeps all
+    """True if HF's q has for each head the query and a gate of the attention's output (Qwen3-Next). Megatron stores all
     queries of a group before all of its gates."""
 
     def to_megatron(self, tensors: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
@@ -146,7 +146,7 @@ class QKV(Merge):
         return _part(_cat([q, k, v], 1).reshape(-1, *rest), rank, size)
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """q, k, v."""
+        """Return [q, k, v]."""
         merged = _cat(parts)
         rest, heads = merged.shape[1:], self.num_heads // self.num_groups
         of_queries = heads * self.head_dim * (2 if self.gated else 1)
@@ -164,7 +164,7 @@ class QKV(Merge):
 
 
 LAYER = "model.layers.{layer}."
-"""HF's names of a layer begin with it."""
+"""Prefix of HF's names of a layer."""
 _MEGATRON = "decoder.layers.{layer}."
 
 
@@ -175,7 +175,7 @@ def embedding_rows(
     norm: str = "model.norm.weight",
     head: str = "lm_head.weight",
 ) -> list[Row]:
-    """Word embedding, final norm and output layer; a tied output layer has no row, as it has no tensor of its own."""
+    """Return the rows of word embedding, final norm and output layer; a tied output layer has no tensor and no row."""
     rows = [
         Row("embedding.word_embeddings.weight", (embedding,), Columns(), vocabulary=True),
         Row("decoder.final_layernorm.weight", (norm,), Whole(), "replicated"),
@@ -193,14 +193,14 @@ def attention_rows(
     gated: bool = False,
     attention: str = "self_attn",
 ) -> list[Row]:
-    """A norm, then grouped-query attention; biases and norms of q and k as `architecture.transformer` says.
+    """Return the rows of a norm and grouped-query attention; `architecture.transformer` sets biases and q, k norms.
 
     Args:
-        architecture: Of the model.
-        layers: The layers that have it; None is all.
-        norm: HF's name of the norm before it.
-        gated: As in `QKV`.
-        attention: HF's name of the block.
+        architecture: Architecture of the model.
+        layers: Layers with this attention; None for all.
+        norm: HF's name of the norm before the attention.
+        gated: See `QKV.gated`.
+        attention: HF's name of the attention block.
     """
     fields = architecture.transformer
     merge = QKV(fields["num_attention_heads"], fields["num_query_groups"], fields["kv_channels"], gated)

@@ -1,8 +1,8 @@
 """Causal core attention on torch's scaled_dot_product_attention: packed sequences, grouped heads, context parallelism.
 
-Put into layer specs by `specs.py` where Transformer Engine is not; Megatron's own `DotProductAttention` knows neither
-packed sequences nor context parallelism. Queries, keys and values come in after rotation. Under context parallelism
-every sequence is cut on its own into `2 * size` chunks and rank r has chunks r and `2 * size - 1 - r`, so that all
+`specs.py` puts it into layer specs if Transformer Engine is not installed; Megatron's own `DotProductAttention`
+supports neither packed sequences nor context parallelism. Queries, keys and values are already rotated. Under context
+parallelism each sequence is cut into `2 * size` chunks, and rank r has chunks r and `2 * size - 1 - r`, so that all
 ranks have the same work under a causal mask:
 
     size 2, one sequence of 8 tokens      rank 0: 0 1 6 7      rank 1: 2 3 4 5
@@ -23,18 +23,18 @@ from slime_core.errors import ConfigError
 
 
 class CoreAttention(MegatronModule):  # type: ignore[misc]
-    """Built by Megatron for every layer, `SelfAttention` and `MLASelfAttention` alike.
+    """The core attention of a layer; Megatron builds it for `SelfAttention` and `MLASelfAttention`.
 
     Args:
         config: The `TransformerConfig`.
-        layer_number: Of the whole model, from 1.
-        attn_mask_type: Only causal.
+        layer_number: Number of the layer in the whole model, from 1.
+        attn_mask_type: Must be causal.
         attention_type: "self".
-        softmax_scale: None is one over the root of the query's head dimension.
-        pg_collection: Megatron's groups; None is those of `parallel_state`.
+        softmax_scale: Scale of scores; by default one over the root of the query's head dimension.
+        pg_collection: Megatron's groups; by default those of `parallel_state`.
 
     Raises:
-        ConfigError: The configuration asks for attention that this does not compute.
+        ConfigError: The configuration requires attention that this class does not compute.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
             query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
         width = value.shape[-1]
         if width < query.shape[-1]:
-            # The kernels that never hold a T x T matrix want one head dimension; MLA's values have fewer.
+            # Kernels without a T x T matrix require equal head dimensions; MLA's values have a smaller one.
             value = functional.pad(value, (0, query.shape[-1] - width))
         if self.context_group.size() == 1:
             sequences = zip(*(torch.split(x, lengths) for x in (query, key, value)), strict=True)
@@ -113,7 +113,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
     def _over_context(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: list[int]
     ) -> list[torch.Tensor]:
-        """One output per chunk, in this rank's order, with the keys and values of all ranks."""
+        """Return the outputs of this rank's chunks, in order, computed with the keys and values of all ranks."""
         size, rank = self.context_group.size(), self.context_group.rank()
         both: torch.Tensor = _GatherOverContext.apply(  # type: ignore[no-untyped-call]
             torch.cat((key, value), -1), self.context_group
@@ -122,7 +122,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         for length in lengths:
             chunk, middle, end = length // 2, begin + length // 2, begin + length
             assert length == 2 * chunk, f"a sequence of {length * size} tokens in {2 * size} chunks"
-            # [size, T, B, heads, dim] -> the sequence: first chunks of all ranks, then second ones from the last on.
+            # [size, T, B, heads, dim] -> the sequence: first chunks by rank, then second chunks in reverse order.
             ordered = torch.cat((both[:, begin:middle].flatten(0, 1), both[:, middle:end].flip(0).flatten(0, 1)))
             keys, values = torch.split(ordered, [key.shape[-1], value.shape[-1]], -1)
             for place, queries in ((rank, query[begin:middle]), (2 * size - 1 - rank, query[middle:end])):

@@ -1,10 +1,10 @@
-"""Megatron's latent attention (MLA) with right gradients under tensor parallelism.
+"""Megatron's latent attention (MLA) with correct gradients under tensor parallelism.
 
-Stands in the layer specs of models with `multi_latent_attention`, with and without Transformer Engine. Megatron's own
-local spec cuts the projections down to the latents over the tensor-parallel ranks and gathers their outputs
-(multi_latent_attention.py, `get_query_key_value_tensors`). The rotary part of the key is then used by every rank's
-heads, but the way back through the gather takes only the rank's own heads into account. Here the projections are whole
-on every rank, as with Transformer Engine, and the gradient of that part is summed over ranks.
+Used in the layer specs of models with `multi_latent_attention`, with and without Transformer Engine. Megatron's own
+local spec splits the projections down to the latents over the tensor-parallel ranks and gathers their outputs
+(multi_latent_attention.py, `get_query_key_value_tensors`). The heads of every rank then use the rotary part of the key,
+but the backward pass of the gather counts only the rank's own heads. Here the projections are whole on every rank, as
+with Transformer Engine, and the gradient of the rotary part is summed over ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LatentSelfAttention(MLASelfAttention):  # type: ignore[misc]
     """`MLASelfAttention` whose projections down to the latents are replicated.
 
     Args:
-        latent_norm_eps: Of the norms on the latents; None is the model's `layernorm_epsilon`.
+        latent_norm_eps: Epsilon of the norms on the latents; None is the model's `layernorm_epsilon`.
     """
 
     def __init__(
@@ -39,13 +39,16 @@ class LatentSelfAttention(MLASelfAttention):  # type: ignore[misc]
         if self.pg_collection.tp.size() > 1 and not config.sequence_parallel:
             self.linear_kv_down_proj.register_forward_hook(self._sum_gradient_of_rotary_key)
         if latent_norm_eps is not None:
-            # With Transformer Engine the norms are in the projections up, which keep the epsilon under the same name.
+            # With Transformer Engine the up projections contain the norms, with the epsilon under the same name.
             for name in ("q_layernorm", "kv_layernorm", "linear_q_up_proj", "linear_kv_up_proj"):
                 if hasattr(getattr(self, name, None), "eps"):
                     getattr(self, name).eps = latent_norm_eps
 
     def _sum_gradient_of_rotary_key(self, module: Any, args: Args, output: Any) -> Any:
-        """Every rank's heads use the one rotary key. Under sequence parallelism Megatron gathers it, and sums there."""
+        """Sum the gradient of the rotary key, which the heads of every rank use.
+
+        Under sequence parallelism Megatron gathers the key and sums its gradient.
+        """
         combined, bias = output
         latent, rotary = combined.split([self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim], -1)
         rotary = _SumGradient.apply(rotary, self.pg_collection.tp)  # type: ignore[no-untyped-call]
@@ -53,7 +56,7 @@ class LatentSelfAttention(MLASelfAttention):  # type: ignore[misc]
 
 
 class _SumGradient(torch.autograd.Function):
-    """The identity; the gradient is the sum over ranks.
+    """The identity, with a gradient that is summed over ranks.
 
     Megatron's `copy_to_tensor_model_parallel_region` sums a copy of gradients that are not contiguous and returns the
     original (mappings.py `_reduce`), and the gradient of a concatenation's part is not.
@@ -72,10 +75,10 @@ class _SumGradient(torch.autograd.Function):
 
 
 class DownProjection(nn.Module):
-    """[..., hidden] -> [..., latent], with all of the weight on every rank, in place of a linear cut over ranks.
+    """[..., hidden] -> [..., latent], with the whole weight on every rank, in place of a linear split over ranks.
 
-    Under sequence parallelism each rank sees its part of the sequence; Megatron sums the gradients of
-    weights so marked (finalize_model_grads.py).
+    Under sequence parallelism each rank sees its part of the sequence; Megatron sums the gradients of weights with the
+    attribute `sequence_parallel` (finalize_model_grads.py).
     """
 
     def __init__(self, replaced: Any) -> None:
@@ -87,5 +90,5 @@ class DownProjection(nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """As Megatron's linear layers: the output, and no bias."""
+        """Return the output and no bias, like Megatron's linear layers."""
         return functional.linear(hidden, self.weight), None

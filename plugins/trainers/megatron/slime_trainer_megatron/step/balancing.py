@@ -1,13 +1,13 @@
-"""What `--moe-aux-loss-coeff`, `--moe-z-loss-coeff` and `--moe-router-bias-update-rate` do, right in every layout.
+"""`--moe-aux-loss-coeff`, `--moe-z-loss-coeff` and `--moe-router-bias-update-rate`, correct in every layout.
 
-`model.py` mends the routers of a new model, `forward.py` asks for the losses of a step. Each loss is a mean over the
-step's tokens, whatever the micro-batches and ranks; how it is scaled to be one: `forward.py` `_scale_router_losses`.
+`model.py` patches the routers of a new model, `forward.py` calls this module for the losses of a step. Each loss is a
+mean over the step's tokens, independent of micro-batches and ranks; `forward.py` `_scale_router_losses` scales it.
 
     load balancing, of a micro-batch of n tokens:  E / (k n^2) sum over experts of (probability x tokens that chose it)
     z-loss, of a token:                            logsumexp(router logits)^2
 
-Nothing here runs unless the user asks for it; all three are 0 by default (`config.py` `FOR_RL`). Load balancing counts
-the router's own choice, also where experts are replayed; the bias counts the experts that were used.
+Nothing here runs unless the user sets an option; all three are 0 by default (`config.py` `FOR_RL`). Load balancing
+counts the router's own choice, also with replayed experts. The bias counts the experts that were used.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _balanced(
 ) -> torch.Tensor:
     """Add the load balancing loss to the graph of `probs`.
 
-    Upstream's divides by the number of tokens, which is 0 in an idle micro-batch, and weighs by the tokens of one rank
-    of those that share the micro-batch unless a mask is given (`get_tokens_per_expert_and_token_count`).
+    Megatron's own divides by the number of tokens, which is 0 in an idle micro-batch. Without a mask it weighs by the
+    tokens of only one of the ranks that share the micro-batch (`get_tokens_per_expert_and_token_count`).
     """
     from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, switch_load_balancing_loss_func
@@ -86,7 +86,7 @@ def _balanced_sequence(
     bsz: int,
     with_padding_mask: bool = False,
 ) -> torch.Tensor:
-    """A packed micro-batch is one row, so one sequence to Megatron, and the loss is that of the micro-batch."""
+    """Add the sequence loss: a packed micro-batch is one row, so Megatron's sequence is the whole micro-batch."""
     assert bsz == 1, "micro-batches are packed"
     return _balanced(router, "seq_aux_loss", "router_seq_load_balancing_loss", probs, scores, routing_map)
 
@@ -94,7 +94,7 @@ def _balanced_sequence(
 def _z_loss(router: Any, logits: torch.Tensor, padding_mask: torch.Tensor | None = None) -> torch.Tensor:
     """Add the z-loss to the graph of `logits`.
 
-    Upstream's divides by the ranks that share a micro-batch, whose gradients are summed.
+    Megatron's own divides by the number of ranks that share a micro-batch, although their gradients are summed.
     """
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
@@ -127,10 +127,10 @@ def _count(router: Any, routing_map: torch.Tensor, padding_mask: torch.Tensor | 
 def router_losses(
     chunks: Sequence[Any], micro_batches: Sequence[PackedBatch], device: torch.device
 ) -> dict[str, float]:
-    """Metrics `router_load_balancing_loss`, `router_seq_load_balancing_loss`, `router_z_loss` of a step: those that
-    have a coefficient, before it, as means over the step's tokens and the layers with experts.
+    """Return a step's metrics `router_load_balancing_loss`, `router_seq_load_balancing_loss`, `router_z_loss`.
 
-    Collective over all ranks; forgets what was noted.
+    Only losses with a coefficient are returned, without the coefficient, as means over the step's tokens and the layers
+    with experts. Collective over all ranks; resets the sums.
     """
     from megatron.core import parallel_state
 
@@ -143,13 +143,13 @@ def router_losses(
             totals[names.index(name)] += value
     totals[-1] = len(routers) * sum(micro.num_tokens for micro in micro_batches)
     dist.all_reduce(totals)
-    # Ranks that share a micro-batch have a part of its loss each, and counted all of its tokens each.
+    # Each rank that shares a micro-batch has a part of its loss, but counted all of its tokens.
     sharing = parallel_state.get_tensor_and_context_parallel_group().size()
     return {name: float(totals[i] / totals[-1]) * sharing for i, name in enumerate(names)}
 
 
 def _coefficients(config: Any) -> dict[str, float]:
-    """Metric -> coefficient of the loss."""
+    """Return metric -> coefficient of the loss."""
     types, given = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
     of_type = dict(zip(types, given, strict=True)) if isinstance(types, list) else {types: given}
     return {
@@ -160,7 +160,7 @@ def _coefficients(config: Any) -> dict[str, float]:
 
 
 def expert_biases(chunks: Sequence[Any]) -> list[torch.Tensor]:
-    """The biases that a step moves (`--moe-router-bias-update-rate`), to be put back when it changes nothing."""
+    """Return the biases that a step changes (`--moe-router-bias-update-rate`), to restore after a skipped step."""
     config = unwrapped(chunks[0]).config
     if not (config.moe_router_enable_expert_bias and config.moe_router_bias_update_rate):
         return []

@@ -1,8 +1,8 @@
-"""Micro-batches through Megatron's pipeline schedule: log-probs, values, and the gradients of a caller-given loss.
+"""Run micro-batches through Megatron's pipeline schedule: log-probs, values, and gradients of the caller's loss.
 
 Called by `trainer.py`, inside `on_device`, on every rank with the same micro-batches per data-parallel rank. The last
-pipeline stage turns hidden states into per-token results (`heads.py`) and calls the loss; what comes out is sent back
-over the pipeline, so every rank returns the same.
+pipeline stage turns hidden states into per-token results (`heads.py`) and calls the loss. The results are sent back
+over the pipeline, so every rank returns the same values.
 
     stage 0    pack -> embedding -> layers --hidden-->
     stage p-1                       layers -> rows of responses -> output layer -> log-probs -> whole responses -> loss
@@ -32,28 +32,28 @@ from slime_trainer_megatron.step.packed import PackedBatch, Packing, pack, pack_
 from slime_trainer_megatron.step.routing import MISMATCH, RoutingReplay
 
 Results = Callable[[Head, torch.Tensor, PackedBatch], tuple[torch.Tensor, ...]]
-"""(head, hidden states, micro-batch) -> [R] tensors."""
+"""Function (head, hidden states, micro-batch) -> [R] tensors."""
 
 
 @dataclass(frozen=True)
 class StepSums:
-    """One step's forward and backward passes, the same on every rank."""
+    """The results of one step's forward and backward passes, the same on every rank."""
 
     metrics: dict[str, float]
-    """Those of the loss function, summed over micro-batches and data-parallel ranks."""
+    """Metrics of the loss function, summed over micro-batches and data-parallel ranks."""
     log_probs: dict[int, torch.Tensor]
     """Position in the batch -> [response_length], detached; empty from a critic."""
 
 
 class Schedule:
-    """One model of this rank in the pipeline schedule.
+    """A model of this rank in the pipeline schedule.
 
     Args:
-        chunks: Its model chunks, wrapped for training or bare.
-        head: What follows the last layer.
-        groups: This process's place.
-        packing: How rows are laid out here.
-        device: Where they go.
+        chunks: Model chunks, wrapped for training or bare.
+        head: Head after the last layer.
+        groups: Process groups of this process.
+        packing: Layout of the rows on this rank.
+        device: Device of the rows.
     """
 
     def __init__(
@@ -71,9 +71,10 @@ class Schedule:
         columns: int,
         replay: RoutingReplay | None = None,
     ) -> list[list[torch.Tensor]]:
-        """What `run` gives for all samples, without gradient: one list of [response_length] per column.
+        """Return the results of `run` for all samples, without gradient: one list of [response_length] per column.
 
-        With a replay the pass uses the experts that the batch names, and writes those it used where it names none.
+        With a replay the pass uses the experts that the batch names. For tokens without named experts, it records the
+        experts that it used in the batch.
 
         Raises:
             TrainError: The micro-batches leave a sample out, or a sample cannot be packed.
@@ -109,15 +110,15 @@ class Schedule:
         output: Callable[[Head, torch.Tensor, PackedBatch], MicroBatchOutput],
         replay: RoutingReplay | None = None,
     ) -> StepSums:
-        """Run the loss over all micro-batches and add its gradients up in the parameters' `main_grad`.
+        """Run the loss over all micro-batches and accumulate its gradients in the parameters' `main_grad`.
 
-        With a replay the passes use the experts that the batch names, and `routing_mismatch` is among the metrics.
+        With a replay the passes use the experts that the batch names, and the metrics include `routing_mismatch`.
         """
         totals: dict[str, torch.Tensor] = {}
         log_probs: list[torch.Tensor] = []
 
         def after(micro: PackedBatch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-            # Connected to every input even where nothing of it is used, as the schedule wants a backward pass.
+            # Connected to every input, even an unused one, because the schedule needs a backward pass.
             loss = hidden.reshape(-1)[:0].sum().float()
             tokens = torch.zeros((), dtype=torch.int, device=hidden.device)
             if not micro.positions:
@@ -165,7 +166,7 @@ class Schedule:
     def _packed(
         self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], replay: RoutingReplay | None
     ) -> list[PackedBatch]:
-        """The micro-batches, and idle ones so that the schedule and the peers in expert parallelism can run."""
+        """Return the packed micro-batches, with idle ones that the schedule and peers in expert parallelism need."""
         packing = self._packing
         packed = [self._pack(batch, positions, packing) for positions in micro_batches]
         if self._needs_equal_lengths and packed:
@@ -175,7 +176,7 @@ class Schedule:
             packed = replay.attach(batch, packed)
         wanted = len(packed)
         if self._groups.expert_size > 1:
-            # Experts are on other data-parallel ranks, who wait for this one in every layer.
+            # Experts are on other data-parallel ranks, which wait for this rank in every layer.
             count = torch.tensor([wanted], device=self._device)
             dist.all_reduce(count, op=dist.ReduceOp.MAX, group=self._groups.data_group)
             wanted = int(count.item())
@@ -188,10 +189,10 @@ class Schedule:
 
     @property
     def _needs_equal_lengths(self) -> bool:
-        """The interleaved schedule cannot take micro-batches of different lengths.
+        """Return True if the schedule is interleaved, which cannot use micro-batches of different lengths.
 
-        With two stages both neighbours are one process; the sizes that it sends in both directions are taken for one
-        another (pipeline_parallel/p2p_communication.py `_communicate_shapes`), and the pipeline waits for ever.
+        With two stages both neighbours are the same process. It confuses the sizes that are sent in the two directions
+        (pipeline_parallel/p2p_communication.py `_communicate_shapes`), and the pipeline waits forever.
         """
         return bool(self._groups.layout.virtual)
 
@@ -205,7 +206,7 @@ class Schedule:
             micro = next(micro_batches)
             return hidden_states(chunk, micro), partial(after, micro)
 
-        # Between stages goes what has this length, unless its size is sent before it.
+        # Stages exchange tensors of this length, unless the size is sent first.
         self.config.variable_seq_lengths = not self._needs_equal_lengths
         iterators = [iter(packed) for _ in self.chunks]
         get_forward_backward_func()(
@@ -232,9 +233,9 @@ class Schedule:
     def _scale_router_losses(self, packed: Sequence[PackedBatch]) -> None:
         """Make the routers' own losses (`--moe-aux-loss-coeff`) a mean over the step's tokens.
 
-        Megatron weights each by its micro-batch's tokens and expects gradients to be divided by all tokens at the
-        end (transformer/moe/router.py `attach_and_log_load_balancing_loss`); here nothing is divided at the end, so
-        they are scaled where the schedule asks for their scale.
+        Megatron weights each loss by its micro-batch's tokens and expects gradients to be divided by all tokens at the
+        end (transformer/moe/router.py `attach_and_log_load_balancing_loss`). This trainer does not divide at the end,
+        so it scales the losses when the schedule requests their scale.
         """
         if not self.config.num_moe_experts:
             return
@@ -244,12 +245,12 @@ class Schedule:
 
 
 def _router_loss_scale(scale: float, tensor: torch.Tensor) -> torch.Tensor:
-    """The schedule scales the loss of a micro-batch by the same function as the constant 1 of router losses."""
+    """Scale the constant 1 of router losses; leave a micro-batch's loss, which the schedule also passes, unchanged."""
     return tensor if tensor.requires_grad else tensor * scale
 
 
 def finalize(chunks: list[Any], num_tokens: Any = None, **keywords: Any) -> None:
-    """Megatron's `finalize_model_grads` (sums over ranks) without the division by the number of tokens."""
+    """Run Megatron's `finalize_model_grads` (sums over ranks) without the division by the number of tokens."""
     from megatron.core.distributed import finalize_model_grads
 
     finalize_model_grads(chunks, None, **keywords)

@@ -1,4 +1,4 @@
-"""Hidden states of the last layer -> what a loss sees: log-probs, entropy, logits or values of whole responses.
+"""Convert hidden states of the last layer to a loss's inputs: log-probs, entropy, logits or values of responses.
 
 Called by `forward.py`; the only place that looks inside a `GPTModel`. Only the rows that predict a response token go
 through the output layer: under sequence parallelism hidden states are gathered first, then rows are taken.
@@ -24,7 +24,7 @@ from slime_trainer_megatron.weights.parameters import unwrapped
 
 
 def hidden_states(chunk: Any, micro: PackedBatch) -> torch.Tensor:
-    """[T, 1, hidden] of the chunk's last layer ([T / tp, 1, hidden] under sequence parallelism)."""
+    """Return the [T, 1, hidden] states of the chunk's last layer ([T / tp, 1, hidden] under sequence parallelism)."""
     model = unwrapped(chunk)
     with _without_output_layer(model):
         hidden: torch.Tensor = model(
@@ -39,7 +39,7 @@ def hidden_states(chunk: Any, micro: PackedBatch) -> torch.Tensor:
 
 @contextmanager
 def _without_output_layer(model: Any) -> Iterator[None]:
-    """`GPTModel.forward` ends with the hidden states where it believes that another stage follows."""
+    """Make `GPTModel.forward` return the hidden states, by making it assume that another stage follows."""
     before = model.post_process
     model.post_process = False
     try:
@@ -49,13 +49,13 @@ def _without_output_layer(model: Any) -> Iterator[None]:
 
 
 def has_router_losses(config: Any) -> bool:
-    """Whether a loss of the routers' own has a coefficient."""
+    """Return whether an auxiliary loss of the routers has a coefficient."""
     coefficients = [config.moe_z_loss_coeff, config.moe_aux_loss_coeff]
     return bool(config.num_moe_experts) and any(any(c) if isinstance(c, list | tuple) else c for c in coefficients)
 
 
 def _router_padding(model: Any, micro: PackedBatch) -> dict[str, torch.Tensor]:
-    """Padding is kept out of the routers' own losses and of the counts that move their biases.
+    """Exclude padding from the routers' auxiliary losses and from the counts that move their biases.
 
     Only the first stage splits the mask over sequence-parallel ranks (models/gpt/gpt_model.py `_preprocess`).
     """
@@ -71,38 +71,38 @@ def _router_padding(model: Any, micro: PackedBatch) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Head:
-    """What follows the last layer, on the last stage's last chunk."""
+    """The computation after the last layer, on the last stage's last chunk."""
 
     chunk: Any
-    """The chunk that holds the output layer; on other stages any."""
+    """The chunk that holds the output layer; any chunk on other stages."""
     groups: ProcessGroups
     vocab_size: int
-    """Tokens, without padding of the vocabulary."""
+    """Number of tokens, without padding of the vocabulary."""
     temperature: float
     chunk_size: int
-    """`--log-probs-chunk-size`."""
+    """Value of `--log-probs-chunk-size`."""
 
     def log_probs(
         self, hidden: torch.Tensor, micro: PackedBatch, with_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[R] float32 log-probs of the response tokens of the temperature-scaled distribution, and entropies."""
+        """Return [R] float32 log-probs of response tokens under the temperature-scaled distribution, and entropies."""
         logits = self._output_layer(self._whole(hidden).index_select(0, micro.rows))
         return self._from_logits(logits, micro, with_entropy, overwrite=True)
 
     def values(self, hidden: torch.Tensor, micro: PackedBatch) -> torch.Tensor:
-        """[R] float32 values of the states before the response tokens."""
+        """Return [R] float32 values of the states before the response tokens."""
         # The value head takes its part of the rows under sequence parallelism and gathers the values (`ValueHead`).
         values, _ = unwrapped(self.chunk).output_layer(hidden)
         values = values.reshape(-1).float().index_select(0, micro.rows)
         return gather_places(values, micro.places, micro.num_responses, self.groups.context_group)
 
     def output(self, hidden: torch.Tensor, micro: PackedBatch, with_entropy: bool) -> MicroBatchOutput:
-        """What an actor's loss function gets."""
+        """Return the input of an actor's loss function."""
         log_probs, entropy = self.log_probs(hidden, micro, with_entropy)
         return MicroBatchOutput(micro.positions, log_probs, entropy)
 
     def output_with_logits(self, hidden: torch.Tensor, micro: PackedBatch, with_entropy: bool) -> MicroBatchOutput:
-        """The same and the logits of all tokens of the samples, gathered whole on every rank."""
+        """Return the output with the logits of all tokens of the samples, gathered whole on every rank."""
         from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
         logits = self._output_layer(self._whole(hidden))
@@ -113,7 +113,7 @@ class Head:
         return MicroBatchOutput(micro.positions, log_probs, entropy, logits=whole[None])
 
     def value_output(self, hidden: torch.Tensor, micro: PackedBatch) -> MicroBatchOutput:
-        """What a critic's loss function gets."""
+        """Return the input of a critic's loss function."""
         values = self.values(hidden, micro)
         return MicroBatchOutput(micro.positions, values.new_empty(0), values=values)
 
@@ -140,18 +140,18 @@ class Head:
         return log_probs, entropy
 
     def _whole(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, 1, hidden] of all rows of this context-parallel rank."""
+        """Return the [T, 1, hidden] states of all rows of this context-parallel rank."""
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
         if not unwrapped(self.chunk).config.sequence_parallel:
             return hidden
-        # Every tensor-parallel rank gets the whole gradient (the output layer sums it over them), so each keeps its
-        # rows of it and nothing is reduced.
+        # Every tensor-parallel rank gets the whole gradient (the output layer sums it over the ranks), so each rank
+        # keeps its rows of the gradient and nothing is reduced.
         whole: torch.Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         return whole
 
     def _output_layer(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, 1, hidden] of whole rows -> [n, this rank's columns]."""
+        """Convert [n, 1, hidden] states of whole rows to logits [n, this rank's columns]."""
         model = unwrapped(self.chunk)
         weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
         with _on_whole_rows(model.output_layer):
@@ -161,7 +161,7 @@ class Head:
 
 @contextmanager
 def _on_whole_rows(layer: Any) -> Iterator[None]:
-    """The output layer would gather its input over sequence-parallel ranks; here it has been gathered."""
+    """Stop the output layer from gathering its input over sequence-parallel ranks, as it is already gathered."""
     if not getattr(layer, "sequence_parallel", False):
         yield
         return

@@ -1,9 +1,9 @@
 """Megatron's data-parallel wrapper and optimizer around the trained model, stepped by slime's rules.
 
-Called by `trainer.py`, inside `on_device`. Gradients arrive summed over all ranks (`forward.finalize`); here they are
-measured over all ranks, clipped, and applied, with the embedded trainer's learning-rate schedule and its rule for
-gradients that are not finite. Megatron's own `optimizer.step()` is not called, because it knows "not finite" only with
-loss scaling and would apply NaN.
+Called by `trainer.py`, inside `on_device`. Gradients arrive summed over all ranks (`forward.finalize`). Here their norm
+is computed over all ranks, and they are clipped and applied, with the embedded trainer's learning-rate schedule and its
+rule for gradients that are not finite. Megatron's own `optimizer.step()` is not called: it checks for finite gradients
+only with loss scaling, and would apply NaN.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from slime_trainer_megatron.step.forward import finalize
 
 
 def wrap_for_training(chunks: Sequence[Any], config: Any, ddp_config: Any) -> list[Any]:
-    """Bare model chunks -> chunks whose gradients are summed over data- and context-parallel ranks.
+    """Wrap model chunks so that their gradients are summed over data- and context-parallel ranks.
 
     Args:
-        chunks: `GPTModel`s; parameters that are not to be trained have `requires_grad` False already.
+        chunks: `GPTModel`s; frozen parameters already have `requires_grad` False.
         config: Their `TransformerConfig`; gets the callbacks of the schedule.
         ddp_config: Megatron's `DistributedDataParallelConfig`.
     """
@@ -49,19 +49,19 @@ def wrap_for_training(chunks: Sequence[Any], config: Any, ddp_config: Any) -> li
 
 
 class ParamScheduler:
-    """What `--custom-megatron-before-train-step-hook-path` gets as `opt_param_scheduler`.
+    """The `opt_param_scheduler` argument of `--custom-megatron-before-train-step-hook-path`.
 
-    Sets learning rate and weight decay of every parameter group before each step. Method names are those of
-    Megatron's `OptimizerParamScheduler`; the numbers those of `LearningRateSchedule`.
+    Sets learning rate and weight decay of every parameter group before each step. It has the method names of Megatron's
+    `OptimizerParamScheduler` and the values of `LearningRateSchedule`.
     """
 
     def __init__(self, optimizer: Any, schedule: LearningRateSchedule, weight_decay: float) -> None:
         self.optimizer, self.schedule, self.weight_decay = optimizer, schedule, weight_decay
         self.num_steps = 0
-        """Optimizer steps taken."""
+        """Number of optimizer steps taken."""
 
     def get_lr(self, param_group: dict[str, Any] | None = None) -> float:
-        """Learning rate of the next step, of a group with its own highest and lowest rates where it has them."""
+        """Return the learning rate of the next step; a group may have its own highest and lowest rates."""
         schedule = self.schedule
         if param_group is not None and not param_group.get("default_config", True):
             highest, lowest = param_group.get("max_lr"), param_group.get("min_lr")
@@ -73,25 +73,25 @@ class ParamScheduler:
         return schedule.at(self.num_steps) * (1.0 if param_group is None else param_group.get("lr_mult", 1.0))
 
     def get_wd(self, param_group: dict[str, Any] | None = None) -> float:
-        """Weight decay of the next step."""
+        """Return the weight decay of the next step."""
         return self.weight_decay * (1.0 if param_group is None else param_group.get("wd_mult", 1.0))
 
     def apply(self) -> None:
-        """Set the numbers of the next step in every parameter group."""
+        """Set learning rate and weight decay of the next step in every parameter group."""
         for group in self.optimizer.param_groups:
             group["lr"], group["weight_decay"] = self.get_lr(group), self.get_wd(group)
 
     def step(self, increment: int = 1) -> None:
-        """Steps were taken."""
+        """Count steps that were taken, and set the values of the next step."""
         self.num_steps += increment
         self.apply()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and the settings that change a rate to come."""
+        """Return the position, and the settings that affect later rates."""
         return {"num_steps": self.num_steps, "schedule": self.schedule.facts()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the position of `state_dict`; whether the settings agree is the caller's to check."""
+        """Load the position of `state_dict`; the caller checks that the settings agree."""
         self.num_steps = int(state["num_steps"])
         self.apply()
 
@@ -103,7 +103,7 @@ class MegatronAdam:
         chunks: From `wrap_for_training`.
         config: Megatron's `OptimizerConfig`.
         schedule: Learning rate by step.
-        stateless: `--use-stateless-adam`: every step is a first step, no moments are kept.
+        stateless: `--use-stateless-adam`: every step is a first step, and no moments are kept.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class MegatronAdam:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps taken; drives the schedule."""
+        """Number of optimizer steps taken; drives the schedule."""
         return self.scheduler.num_steps
 
     def zero_grad(self) -> None:
@@ -178,24 +178,24 @@ class MegatronAdam:
                 clip_grad_by_total_norm_fp32(parameters, self.config.clip_grad, norm, decoupled)
 
     def offload(self) -> None:
-        """Free the gradient buffers, and move moments from a GPU to the host; on a CPU they are there already.
+        """Free the gradient buffers, and move moments from a GPU to the host; on a CPU they do not move.
 
-        Megatron's own `offload_to_cpu` of optimizers is not called: it gives parameters of the optimizer new memory,
-        and those that are views of the model's parameters would no longer be.
+        Megatron's own `offload_to_cpu` of optimizers is not called: it allocates new memory for the optimizer's
+        parameters, so some would no longer be views of the model's parameters.
         """
         for chunk in self._chunks_with_own_gradients():
             chunk.offload_grad_buffers(synchronize=self._on_gpu, empty_cache=self._on_gpu)
         self._move_moments("cpu")
 
     def onload(self) -> None:
-        """Take the memory again: gradients of zero, and the moments as they were."""
+        """Allocate the memory again, with zero gradients and the previous moments."""
         for chunk in self._chunks_with_own_gradients():
             chunk.restore_grad_buffers(synchronize=self._on_gpu)
         self._move_moments("cuda")
 
     @contextmanager
     def moments_on_device(self) -> Iterator[None]:
-        """While inside, the moments are where training has them; on leaving, where they were."""
+        """Move the moments to the training device inside the context, and back to their place at its end."""
         moved = self._moments_moved
         self._move_moments("cuda")
         try:
@@ -205,7 +205,7 @@ class MegatronAdam:
                 self._move_moments("cpu")
 
     def _chunks_with_own_gradients(self) -> Iterator[Any]:
-        """Those whose gradient buffers are not the parameters' as well, as with MXFP8's all-gather."""
+        """Yield the chunks whose gradient buffers do not also hold parameters, as they do with MXFP8's all-gather."""
         return (c for c in self.chunks if not getattr(c.ddp_config, "reuse_grad_buf_for_mxfp8_param_ag", False))
 
     def _move_moments(self, device: str) -> None:
@@ -219,21 +219,21 @@ class MegatronAdam:
         self._moments_moved = device == "cpu"
 
     def weight_probes(self) -> torch.Tensor:
-        """Some float32 weights of every tensor that this rank steps, evenly spread."""
+        """Return some evenly spaced float32 weights of every tensor that this rank updates."""
         groups = [group for optimizer in self._torch_optimizers() for group in optimizer.param_groups]
         probes = [p.detach().reshape(-1)[:: p.numel() >> 8 | 1] for group in groups for p in group["params"]]
         return torch.cat(probes) if probes else torch.zeros(1, device="cuda" if self._on_gpu else "cpu")
 
     def reset_moments(self) -> None:
-        """Forget both moments and their bias-correction count; the schedule goes on."""
+        """Reset both moments and their bias-correction count, but not the schedule."""
         for optimizer in self._torch_optimizers():
-            # Adam of torch, Apex and Transformer Engine all begin anew for a parameter without state.
+            # Adam of torch, Apex and Transformer Engine initialise the state of a parameter without state.
             optimizer.state.clear()
             for group in optimizer.param_groups:
                 group.pop("step", None)
 
     def make_moments(self) -> None:
-        """Give every parameter the state of a first step, so that a checkpoint can be loaded into it."""
+        """Create zero moments for every parameter, so that a checkpoint can be loaded into them."""
         for optimizer in self._torch_optimizers():
             by_parameter = isinstance(optimizer, torch.optim.Adam)
             for group in optimizer.param_groups:
@@ -247,7 +247,7 @@ class MegatronAdam:
 
     @property
     def moment_steps(self) -> int:
-        """Steps that the moments of this rank are of, which correct their bias; 0 for a rank that trains nothing."""
+        """Number of steps in the moments of this rank, for bias correction; 0 for a rank that trains nothing."""
         counts = [0]
         for optimizer in self._torch_optimizers():
             counts += [int(state["step"]) for state in optimizer.state.values() if "step" in state]
@@ -255,8 +255,10 @@ class MegatronAdam:
         return max(counts)
 
     def set_moment_steps(self, steps: int) -> None:
-        """The counterpart: torch's AdamW counts by parameter, each in a tensor of its own, Apex and Transformer Engine
-        by group."""
+        """Set `moment_steps`.
+
+        torch's AdamW counts steps per parameter, each in a tensor of its own; Apex and Transformer Engine per group.
+        """
         for optimizer in self._torch_optimizers():
             by_parameter = isinstance(optimizer, torch.optim.Adam)
             for state in optimizer.state.values():
@@ -270,18 +272,18 @@ class MegatronAdam:
                     group["step"] = steps
 
     def sync_parameters(self) -> None:
-        """With `--overlap-param-gather` the weights of a step arrive during the next forward pass; wait for them."""
+        """Wait for the weights of a step, which arrive during the next forward pass with `--overlap-param-gather`."""
         for chunk in self.chunks:
             if chunk.ddp_config.overlap_param_gather:
                 chunk.disable_forward_pre_hook(param_sync=True)
                 chunk.enable_forward_pre_hook()
 
     def take_weights(self) -> None:
-        """The model's weights were changed from outside: let the optimizer's own copies follow."""
+        """Copy the model's weights to the optimizer's own copies after a change from outside."""
         self.optimizer.reload_model_params()
 
     def parts(self) -> list[Any]:
-        """Megatron's optimizers of dense and of expert parameters; a rank without trained ones has none."""
+        """Return Megatron's optimizers of dense and of expert parameters; empty if the rank trains no parameters."""
         every = self.optimizer.chained_optimizers
         return [part for part in every if not getattr(part, "is_stub_optimizer", False)]
 

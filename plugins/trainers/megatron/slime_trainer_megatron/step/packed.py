@@ -1,16 +1,16 @@
-"""Samples of a `TrainBatch` -> this rank's packed tensors ("thd": all tokens in one row, boundaries beside it).
+"""Samples of a `TrainBatch` -> this rank's packed tensors ("thd": all tokens in one row, with a list of boundaries).
 
-Called by `forward.py` for every micro-batch. Under context parallelism each sample is padded to a multiple of
-2 * cp and cut into as many chunks, and rank r takes chunks r and 2 * cp - 1 - r of every sample (the zig-zag that
-balances causal attention; Transformer Engine and `attention.py` expect it). A last segment of padding, a sequence of
-its own that nobody reads, makes the row's length what sequence parallelism and `--data-pad-size-multiplier` ask for.
+`forward.py` calls it for every micro-batch. Under context parallelism each sample is padded to a multiple of 2 * cp and
+cut into 2 * cp chunks, and rank r takes chunks r and 2 * cp - 1 - r of every sample. This zig-zag balances causal
+attention; Transformer Engine and `attention.py` expect it. A last segment of padding, a separate sequence that is never
+read, extends the row to the length that sequence parallelism and `--data-pad-size-multiplier` require.
 
     cp = 2, lengths 5 and 3, multiple 1                          rank 0           rank 1
     sample 0  a0 a1 | a2 a3 | a4 .  | .  .                       a0 a1 .  .       a2 a3 a4 .
     sample 1  b0 | b1 | b2 | .                                   b0 .             b1 b2
 
-The target of a row is the next token of the whole sample, which another rank may hold; so targets are taken before the
-cut, and a rank's rows are not in the order of the response. `places` says where each belongs.
+The target of a row is the next token of the whole sample, which another rank may hold. Targets are therefore taken
+before the cut, and a rank's rows are not in the order of the response. `places` has the position of each row.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PAD_TOKEN = 0
 
 @dataclass(frozen=True)
 class Packing:
-    """How rows are padded and which part of them this rank has."""
+    """The padding of rows, and this rank's part of them."""
 
     context_rank: int = 0
     context_size: int = 1
     multiple: int = 1
-    """This rank's tokens are padded to a multiple of it: tensor-parallel size x `--data-pad-size-multiplier`."""
+    """Divisor of this rank's padded token count: tensor-parallel size x `--data-pad-size-multiplier`."""
     least: int = 0
-    """This rank's tokens are padded to so many at least."""
+    """Minimum of this rank's padded token count."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.context_rank < self.context_size
@@ -47,15 +47,15 @@ class Packing:
 
     @property
     def chunks(self) -> int:
-        """Parts that every sequence is cut into over all ranks."""
+        """Number of parts into which every sequence is cut, over all ranks."""
         return 2 * self.context_size if self.context_size > 1 else 1
 
     def padded(self, length: int) -> int:
-        """Length of a sequence once it can be cut."""
+        """Return the length of a sequence, padded so that it can be cut."""
         return math.ceil(length / self.chunks) * self.chunks
 
     def own(self, padded: int) -> np.ndarray:
-        """[padded / cp] which tokens of a padded sequence this rank has, in its order."""
+        """Return the indices of this rank's tokens in a padded sequence, [padded / cp], in the rank's order."""
         if self.context_size == 1:
             return np.arange(padded)
         chunk = padded // self.chunks
@@ -63,7 +63,7 @@ class Packing:
         return np.concatenate([np.arange(first, first + chunk), np.arange(second, second + chunk)])
 
     def filler(self, padded_total: int) -> int:
-        """Length, over all ranks, of the last segment, so that every rank's tokens are a multiple of `multiple`."""
+        """Return the length of the padding segment over all ranks, so that each rank has a multiple of `multiple`."""
         # A segment is cut in two on each rank, so its part there must be even.
         multiple = math.lcm(self.multiple, 2) if self.context_size > 1 else self.multiple
         here = padded_total // self.context_size
@@ -76,50 +76,50 @@ class PackedBatch:
     """T tokens on this rank of n samples, L tokens and R response tokens over all context-parallel ranks."""
 
     positions: list[int]
-    """[n] places of the samples in the batch; none for an idle micro-batch."""
+    """Positions of the samples in the batch, [n]; empty for an idle micro-batch."""
     lengths: list[int]
-    """[n] tokens of each sample, prompts included; they sum to L."""
+    """Token count of each sample, prompt included, [n]; the sum is L."""
     response_lengths: list[int]
-    """[n]; they sum to R."""
+    """Response length of each sample, [n]; the sum is R."""
     token_ids: torch.Tensor
-    """[1, T] int64."""
+    """Token ids, [1, T] int64."""
     position_ids: torch.Tensor
-    """[1, T] int64, from 0 in every segment."""
+    """Position ids, [1, T] int64, from 0 in every segment."""
     padding: torch.Tensor
-    """[1, T] bool, True where there is no sample's token."""
+    """Padding mask, [1, T] bool; True for tokens of no sample."""
     boundaries: torch.Tensor
-    """[segments + 1] int32: where each padded segment begins, in tokens over all context-parallel ranks."""
+    """Start of each padded segment, in tokens over all context-parallel ranks, [segments + 1] int32."""
     longest: int
-    """Tokens of the longest padded segment."""
+    """Number of tokens in the longest padded segment."""
     rows: torch.Tensor
-    """[R on this rank] int64 in [0, T): which rows predict a response token."""
+    """Rows that predict a response token, [R on this rank] int64 in [0, T)."""
     targets: torch.Tensor
-    """[R on this rank] int64: the token that each of them predicts."""
+    """Token that each of `rows` predicts, [R on this rank] int64."""
     places: torch.Tensor
-    """[R on this rank] int64 in [0, R): where each belongs in the responses laid end to end."""
+    """Position of each of `rows` in the concatenated responses, [R on this rank] int64 in [0, R)."""
     token_rows: torch.Tensor
-    """[L on this rank] int64 in [0, T): rows of samples' tokens, without padding."""
+    """Rows of samples' tokens, without padding, [L on this rank] int64 in [0, T)."""
     token_places: torch.Tensor
-    """[L on this rank] int64 in [0, L): where each belongs in the samples laid end to end."""
+    """Position of each of `token_rows` in the concatenated samples, [L on this rank] int64 in [0, L)."""
     mask: SamplingMask | None = None
-    """What the targets were sampled among; None: all tokens."""
+    """Tokens among which the targets were sampled; None: all tokens."""
     routing: Any = None
-    """`routing.py`'s `MicroRouting`, where the pass replays experts."""
+    """`MicroRouting` of `routing.py`, if the pass replays experts."""
 
     @property
     def num_responses(self) -> int:
-        """R."""
+        """R, the number of response tokens over all context-parallel ranks."""
         return sum(self.response_lengths)
 
     @property
     def num_tokens(self) -> int:
-        """L."""
+        """L, the number of samples' tokens over all context-parallel ranks."""
         return sum(self.lengths)
 
     def sequence_params(self) -> Any:
-        """Megatron's `PackedSeqParams`, and in it the routing, so that every layer gets it with its input.
+        """Return Megatron's `PackedSeqParams` with the routing attached, so that every layer gets it with its input.
 
-        Padding at the end of a sample counts as its tokens: under a causal mask no real token sees it.
+        Padding at the end of a sample counts as its tokens: under a causal mask no real token attends to it.
         """
         from megatron.core.packed_seq_params import PackedSeqParams
 
@@ -139,7 +139,7 @@ class PackedBatch:
 def pack(
     batch: TrainBatch, positions: Sequence[int], vocab_size: int, packing: Packing, device: torch.device
 ) -> PackedBatch:
-    """This rank's part of the samples at `positions`.
+    """Pack this rank's part of the samples at `positions`.
 
     Raises:
         TrainError: A sample has no prompt token, or a token id outside the vocabulary.
@@ -148,7 +148,7 @@ def pack(
 
 
 def pack_nothing(packing: Packing, device: torch.device) -> PackedBatch:
-    """A micro-batch of padding only, for a rank that has to take part in the others' collectives."""
+    """Return a micro-batch of padding only, for a rank that must take part in the other ranks' collectives."""
     nothing = np.empty(0, np.int64)
     return _packed(SampleRows([], nothing, [], [], nothing, nothing), packing, device)
 
@@ -157,7 +157,7 @@ def _packed(samples: SampleRows, packing: Packing, device: torch.device) -> Pack
     padded = [packing.padded(length) for length in samples.lengths]
     if filler := packing.filler(sum(padded)):
         padded.append(filler)
-    # Place of each token of this rank: in its segment, and among all samples' tokens (-1: padding).
+    # Position of each token of this rank: in its segment, and among all samples' tokens (-1: padding).
     within = [packing.own(length) for length in padded]
     starts = np.cumsum([0, *samples.lengths]).tolist()
     real = [*samples.lengths, 0][: len(padded)]
@@ -165,7 +165,7 @@ def _packed(samples: SampleRows, packing: Packing, device: torch.device) -> Pack
     source = np.concatenate(sources)
     token_rows = np.flatnonzero(source >= 0)
     token_places = source[token_rows]
-    # Where each of the L tokens' prediction belongs among the R (-1: nowhere).
+    # Position of each of the L tokens' prediction among the R response tokens (-1: no response token).
     response_place = np.full(len(samples.token_ids), -1)
     response_place[samples.rows] = np.arange(len(samples.rows))
     predicts = response_place[token_places] >= 0
@@ -195,7 +195,7 @@ def _packed(samples: SampleRows, packing: Packing, device: torch.device) -> Pack
 
 
 def _mask_of(ids: np.ndarray, offsets: np.ndarray, places: np.ndarray, device: torch.device) -> SamplingMask:
-    """Of the responses' tokens at `places`, in that order."""
+    """Return the sampling mask of the response tokens at `places`, in the same order."""
     counts = np.diff(offsets)[places]
     ends = np.cumsum(counts)
     chosen = np.repeat(offsets[:-1][places] - ends + counts, counts) + np.arange(counts.sum())

@@ -1,13 +1,13 @@
-"""Routing replay: the experts that `TrainBatch.routed_experts` names, in the actor's passes through Megatron's layers.
+"""Routing replay: use the experts of `TrainBatch.routed_experts` in the actor's passes through Megatron's layers.
 
-`trainer.py` makes one `RoutingReplay` for the trained model; `forward.py` gives each micro-batch its `MicroRouting`,
-which travels with it in `PackedSeqParams` to every layer. Megatron's routers ask whatever stands in `router_replay` for
-their experts (transformer/moe/moe_utils.py `topk_routing_with_score_function`) and compute the weights of the answer
-themselves: softmax or sigmoid, with or without bias, groups and normalisation.
+`trainer.py` makes one `RoutingReplay` for the trained model. `forward.py` gives each micro-batch its `MicroRouting`,
+which reaches every layer in `PackedSeqParams`. Megatron's routers get their experts from the object in `router_replay`
+(transformer/moe/moe_utils.py `topk_routing_with_score_function`) and compute the experts' weights themselves: softmax
+or sigmoid, with or without bias, groups and normalisation.
 
-A pipeline runs forward and backward passes of several micro-batches by turns, and a layer that is recomputed runs in
-the middle of them. So nothing counts calls; a layer knows its micro-batch by the arguments it is called with, and keeps
-what it used there. Rows that nobody replays (padding, `FREE`) are the router's.
+A pipeline alternates forward and backward passes of several micro-batches, and a recomputed layer runs in the middle of
+them. So nothing counts calls: a layer identifies its micro-batch by its call's arguments, and keeps the experts that it
+used there. For rows without replay (padding, `FREE`) the router decides.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ class MicroRouting:
     """The routing of one micro-batch in this rank's layers and rows."""
 
     rows: slice
-    """Which of the micro-batch's rows on this context-parallel rank these are: a part under sequence parallelism."""
+    """Slice of the micro-batch's rows on this context-parallel rank; a part of them under sequence parallelism."""
     replayed: dict[int, torch.Tensor]
-    """Layer -> [rows, k] int16, `FREE` where the router decides."""
+    """Layer -> [rows, k] int16 experts; `FREE` if the router decides."""
     chosen: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Layer -> [rows, k] int16: what was used."""
+    """Layer -> [rows, k] int16 experts that were used."""
     mismatches: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Layer -> [2]: replayed rows in which the router would have chosen another set, and all replayed rows."""
+    """Layer -> [2]: number of replayed rows for which the router would choose another set, and of all replayed rows."""
 
     def choose(self, layer: int, own: torch.Tensor) -> torch.Tensor:
-        """[rows, k] int64 experts to use, given the router's own."""
+        """Return [rows, k] int64 experts to use, given the router's own choice."""
         replayed = self.replayed[layer].to(torch.int64)
         assert replayed.shape == own.shape, f"layer {layer}: rows {tuple(own.shape)}, expected {tuple(replayed.shape)}"
         given = replayed[:, :1] >= 0
         used = torch.where(given, replayed, own)
         different = (used.sort(dim=-1).values != own.sort(dim=-1).values).any(dim=-1).sum()
-        # Assigned, not added: a layer that is recomputed for its gradient comes by twice.
+        # Assigned, not added: a layer that is recomputed for its gradient calls this twice.
         self.mismatches[layer] = torch.stack((different, given.sum())).double()
         self.chosen[layer] = used.to(torch.int16)
         return used
 
 
 class LayerReplay:
-    """What one layer's router asks for its experts; Megatron's name for such an object is `RouterReplay`."""
+    """Source of experts for one layer's router; Megatron's name for such an object is `RouterReplay`."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
         self.routing: MicroRouting | None = None
-        """Of the micro-batch that the layer computes; None: the router decides."""
+        """Routing of the micro-batch that the layer computes; None: the router decides."""
 
     @contextmanager
     def following(self, routing: MicroRouting | None) -> Iterator[None]:
-        """The layer computes this micro-batch."""
+        """Use the routing while the layer computes its micro-batch."""
         before, self.routing = self.routing, routing
         try:
             yield
@@ -84,7 +84,7 @@ class LayerReplay:
         group_topk: int | None = None,
         default_compute_topk: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, k] scores and numbers of the experts to use; Megatron calls it with scores [rows, experts]."""
+        """Return [rows, k] scores and numbers of the experts to use; Megatron calls it with scores [rows, experts]."""
         assert default_compute_topk is not None
         own_scores, own = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
         if self.routing is None:
@@ -97,8 +97,8 @@ class RoutingReplay:
     """Replay in the layers of one model.
 
     Args:
-        chunks: Its chunks on this rank, which it changes: their routers ask it from now on.
-        groups: This process's place.
+        chunks: The model's chunks on this rank; their routers are changed to use the replay.
+        groups: Process groups of this process.
     """
 
     def __init__(self, chunks: Sequence[Any], groups: ProcessGroups) -> None:
@@ -108,11 +108,11 @@ class RoutingReplay:
         self._per_token = int(config.moe_router_topk)
         assert int(config.num_moe_experts) < 2**15, "numbers of experts are kept as int16"
         self.layers = sorted(layer for chunk in chunks for layer in _install(chunk))
-        """Those with experts on this rank."""
+        """Layers with experts on this rank."""
         self.all_layers = self._over_stages(int(config.num_layers))
 
     def _over_stages(self, num_layers: int) -> list[int]:
-        """The layers with experts of the whole model."""
+        """Return the layers with experts of the whole model."""
         has = torch.zeros(num_layers, dtype=torch.int32, device=self._device)
         has[self.layers] = 1
         dist.all_reduce(has, op=dist.ReduceOp.MAX, group=self._groups.pipeline_group)
@@ -121,7 +121,7 @@ class RoutingReplay:
     # -- before a pass ---------------------------------------------------------------------------------
 
     def attach(self, batch: TrainBatch, micro_batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """The same micro-batches with the batch's routing; idle ones without."""
+        """Return the micro-batches with the batch's routing attached; idle micro-batches have no routing."""
         return [replace(micro, routing=self._of(batch, micro)) if micro.positions else micro for micro in micro_batches]
 
     def _of(self, batch: TrainBatch, micro: PackedBatch) -> MicroRouting:
@@ -130,7 +130,7 @@ class RoutingReplay:
         whole = np.full((len(self.layers), micro.num_tokens, self._per_token), FREE, dtype=np.int16)
         start = 0
         for position, length in zip(micro.positions, micro.lengths, strict=True):
-            # A sample's last token has no row, as nothing is predicted from it.
+            # A sample's last token has no row, since it predicts no token.
             rows = batch.routed_experts[position][:, self.layers]
             whole[:, start : start + length - 1] = rows.transpose(1, 0, 2)
             start += length
@@ -141,7 +141,7 @@ class RoutingReplay:
         return MicroRouting(part, dict(zip(self.layers, tensor, strict=True)))
 
     def _part(self, width: int) -> slice:
-        """The rows that this tensor-parallel rank's routers see."""
+        """Return the rows of this tensor-parallel rank's routers."""
         if not self._splits_rows:
             return slice(0, width)
         each = width // self._groups.tensor_size
@@ -165,7 +165,7 @@ class RoutingReplay:
                 start += length
 
     def _whole(self, micro: PackedBatch) -> np.ndarray:
-        """[L, layers with experts, k] experts used for the samples' tokens, of all stages and all rows."""
+        """Return [L, layers with experts, k] experts used for the samples' tokens, from all stages and all rows."""
         routing: MicroRouting = micro.routing
         shape = (micro.num_tokens, len(self.all_layers), self._per_token)
         # Every entry is on one rank (or on equal ones), and the others have FREE, which is less than any number.
@@ -182,7 +182,7 @@ class RoutingReplay:
         return whole.cpu().numpy()
 
     def mismatch(self, micro_batches: Sequence[PackedBatch]) -> float:
-        """`routing_mismatch` of a pass over all ranks."""
+        """Return `routing_mismatch` of a pass over all ranks."""
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         for micro in micro_batches:
             if micro.routing is not None:
@@ -193,7 +193,7 @@ class RoutingReplay:
 
 
 def _install(chunk: Any) -> list[int]:
-    """Let the chunk's routers ask a `LayerReplay`, and the layers tell it their micro-batch; numbers of the layers."""
+    """Connect the chunk's routers and layers to `LayerReplay` objects. Return the numbers of the layers."""
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
     found = []
@@ -211,7 +211,7 @@ def _install(chunk: Any) -> list[int]:
 
 
 class _Begins:
-    """A layer is called, for the first time or to recompute it: with the same arguments."""
+    """Hook at the start of a layer's call; a recomputation has the same arguments as the first call."""
 
     def __init__(self, asked: LayerReplay) -> None:
         self._asked = asked
@@ -221,7 +221,7 @@ class _Begins:
 
 
 class _Ends:
-    """A layer is done, so that a router called by itself decides freely."""
+    """Hook at the end of a layer's call, so that a router called outside a layer decides freely."""
 
     def __init__(self, asked: LayerReplay) -> None:
         self._asked = asked
@@ -231,10 +231,10 @@ class _Ends:
 
 
 class _Remembering:
-    """`MoELayer.forward` with `--recompute-modules moe`, which runs the router again without its layer being called.
+    """Wrapper of `MoELayer.forward` for `--recompute-modules moe`, which reruns the router without a layer call.
 
-    What runs again is a closure over the module that calls `route` on it (transformer/moe/moe_layer.py
-    `custom_forward`). So every forward pass gets a module of its own, the same but for a `route` that remembers.
+    A closure over the module runs again and calls the module's `route` (transformer/moe/moe_layer.py
+    `custom_forward`). So every forward pass gets its own copy of the module, with a `route` that remembers.
     """
 
     def __init__(self, module: Any, asked: LayerReplay) -> None:

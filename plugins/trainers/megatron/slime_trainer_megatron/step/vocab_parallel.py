@@ -28,22 +28,22 @@ from slime_core.ops.logprobs import CHUNK_ELEMENTS, SamplingMask
 
 @dataclass(frozen=True)
 class VocabularyPart:
-    """This rank's columns: `[start, start + columns)` of the padded vocabulary."""
+    """A rank's columns: `[start, start + columns)` of the padded vocabulary."""
 
     start: int
     columns: int
-    """Tokens among them; padding after them does not count."""
+    """Number of tokens among the columns, without the padding after them."""
     group: Any | None = None
     """Tensor-parallel process group; None for a single rank."""
 
     @classmethod
     def of_rank(cls, rank: int, width: int, vocab_size: int, group: Any | None = None) -> VocabularyPart:
-        """Of rank `rank`, where every rank has `width` columns and the vocabulary has `vocab_size` tokens."""
+        """Return the part of rank `rank` if every rank has `width` columns and the vocabulary `vocab_size` tokens."""
         start = rank * width
         return cls(start, min(max(vocab_size - start, 0), width), group)
 
     def reduce_(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
-        """All-reduce in place."""
+        """All-reduce the tensor over the group, in place."""
         if self.group is not None and dist.get_world_size(self.group) > 1:
             dist.all_reduce(tensor, op=op, group=self.group)
         return tensor
@@ -60,7 +60,7 @@ def vocab_parallel_log_probs(
     overwrite: bool = False,
     mask: SamplingMask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs of `targets` under softmax(logits / temperature), and its entropy.
+    """Return log-probs of `targets` under softmax(logits / temperature), and its entropy.
 
     Args:
         logits: [R, V/tp] of this rank, in any float dtype.
@@ -142,7 +142,7 @@ class _VocabParallel(torch.autograd.Function):
         if for_log_probs is None and for_entropy is None:
             return (None,) * 8
         columns = ctx.part.columns
-        # d z / d logits, put into what has one number per row.
+        # d z / d logits, folded into the factors with one number per row.
         for_log_probs, for_entropy = (None if g is None else g / ctx.temperature for g in (for_log_probs, for_entropy))
         out = logits.detach() if ctx.overwrite else torch.empty_like(logits)
         copied = not ctx.overwrite or logits.dtype != norm.dtype
@@ -168,7 +168,7 @@ class _VocabParallel(torch.autograd.Function):
 
 
 def _scaled_(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Logits / temperature, in place."""
+    """Divide the logits by the temperature, in place."""
     return logits if temperature == 1 else logits.div_(temperature)
 
 
@@ -180,7 +180,7 @@ def _row_maxima(
     rows: int,
     mask: SamplingMask | None,
 ) -> torch.Tensor:
-    """[R]; -inf on a rank that has none of a row's tokens."""
+    """Return the [R] row maxima; -inf on a rank that has none of a row's tokens."""
     top = torch.full((own.shape[0],), -torch.inf, dtype=dtype, device=own.device)
     if not own.shape[1]:
         return top
@@ -192,7 +192,7 @@ def _row_maxima(
 
 
 def _own_column(targets: torch.Tensor, part: VocabularyPart) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R] columns of the targets that this rank has (0 for others), and [R] whether it has them."""
+    """Return the [R] columns of the targets on this rank (0 for others), and [R] whether this rank has them."""
     column = targets - part.start
     mine = (column >= 0) & (column < part.columns)
     return torch.where(mine, column, 0), mine

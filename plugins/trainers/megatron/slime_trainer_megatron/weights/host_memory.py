@@ -1,8 +1,8 @@
-"""Host memory of the ranks: read by rank 0 where it lies, and kept when it is freed.
+"""Host memory of the ranks: rank 0 reads it in place, and freed memory is kept for reuse.
 
-`process_vm_readv` (man 2) copies once, where a socket takes several copies. It asks for what a debugger needs: the same
-user and container, and a system that allows it. So it is tried first, on bytes that nobody else has, and whoever cannot
-be read sends.
+`process_vm_readv` (man 2) copies once, while a socket takes several copies. It has a debugger's requirements: the same
+user and container, and a system that allows it. So rank 0 tries it first, on random bytes, and a rank that cannot be
+read sends its tensors instead.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from slime_trainer_megatron.weights.parameters import gathered
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _SET_PTRACER = 0x59616D61
-"""`PR_SET_PTRACER` (linux/prctl.h): where Yama guards processes, this one may be read by another."""
+"""`PR_SET_PTRACER` (linux/prctl.h): lets another process read this process under Yama."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of glibc's `mallopt` (malloc.h)."""
+"""Parameters of glibc's `mallopt` (malloc.h)."""
 _KEPT, _LARGEST_ON_HEAP = 512 << 20, 32 << 20
-"""A bucket of an engine's; the most that glibc takes for the other."""
+"""Value of each parameter: the size of an engine's bucket, and the largest value that glibc accepts."""
 
 
 def keep_freed() -> None:
-    """Let this process keep what it frees, up to a bucket, for the next tensors of up to 32 MiB.
+    """Make this process keep freed memory, up to a bucket, for the next tensors of up to 32 MiB.
 
-    glibc gives it back at once, and fresh pages cost several times what is then copied into them.
+    By default, glibc returns it at once, and fresh pages cost several times the copy into them.
     """
-    if hasattr(_libc, "mallopt"):  # glibc's alone
+    if hasattr(_libc, "mallopt"):  # only glibc has it
         _libc.mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
         _libc.mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
 _readable: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
-"""By process group."""
+"""Ranks that rank 0 can read and their processes, by process group."""
 
 
 class _Range(ctypes.Structure):
@@ -48,7 +48,7 @@ class _Range(ctypes.Structure):
 
 
 def read(process: int, address: int, into: torch.Tensor) -> None:
-    """Fill `into`, contiguous and on the host, from another process. Raises OSError."""
+    """Fill `into`, a contiguous tensor on the host, from the memory of another process. Raises OSError."""
     done, call = 0, _libc.process_vm_readv
     call.restype = ctypes.c_ssize_t
     while done < into.nbytes:  # a call moves 2 GiB at most
@@ -61,14 +61,17 @@ def read(process: int, address: int, into: torch.Tensor) -> None:
 
 
 def readable_ranks() -> dict[int, int]:
-    """Ranks that rank 0 can read -> their processes; the same on every rank. Collective, once for a process group."""
+    """Return the processes of the ranks that rank 0 can read, by rank; the same on every rank.
+
+    Collective, once for a process group.
+    """
     if not dist.is_initialized():
         return {}
     if (known := _readable.get(dist.group.WORLD)) is not None:
         return known
     mark = torch.frombuffer(bytearray(secrets.token_bytes(16)), dtype=torch.uint8)
     told = gathered((os.getpid(), mark.data_ptr(), mark.tolist()))
-    _libc.prctl(_SET_PTRACER, ctypes.c_ulong(told[0][0]))  # where there is no Yama nobody has to be told
+    _libc.prctl(_SET_PTRACER, ctypes.c_ulong(told[0][0]))  # without Yama the call has no effect
     gathered(None)
     found = {}
     for rank, (process, address, expected) in enumerate(told):

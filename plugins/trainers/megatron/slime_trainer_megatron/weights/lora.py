@@ -1,4 +1,4 @@
-"""LoRA in Megatron's linears: for each one A and one B for all HF matrices fused in it, and the merged weight.
+"""LoRA in Megatron's linears: each linear gets one A and one B for all HF matrices fused in it, and a merged weight.
 
 Built by `roles.py`; `trainer.py` exports the merged weights, `lora_checkpoint.py` reads and writes the adapters.
 
@@ -6,9 +6,9 @@ Built by `roles.py`; `trainer.py` exports the merged weights, `lora_checkpoint.p
     linear cut over its inputs    y   += scale * B sum_r(A_r x_r)    A cut as the linear's columns, B whole
     linear that is on every rank  y   += scale * B A x               both whole
 
-Only `rank` numbers per token and matrix travel between ranks. Every matrix that is fused in a linear has a part of its
-own in A (its `rank` rows), while a row of B belongs to one matrix and multiplies that matrix' part alone; so B is laid
-out by the linear's own merge, and equals what a trainer without fused linears learns.
+Ranks exchange only `rank` numbers per token and matrix. Every matrix that is fused in a linear has its own part of A
+(`rank` rows). A row of B belongs to one matrix and multiplies only that matrix's part. So B has the layout of the
+linear's own merge, and equals the B of a trainer without fused linears.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ DOWN, UP = "lora_A", "lora_B"
 _Key = tuple[str, tuple[int, ...] | None]
 """Megatron's name of the weight, and the layers."""
 Cut = Literal["outputs", "inputs", "nothing"]
-"""Along which of its axes a linear is spread over tensor-parallel ranks."""
+"""The axis along which a linear is split over tensor-parallel ranks."""
 
 
 class Adapter(nn.Module):
-    """What is added to the output of one linear.
+    """The adapter of one linear; its result is added to the linear's output.
 
     Args:
         down: [matrices * rank, inputs here] float32, A of every adapted matrix.
         up: [outputs here, rank] float32, B.
-        matrix: [outputs here], to which adapted matrix an output belongs; -1 for one that is not adapted.
+        matrix: [outputs here] number of the adapted matrix of each output; -1 for an output that is not adapted.
         scale: alpha / rank.
-        cut: How the linear is spread over ranks.
-        sequence_parallel: Its input, or its output if cut over inputs, is this rank's part of the sequence.
+        cut: The axis along which the linear is split over ranks.
+        sequence_parallel: Whether its input, or its output if split over inputs, is this rank's part of the sequence.
     """
 
     owners: torch.Tensor | None
@@ -72,13 +72,16 @@ class Adapter(nn.Module):
         self.scale, self.cut, self.sequence_parallel = scale, cut, sequence_parallel
         self.matrices = len(down) // up.shape[1]
         owners = (matrix[:, None] == torch.arange(self.matrices, device=matrix.device)).float()
-        # [outputs, matrices], 1 where they belong together; None where all belong to one.
+        # [outputs, matrices], 1 if the output belongs to the matrix; None if all outputs belong to one matrix.
         self.register_buffer("owners", None if bool(owners.all()) else owners, persistent=False)
         self._mark()
 
     def _mark(self) -> None:
-        """Tell Megatron what is cut (each part counts in the gradient's norm; of copies one) and whose gradients are
-        of a part of the sequence, hence to be summed over tensor-parallel ranks (finalize_model_grads.py)."""
+        """Mark the parameters for Megatron.
+
+        A split parameter counts in the gradient norm with every part, a copied one once. Gradients of a part of the
+        sequence are summed over tensor-parallel ranks (finalize_model_grads.py).
+        """
         parts = {"outputs": (None, 0), "inputs": (1, None), "nothing": (None, None)}[self.cut]
         for parameter, axis in zip((self.lora_A, self.lora_B), parts, strict=True):
             marks: Any = parameter
@@ -88,7 +91,7 @@ class Adapter(nn.Module):
                 marks.sequence_parallel = True
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Goes to other devices, and stays float32 where the rest becomes bfloat16: small steps must add up."""
+        """Move to another device but stay float32 when the model becomes bfloat16, so that small steps add up."""
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(fn(tensor.new_empty(0)).device)
@@ -96,13 +99,13 @@ class Adapter(nn.Module):
         return super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
 
     def _per_matrix(self) -> torch.Tensor:
-        """B as [outputs, matrices * rank]: zeros outside the part of the output's own matrix."""
+        """Return B as [outputs, matrices * rank], with zeros outside the part of the output's own matrix."""
         if self.owners is None:
             return self.lora_B
         return (self.lora_B[:, None, :] * self.owners[:, :, None]).flatten(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[sequence, batch, inputs here] -> [sequence, batch, outputs here], to be added to the linear's."""
+        """Map [sequence, batch, inputs here] to [sequence, batch, outputs here], to add to the linear's output."""
         from megatron.core import tensor_parallel as tp
 
         z = functional.linear(x, self.lora_A.to(x.dtype))
@@ -122,8 +125,10 @@ class Adapter(nn.Module):
         return added
 
     def merged(self, weight: torch.Tensor) -> torch.Tensor:
-        """The linear's weight on this rank with the adapter in it: a new tensor without gradient, computed in float32,
-        in the weight's dtype."""
+        """Return the linear's weight on this rank merged with the adapter.
+
+        The result is a new tensor without gradient, computed in float32 and returned in the weight's dtype.
+        """
         result = weight.detach().to(torch.float32, copy=True)
         down, up = self.lora_A.detach().chunk(self.matrices), self.lora_B.detach()
         for number, part in enumerate(down):
@@ -136,13 +141,13 @@ class Adapter(nn.Module):
 
 
 def _add(module: Any, inputs: Any, output: Any) -> Any:
-    """Forward hook of an adapted linear, which returns its output and a bias that others add."""
+    """Add the adapter's result, as a forward hook of a linear that returns its output and a bias."""
     x, (y, *rest) = inputs[0], output
     return (y + getattr(module, ADAPTER)(_normed(module, x)).to(y.dtype), *rest)
 
 
 def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """Transformer Engine's linears that begin with a norm do not show its result, so it is computed again."""
+    """Compute the norm again for Transformer Engine's linears that begin with a norm and do not expose its result."""
     scale = getattr(module, "layer_norm_weight", None)
     if scale is None:
         return x
@@ -155,16 +160,16 @@ def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Downs(Merge):
-    """A of the matrices of a linear, one above the other, on every rank."""
+    """A of the matrices of a linear, stacked, on every rank."""
 
     matrices: int
 
     def to_megatron(self, tensors: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-        """Several of [rank, in] -> [matrices * rank, in]."""
+        """Stack several [rank, in] to [matrices * rank, in]."""
         return torch.cat(list(tensors))
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """As they were."""
+        """Split [matrices * rank, in] into A of each matrix."""
         return list(parts[0].chunk(self.matrices))
 
 
@@ -174,34 +179,34 @@ class _Ups(Merge):
 
     linear: Merge
     outputs: tuple[int, ...]
-    """Of every matrix in the linear."""
+    """Number of outputs of every matrix in the linear."""
     chosen: tuple[int, ...]
-    """The numbers of the adapted ones."""
+    """Positions of the adapted matrices."""
 
     def to_megatron(self, tensors: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-        """Several of [out, rank] -> [all out / size, rank]."""
+        """Merge several [out, rank] to [all out / size, rank]."""
         given = dict(zip(self.chosen, tensors, strict=True))
         width = tensors[0].shape[1]
         every = [given.get(i, tensors[0].new_zeros(out, width)) for i, out in enumerate(self.outputs)]
         return self.linear.to_megatron(every, rank, size)
 
     def to_hf(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of the adapted matrices."""
+        """Return B of the adapted matrices."""
         every = self.linear.to_hf(parts)
         return [every[i] for i in self.chosen]
 
 
 class Adapters:
-    """The adapters of one rank's model, made and hooked in; everything else of the model is frozen. Collective.
+    """The adapters of one rank's model; creates and hooks them in, and freezes the rest of the model. Collective.
 
     Args:
-        chunks: Bare, with the base weights.
-        family: Their map.
-        lora: Which matrices, and of what rank.
-        seed: The run's.
+        chunks: Unwrapped model chunks with the base weights.
+        family: Weight map of the chunks.
+        lora: Target matrices and rank.
+        seed: Seed of the run.
 
     Raises:
-        ConfigError: The targets do not fit the model, or the model computes something without its linears.
+        ConfigError: The targets do not fit the model, or the model bypasses its linears.
     """
 
     def __init__(self, chunks: Sequence[Any], family: MegatronModel, lora: LoraSettings, seed: int) -> None:
@@ -230,10 +235,10 @@ class Adapters:
             adapter = _new(place, numbers, beside, lora, seed, sequence_parallel=parallel)
             linear = owners[id(place.parameter)]
             linear.add_module(ADAPTER, adapter.to(place.parameter.device))
-            # Before other hooks, which look at the output as a whole (latent_attention.py).
+            # Before other hooks, which read the whole output (latent_attention.py).
             linear.register_forward_hook(_add, prepend=True)
             self._of_weight[id(place.parameter)] = adapter
-        # A rank of a pipeline knows its own rows, and names of the whole model are wanted on all.
+        # A pipeline rank has only its own rows, but every rank needs the names of the whole model.
         every: dict[_Key, tuple[Row, Row]] = {}
         for found in gathered(rows):
             every |= found
@@ -241,19 +246,19 @@ class Adapters:
         """The model's map with the adapters in it, under HF's names such as `model.layers.0.mlp.up_proj.lora_A`."""
 
     def parameters(self) -> Iterator[NamedParameter]:
-        """A and B of all linears of this rank."""
+        """Yield A and B of all linears of this rank."""
         for place in named_global_parameters(self.chunks, self.family):
             if is_adapter(place.name):
                 yield place
 
     def merged(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The data of a parameter of the base on this rank, with its adapter where it has one."""
+        """Return the data of a base parameter on this rank, merged with its adapter if it has one."""
         adapter = self._of_weight.get(id(parameter))
         return parameter.data if adapter is None else adapter.merged(parameter)
 
 
 def is_adapter(name: str) -> bool:
-    """Whether this is A or B, by Megatron's name or HF's."""
+    """Return whether a parameter name, Megatron's or HF's, is A or B."""
     return name.rpartition(".")[2] in (DOWN, UP)
 
 
@@ -262,13 +267,13 @@ def _has_weight(module: nn.Module) -> bool:
 
 
 def _whole_shapes(place: NamedParameter) -> list[torch.Size]:
-    """Of the HF matrices that are in a parameter."""
+    """Return the shapes of the HF matrices in a parameter."""
     parts = [torch.empty_like(place.parameter, device="meta")] * part_of(place.row).size
     return [tensor.shape for tensor in place.row.merge.to_hf(parts)]
 
 
 def _chosen(named: Sequence[NamedParameter], lora: LoraSettings) -> list[str]:
-    """HF names, the same on every rank."""
+    """Return the HF names of the adapted matrices, the same on every rank."""
     own = {
         name: tuple(shape)
         for place in named
@@ -288,7 +293,7 @@ def _cut(row: Row) -> Cut:
 
 
 def _adapter_rows(place: NamedParameter, numbers: tuple[int, ...]) -> tuple[Row, Row]:
-    """The rows of A and B beside the row of a weight."""
+    """Return the rows of A and B for the row of a weight."""
     row, cut = place.row, _cut(place.row)
     outputs = tuple(shape[0] for shape in _whole_shapes(place))
     ups: Merge = Whole() if cut == "inputs" else _Ups(row.merge, outputs, numbers)
@@ -311,7 +316,7 @@ def _new(
     *,
     sequence_parallel: bool,
 ) -> Adapter:
-    """This rank's part of the first A and B of a linear."""
+    """Return an adapter with this rank's part of a linear's initial A and B."""
     shapes, part = _whole_shapes(place), part_of(place.row)
     pairs = [first_adapter(place.hf[i], shapes[i], lora.rank, seed) for i in numbers]
     down, up = (

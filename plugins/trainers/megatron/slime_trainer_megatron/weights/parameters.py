@@ -1,8 +1,8 @@
-"""This rank's parameters under the names of the whole model, each with its row of the family's map.
+"""List this rank's parameters with their names in the whole model, each with its row of the family's map.
 
-`weights_in`, `weights_out` and whoever chooses parameters by name (`--only-train-params-name-list`) iterate them.
-Megatron numbers layers within a stage and experts within a rank, and Transformer Engine's layers hold the norm before
-them; the names here are those of the whole model, in the local spec's naming.
+`weights_in`, `weights_out` and the selection of parameters by name (`--only-train-params-name-list`) iterate over them.
+Megatron numbers layers within a stage and experts within a rank, and Transformer Engine's layers contain the preceding
+norm; this module uses the names of the whole model, in the local spec's naming.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slime_trainer_megatron.families.family import MegatronModel, Row, places
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=\.local_experts\.)\d+(?=\.)")
 _ADAPTER = re.compile(r"\.adapter\.lora_[AB]$")
-"""Of LoRA; a map has rows for them (`lora.py`) when they are meant, and they are passed over when it has none."""
+"""Names of LoRA adapters; a map with rows for them (`lora.py`) includes them, and other maps skip them."""
 
 _OF_TRANSFORMER_ENGINE = [
     (re.compile(pattern), local)
@@ -36,28 +36,28 @@ _OF_TRANSFORMER_ENGINE = [
 
 
 class NamedParameter(NamedTuple):
-    """One tensor of this rank."""
+    """A tensor of this rank, with its name in the whole model."""
 
     name: str
-    """Over the whole model, in the local spec's naming: "decoder.layers.3.mlp.linear_fc2.weight"."""
+    """Name in the whole model, in the local spec's naming: "decoder.layers.3.mlp.linear_fc2.weight"."""
     row: Row
     layer: int | None
-    """Over the whole model, from 0; None outside the layers."""
+    """Layer number in the whole model, from 0; None outside the layers."""
     expert: int | None
-    """Over the whole model, from 0."""
+    """Expert number in the whole model, from 0; None if not of an expert."""
     parameter: torch.Tensor
-    """A parameter, or a buffer that is a weight (the router's `expert_bias`)."""
+    """Parameter, or a buffer that is a weight (the router's `expert_bias`)."""
     copy: bool = False
-    """The last pipeline stage's own copy of a tied embedding, under the embedding's name: loaded, never exported."""
+    """True for the last pipeline stage's copy of a tied embedding, under the embedding's name: never exported."""
 
     @property
     def hf(self) -> tuple[str, ...]:
-        """The names in HF's files."""
+        """Names of the tensor in HF's files."""
         return tuple(name.format(layer=self.layer, expert=self.expert) for name in self.row.hf)
 
 
 class Part(NamedTuple):
-    """Which part of a parameter this rank has, and whether it is the replica that speaks for the others."""
+    """The part of a parameter on this rank; `speaks` is True if its replica represents the other replicas."""
 
     rank: int
     size: int
@@ -65,21 +65,21 @@ class Part(NamedTuple):
 
 
 def unwrapped(chunk: Any) -> Any:
-    """The GPTModel inside Megatron's wrappers (data parallelism, 16-bit parameters)."""
+    """Return the GPTModel inside Megatron's wrappers (data parallelism, 16-bit parameters)."""
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
 
 
 def named_global_parameters(chunks: Sequence[Any], model: MegatronModel) -> Iterator[NamedParameter]:
-    """What this rank holds, chunk by chunk in Megatron's order.
+    """Yield the parameters of this rank, chunk by chunk in Megatron's order.
 
     Args:
         chunks: The model of this rank, one per virtual pipeline stage; wrapped or not.
-        model: The family's map; of a critic, `weight_map.critic_of` it.
+        model: The family's map; for a critic, its `weight_map.critic_of`.
 
     Raises:
-        ConfigError: Parameters have no row, or several; all are named.
+        ConfigError: Parameters have no row or several rows; the message names them.
     """
     rows: dict[str, list[Row]] = {}
     for row in model.rows:
@@ -110,7 +110,7 @@ def named_global_parameters(chunks: Sequence[Any], model: MegatronModel) -> Iter
 
 
 def part_of(row: Row) -> Part:
-    """This rank's part of the parameters of a row, by Megatron's groups."""
+    """Return this rank's part of the parameters of a row, by Megatron's groups."""
     from megatron.core import parallel_state
 
     if "{expert}" in row.megatron:
@@ -127,10 +127,10 @@ def part_of(row: Row) -> Part:
 
 
 def checked_parameters(chunks: Sequence[Any], model: MegatronModel) -> list[NamedParameter]:
-    """`named_global_parameters` of this rank, once it is known that the map fits all ranks together. Collective.
+    """Return `named_global_parameters` of this rank, after a check that the map fits all ranks together. Collective.
 
     Raises:
-        ConfigError: As `named_global_parameters`, or no rank has some parameters of the map; on every rank when on one.
+        ConfigError: As `named_global_parameters`, or no rank has some parameters of the map; raised on every rank.
     """
     problem, own = "", []
     try:
@@ -149,7 +149,7 @@ def checked_parameters(chunks: Sequence[Any], model: MegatronModel) -> list[Name
 
 
 def gathered(payload: Any) -> list[Any]:
-    """Every rank's, by rank. Collective."""
+    """Return the payloads of all ranks, by rank. Collective."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return [payload]
     found: list[Any] = [None] * dist.get_world_size()
@@ -158,7 +158,7 @@ def gathered(payload: Any) -> list[Any]:
 
 
 def _template(name: str, inner: Any) -> tuple[str, int | None, int | None]:
-    """A chunk's own name -> the row's name, the layer's number and the expert's over the whole model."""
+    """Convert a chunk's own name to the row's name, and the layer and expert number in the whole model."""
     within = _LAYER.fullmatch(name)
     if within is None:
         return name, None, None

@@ -1,8 +1,8 @@
-"""HF safetensors -> the parameters of this rank, reading only what they are made of.
+"""Load this rank's parameters from HF safetensors, reading only the needed parts.
 
-The trainer calls it for `--hf-checkpoint`, `--ref-load` and the like. Shapes of all tensors are compared before the
-first one is read, so a checkpoint that does not fit changes nothing. Optimizers that keep float32 copies of 16-bit
-parameters do not see what is loaded; load first, or have them read the parameters again.
+The trainer calls it for `--hf-checkpoint`, `--ref-load` and similar settings. The shapes of all tensors are compared
+before the first tensor is read, so a checkpoint that does not fit changes nothing. Optimizers with float32 copies of
+16-bit parameters do not see loaded values: load first, or make them read the parameters again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slime_trainer_megatron.families.family import MegatronModel, places
 from slime_trainer_megatron.weights.parameters import NamedParameter, checked_parameters, gathered, part_of
 
 SCALE = "_scale_inv"
-"""Suffix of the scales beside a block-quantised tensor: `weight` and `weight_scale_inv` (DeepSeek's layout)."""
+"""Suffix of the scales of a block-quantised tensor: `weight` and `weight_scale_inv` (DeepSeek's layout)."""
 _SHOWN = 20
 
 
@@ -38,17 +38,17 @@ def load_hf(
 
     Args:
         chunks: The model of this rank, one per virtual pipeline stage; wrapped or not.
-        model: The family's map; of a critic, `weight_map.critic_of` it.
-        directory: HF's layout: safetensors, one file or an index.
-        missing_ok: HF names that may be missing or of another shape (a critic's head); their parameters stay as they
-            are.
+        model: The family's map; for a critic, `weight_map.critic_of` the map.
+        directory: Directory in HF's layout: safetensors, one file or an index.
+        missing_ok: HF names that may be missing or have another shape (a critic's head); their parameters stay
+            unchanged.
 
     Returns:
-        The HF names that were missing and might be, of this rank's parameters.
+        The HF names of this rank's parameters that were missing and allowed to be.
 
     Raises:
-        CheckpointError: Tensors are missing, of another shape, or without a place; all are named. On every rank when on
-            one.
+        CheckpointError: Tensors are missing, have another shape, or have no place; the message names all of them. If
+            one rank fails, every rank raises.
         ConfigError: The map does not fit the model, or the files cannot be read.
     """
     with opened(directory) as source:
@@ -66,7 +66,7 @@ def load_hf(
 
 
 class HfTensors:
-    """The tensors of a directory by name, for as long as `opened` keeps it open."""
+    """The tensors of a directory by name, valid while `opened` keeps the files open."""
 
     def __init__(self, directory: Path, files: Mapping[str, Any]) -> None:
         self.directory = directory
@@ -77,15 +77,15 @@ class HfTensors:
         return name in self.files
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
         return tuple(self.files[name].get_slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """In safetensors' words."""
+        """Return the dtype by its safetensors name."""
         return str(self.files[name].get_slice(name).get_dtype())
 
     def whole(self, name: str) -> torch.Tensor:
-        """The tensor; a block-quantised one as float32."""
+        """Return the tensor; a block-quantised tensor is converted to float32."""
         tensor: torch.Tensor = self.files[name].get_tensor(name)
         if name + SCALE not in self:
             return tensor
@@ -93,7 +93,7 @@ class HfTensors:
         return dequantized(tensor, scale, self.block)
 
     def part(self, name: str, axis: int, start: int, length: int) -> torch.Tensor:
-        """`length` rows (axis 0) or columns (axis 1) from `start`."""
+        """Return `length` rows (axis 0) or columns (axis 1) from `start`."""
         if name + SCALE in self:
             return self.whole(name).narrow(axis, start, length)
         view = self.files[name].get_slice(name)
@@ -102,7 +102,7 @@ class HfTensors:
 
     @property
     def block(self) -> tuple[int, int]:
-        """Rows and columns that share a scale."""
+        """Return the numbers of rows and columns that share a scale."""
         if self._block is None:
             quantization = read_hf_config(self.directory).get("quantization_config") or {}
             rows, columns = quantization.get("weight_block_size") or (128, 128)
@@ -111,7 +111,7 @@ class HfTensors:
 
 
 def dequantized(tensor: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """Block-quantised weights as float32: every block of the tensor times its scale.
+    """Return block-quantised weights as float32: every block of the tensor times its scale.
 
     Args:
         tensor: [rows, columns], float8.
@@ -127,7 +127,7 @@ def dequantized(tensor: torch.Tensor, scale: torch.Tensor, block: tuple[int, int
 
 @contextmanager
 def opened(directory: str | Path) -> Iterator[HfTensors]:
-    """The files stay open, memory-mapped, until every tensor is read."""
+    """Open a directory's files, memory-mapped, until every tensor is read. Raises ConfigError."""
     with ExitStack() as stack:
         files: dict[str, Any] = {}
         for path in weight_files(directory):
@@ -142,7 +142,7 @@ def opened(directory: str | Path) -> Iterator[HfTensors]:
 def _plan(
     named: Sequence[NamedParameter], model: MegatronModel, source: HfTensors, missing_ok: Callable[[str], bool]
 ) -> tuple[list[NamedParameter], list[str], list[str]]:
-    """What to load, the HF names left out, and what does not fit."""
+    """Return the parameters to load, the HF names left out, and the problems."""
     plan: list[NamedParameter] = []
     absent: list[str] = []
     problems: list[str] = []
@@ -160,7 +160,7 @@ def _plan(
 
 
 def _misfit(parameter: NamedParameter, model: MegatronModel, source: HfTensors) -> list[str]:
-    """Merges tensors of the files' shapes without any numbers, and compares the result with the parameter."""
+    """Merge tensors of the files' shapes on the meta device and compare the result with the parameter."""
     if eight_bit := [
         name for name in parameter.hf if source.dtype(name).startswith("F8") and name + SCALE not in source
     ]:
@@ -186,7 +186,7 @@ def _misfit(parameter: NamedParameter, model: MegatronModel, source: HfTensors) 
 
 
 def _without_a_place(model: MegatronModel, source: HfTensors) -> list[str]:
-    """Tensors of the files that nobody needs."""
+    """List the tensors of the files that the model does not use."""
     needed = {name for place in places(model) for name in place.hf}
     known = [re.compile(pattern) for pattern in (*model.carried, *model.ignored)]
     rest = [name for name in source.files if name not in needed and name.removesuffix(SCALE) not in needed]
@@ -198,7 +198,7 @@ def _without_a_place(model: MegatronModel, source: HfTensors) -> list[str]:
 
 
 def _value(parameter: NamedParameter, source: HfTensors) -> torch.Tensor:
-    """This rank's part, in the dtype of the files."""
+    """Return this rank's part, in the dtype of the files."""
     row, part = parameter.row, part_of(parameter.row)
     if row.vocabulary:
         (name,) = parameter.hf

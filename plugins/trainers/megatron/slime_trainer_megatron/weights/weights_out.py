@@ -1,14 +1,14 @@
-"""The parameters of all ranks -> HF names and whole tensors on rank 0, a bucket at a time.
+"""Export the parameters of all ranks as HF names and whole tensors on rank 0, a bucket at a time.
 
-    every rank            what it holds and speaks for: names, parts, shapes, dtypes (one small collective)
+    every rank            offers the parts that it sends: names, parts, shapes, dtypes (one small collective)
                           -> the same list of buckets on every rank, in the order of `places`
     owners of a bucket    their parts of it    --read from their memory, or sent-->  rank 0
     rank 0                receives a bucket, merges one parameter after the other, yields HF tensors
 
 `named_weights`, checkpoints in HF's layout and the tests of gradients call it. Of data- and context-parallel replicas
-only the first sends. Parts go straight to rank 0, since nobody else needs them: an all-gather among tensor-parallel
-ranks would move every part to all of them first. No rank ever holds more than a few buckets. Senders wait until rank 0
-asks for their bucket, so all ranks must iterate, and to the end; the deadline of that wait is the process group's.
+only the first sends. Parts go straight to rank 0, since no other rank needs them: an all-gather among tensor-parallel
+ranks would first move every part to all of them. No rank ever holds more than a few buckets. Senders wait until rank 0
+receives their bucket, so all ranks must iterate to the end. The deadline of this wait is the process group's.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from slime_trainer_megatron.weights.parameters import NamedParameter, checked_pa
 
 What = Callable[[torch.Tensor], torch.Tensor | None]
 Message = list[tuple[str, "_Piece"]]
-"""What one rank gives of a bucket, with the names of its parameters."""
+"""(parameter name, part) of every part of a bucket that a rank sends."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """One rank's part of one parameter."""
+    """A rank's part of a parameter."""
 
     owner: int
-    """Global rank."""
+    """Global rank that holds the part."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -50,7 +50,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One parameter of the whole model, its parts in order."""
+    """A parameter of the whole model, with its parts in order."""
 
     place: Place
     pieces: tuple[_Piece, ...]
@@ -62,13 +62,13 @@ class _Entry:
 
 @dataclass
 class _Bucket:
-    """Parameters that travel together."""
+    """Parameters that are sent together."""
 
     entries: list[_Entry] = field(default_factory=list)
     nbytes: int = 0
 
     def messages(self) -> dict[int, Message]:
-        """By owner; wider dtypes first, which aligns every part."""
+        """Return owner -> message; wider dtypes come first, which aligns every part."""
         found: dict[int, Message] = {}
         for entry in self.entries:
             for piece in entry.pieces:
@@ -83,23 +83,23 @@ def hf_weights(
     bucket_bytes: int = 64 << 20,
     what: What = lambda parameter: parameter.data,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Collective: every rank iterates it to its end; only global rank 0 gets pairs.
+    """Yield HF names and whole tensors on global rank 0. Collective: every rank must iterate to the end.
 
     Args:
-        chunks: The model of this rank, one per virtual pipeline stage; wrapped or not.
-        model: The family's map; of a critic, `weight_map.critic_of` it.
-        bucket_bytes: Of Megatron's parameters that are under way at a time; a larger parameter goes alone.
-        what: Parameter -> what is exported in its place and is of its shape: gradients, a CPU copy; None leaves it out,
-            on every rank that has it. Called when the tensor is sent, and once before for shape and dtype. Also called
-            with buffers that are weights, which have no gradient.
+        chunks: The model of this rank, a chunk per virtual pipeline stage; wrapped or not.
+        model: The family's weight map; for a critic, its `weight_map.critic_of`.
+        bucket_bytes: Bytes of Megatron's parameters in transfer at a time; a larger parameter is sent alone.
+        what: Parameter -> exported tensor of the same shape, such as gradients or a CPU copy. None leaves the parameter
+            out and must be returned on every rank that has it. Called when the tensor is sent, and once before for
+            shape and dtype. Also called with buffers that are weights, which have no gradient.
 
     Yields:
         HF name and whole tensor, in the order of `places`, in the dtype of `what`, on the parameters' device. Tensors
-        may be views of the model or of a bucket: copy what outlives the next step, and never write to them. A tied
-        output layer is left out, as the embedded trainer does.
+        may be views of the model or of a bucket: copy a tensor to keep it beyond the next step, and never write to it.
+        A tied output layer is left out, as in the embedded trainer.
 
     Raises:
-        ConfigError: The map does not fit the model; on every rank when on one.
+        ConfigError: The map does not fit the model; raised on every rank if it is raised on one.
     """
     here = dist.get_rank() if dist.is_initialized() else 0
     named = checked_parameters(chunks, model)
@@ -118,7 +118,7 @@ def hf_weights(
 
 
 def _entries(named: Sequence[NamedParameter], model: MegatronModel, what: What) -> list[_Entry]:
-    """What is exported, alike on every rank."""
+    """Return the exported parameters, the same list on every rank."""
     offers: list[tuple[str, int, int, tuple[int, ...], torch.dtype]] = []
     for parameter in named:
         part = part_of(parameter.row)
@@ -175,7 +175,7 @@ def _send(message: Message, own: dict[str, torch.Tensor], what: What, *, near: b
 def _receive(
     messages: dict[int, Message], own: dict[str, torch.Tensor], what: What, near: dict[int, int]
 ) -> dict[tuple[str, int], torch.Tensor]:
-    """(name, owner) -> part; all owners send at the same time."""
+    """Receive the parts as (name, owner) -> part; all owners send at the same time."""
     device = next(iter(own.values())).device
     parts = {(name, 0): _value(own, name, what) for name, _ in messages.pop(0, [])}
     arriving = []

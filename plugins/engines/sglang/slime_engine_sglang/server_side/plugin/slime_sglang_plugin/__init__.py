@@ -1,10 +1,10 @@
-"""What slime adds to the SGLang servers that it launches on CPU; SGLang calls `register` in each of their processes."""
+"""slime's changes to the SGLang servers that it launches on CPU; SGLang calls `register` in each server process."""
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Apply it."""
+    """Apply the changes for CPU."""
     from slime_sglang_plugin import cpu
 
     cpu.apply()

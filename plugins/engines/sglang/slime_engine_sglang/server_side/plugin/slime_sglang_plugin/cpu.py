@@ -1,12 +1,12 @@
-"""What SGLang does for CUDA's sake, done otherwise on CPU.
+"""Replacements on CPU for parts of SGLang that assume CUDA.
 
     start of a server                its processes are spawned, and each imports for 5 s what the first has imported
     --enable-return-routed-experts   its host buffer is registered with cudaHostRegister
     POST /weights_checker            0.5.20 synchronises with CUDA
     processors of Qwen-VL            their module imports Qwen3.5's, which reads names of kernels for CPUs with AMX
 
-Every place inside SGLang that is replaced is in this file, as it was read in 0.5.20 and 0.5.23. A repair that does not
-find its place in this version says so in the log.
+This file has every replacement inside SGLang, written against 0.5.20 and 0.5.23. If the installed version lacks the
+replaced code, the log has a message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def apply() -> None:
-    """Do it, on CPU; on a GPU nothing is changed."""
+    """Apply the replacements on CPU; on a GPU change nothing."""
     import torch
 
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1" or torch.cuda.is_available():
@@ -38,10 +38,10 @@ def apply() -> None:
 
 
 def forked_processes() -> None:
-    """Scheduler and detokenizer begin with what the first process has imported: two thirds of a start's CPU time.
+    """Fork scheduler and detokenizer, so that they reuse the first process's imports: two thirds of a start's CPU time.
 
-    CUDA does not survive a fork, and neither does what another thread holds at that moment. A controller of
-    data-parallel ranks (`dp_size`, from 0.5.23 on also `attn_dp_size`) starts them from threads.
+    Neither CUDA nor locks of other threads survive a fork. A controller of data-parallel ranks (`dp_size`, from 0.5.23
+    on also `attn_dp_size`) starts its processes from threads.
     """
     from sglang.srt.entrypoints import engine
 
@@ -58,7 +58,7 @@ def forked_processes() -> None:
 
 
 def plain_host_memory() -> None:
-    """Host buffers of a server without a device are ordinary memory."""
+    """Make host buffers of a server without a device ordinary memory."""
     import torch
     from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 
@@ -69,7 +69,7 @@ def plain_host_memory() -> None:
 
 
 def weight_checker() -> None:
-    """Checksums wait for no GPU."""
+    """Make checksums work without waiting for a GPU."""
     import torch
     from sglang.srt.utils.weight_checker import WeightChecker
 
@@ -87,11 +87,11 @@ _KERNELS = (
     "fused_qkvzba_split_reshape_cat_contiguous_cpu",
 )  # fmt: skip
 _declared: list[Any] = []
-"""What keeps the names declared."""
+"""Libraries kept alive so that the kernel names stay declared."""
 
 
 def names_of_kernels() -> None:
-    """Declared without a kernel: a Qwen3.5 that calls one gets torch's error, and other models do not need them."""
+    """Declare kernel names without kernels: a Qwen3.5 that calls one gets torch's error; other models need none."""
     import torch
 
     library = torch.library.Library("sgl_kernel", "FRAGMENT")

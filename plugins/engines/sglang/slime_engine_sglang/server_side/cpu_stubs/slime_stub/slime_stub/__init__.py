@@ -1,4 +1,4 @@
-"""What the stubs beside it are made of: modules whose names are imported, and raise when they are called."""
+"""Build the modules of the neighbouring stubs: any name can be imported, and raises when it is called."""
 
 import importlib.machinery
 import sys
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 
 def names_of(module: str) -> Callable[[str], Any]:
-    """`__getattr__` of a module of a stub."""
+    """Return the `__getattr__` of a stub's module."""
 
     def attribute(name: str) -> Any:
         if name.startswith("__"):
@@ -25,7 +25,7 @@ def names_of(module: str) -> Callable[[str], Any]:
 
 
 def module(name: str, **known: Any) -> types.ModuleType:
-    """A module below a stub, importable from now on; `known`: what is in it."""
+    """Create a module below a stub and make it importable; `known`: its contents."""
     made = types.ModuleType(name)
     made.__path__ = []
     made.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
