@@ -69,6 +69,7 @@ async def test_a_client_brings_no_template_of_its_own(client: httpx.AsyncClient)
     assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_template_that_takes_for_ever_is_ended_and_others_are_answered(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

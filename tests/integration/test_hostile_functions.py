@@ -147,10 +147,10 @@ FILTER = {"dynamic_sampling_filter_path": "hostile.py:keep"}
     ("kinds", "changes", "said"),
     [
         ("_exit", GENERATE, "odd ({folder}/hostile.py:24) called os._exit(0)"),
-        ("interrupt", FILTER, "raised KeyboardInterrupt (at {folder}/hostile.py:"),
+        pytest.param("interrupt", FILTER, "raised KeyboardInterrupt (at {folder}/hostile.py:", marks=pytest.mark.slow),
         pytest.param("exit", FILTER, "raised SystemExit: 0 (at {folder}/hostile.py:", marks=pytest.mark.slow),
         pytest.param("_exit", FILTER, "called os._exit(0)", marks=pytest.mark.slow),
-        ("stop", GENERATE, "stopped the run's event loop"),
+        pytest.param("stop", GENERATE, "stopped the run's event loop", marks=pytest.mark.slow),
     ],
 )
 def test_what_ends_the_run_is_named_and_is_no_success(

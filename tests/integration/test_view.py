@@ -262,6 +262,7 @@ def test_a_report_is_one_file_that_model_text_cannot_leave(made: tuple[Path, Vie
             assert any(all(word in name for word in words) for name in samples)
 
 
+@pytest.mark.slow
 def test_a_report_replaces_a_report_and_nothing_else(
     made: tuple[Path, View], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

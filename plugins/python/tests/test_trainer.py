@@ -113,7 +113,15 @@ class Graded:
         return self.scale * digits(args, sample)
 
 
-@pytest.mark.parametrize("form", ["several", pytest.param("object", marks=pytest.mark.slow), "unpicklable", "async"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param("several", marks=pytest.mark.slow),
+        pytest.param("object", marks=pytest.mark.slow),
+        "unpicklable",
+        "async",
+    ],
+)
 def test_rewards_of_every_form(make: Callable[..., Trainer], form: str, caplog: pytest.LogCaptureFixture) -> None:
     graded = Graded(2.0)
 
