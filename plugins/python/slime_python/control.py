@@ -79,7 +79,7 @@ class Training:
         self._groups: dict[int, list[Group]] = {}
         self._steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         self._taken = threading.Event()
-        self._ending = False
+        self._ending = self._ended = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="slime-training", daemon=True)
         self._thread.start()
@@ -88,10 +88,9 @@ class Training:
         """Return the next step, or None at the end; the training goes on meanwhile. Raises what ended the run."""
         self._taken.set()
         interrupted = False
-        while True:
+        while not self._ended:
             try:
                 step = self._steps.get(timeout=_TICK_S)
-                break
             except queue.Empty:
                 continue
             except KeyboardInterrupt:
@@ -99,18 +98,21 @@ class Training:
                 if running is None or not running.ask(signal.SIGINT):
                     raise
                 interrupted = True
-        if step is None:
+                continue
+            if step is not None:
+                return step
+            self._ended = True
             self._thread.join(_TICK_S)  # the thread puts the end as its last action
             if self._error is not None:
                 raise self._error
             if interrupted:
                 raise KeyboardInterrupt
-        return step
+        return None
 
     def end(self) -> None:
         """End the run after the step it is in, with a commit, and wait for that; nothing to do for one that ended."""
         self._ending, self._stepwise = True, False
-        while self._thread.is_alive() and self.next() is not None:
+        while self.next() is not None:
             pass
 
     def _run(self) -> None:

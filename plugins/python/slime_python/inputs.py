@@ -72,11 +72,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__}")
 
 
-def model_directory(model: Any, tokenizer: Any, folder: Path) -> str:
+def model_directory(model: Any, tokenizer: Any, folder: Path, *, resume: bool) -> str:
     """Return the path of the model: of a path itself, else of a directory that model and tokenizer are saved into.
 
     Raises:
-        ConfigError: The object has no `save_pretrained`, or a model came without its tokenizer.
+        ConfigError: The object has no `save_pretrained`, a model came without its tokenizer, or `folder` exists and the
+            run is not resumed; a resumed run has its model there.
     """
     if isinstance(model, (str, Path)):
         if tokenizer is not None:
@@ -87,6 +88,12 @@ def model_directory(model: Any, tokenizer: Any, folder: Path) -> str:
         raise ConfigError(f"argument model {model!r:.80}: expected {kinds}; got {type(model).__name__}")
     if tokenizer is None:
         raise ConfigError("argument model: a transformers model needs its tokenizer; add tokenizer=...")
+    if folder.exists() and not resume:
+        raise ConfigError(
+            f"argument model: {folder} exists already; name another save, or resume=True to go on with it"
+        )
+    if folder.exists():
+        return str(folder)
     for part in (model, tokenizer):
         part.save_pretrained(str(folder))
     return str(folder)

@@ -120,7 +120,7 @@ class Trainer:
         self._inputs = place / "inputs"
         try:
             given: dict[str, Any] = {**settings, "save": str(place)}
-            given["hf_checkpoint"] = model_directory(model, tokenizer, self._inputs / "model")
+            given["hf_checkpoint"] = model_directory(model, tokenizer, self._inputs / "model", resume=resume)
             if data is not None:
                 given["prompt_data"] = data_file("data", data, self._inputs)
             if eval_data is not None:
@@ -200,6 +200,7 @@ class Trainer:
         from slime_core import launch
 
         settings = self.settings = self._load()
+        self._resume = True  # from now on the commits there are this object's
         if stepwise:
             _refuse_other_processes(settings)
         return Training(lambda: launch.run(settings), stepwise=stepwise)
@@ -280,7 +281,7 @@ class Trainer:
 
         given = dict(self._given)
         has_commits = any((Path(given["save"]) / "checkpoints").glob("rollout_*"))
-        if has_commits and (self._resume or hasattr(self, "settings")):
+        if has_commits and self._resume:
             given["load"] = given["save"]
         return load_settings([], command="train", arguments=given)
 

@@ -188,6 +188,17 @@ def test_an_error_when_made_leaves_nothing(make: Callable[..., Trainer]) -> None
         Trainer(type("Model", (), {"save_pretrained": print})(), data=ROWS, reward=digits)
 
 
+def test_a_run_of_others_is_not_taken_over(make: Callable[..., Trainer]) -> None:
+    first = make(num_rollout=1)
+    first.train()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        make(save=first.run.path).train()
+    assert [line["step"] for line in make(save=first.run.path, resume=True).train().metrics()] == [1, 2]
+    (Path("mine") / "inputs" / "model").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="exists already; name another save"):
+        Trainer(type("Model", (), {"save_pretrained": print})(), tokenizer=object(), save="mine", data=ROWS)
+
+
 def test_one_training_at_a_time(make: Callable[..., Trainer]) -> None:
     first, second = make(), make()
     loop = iter(first)
