@@ -37,11 +37,11 @@ IMPORTED = (
     "slime_core.cli.main", "slime_core.cli.train", "slime_core.config.load", "slime_core.data.prompts",
     "slime_embedded.engine.engine", "slime_embedded.engine.loading", "slime_core.launch.inline",
     "slime_core.launch.rollout_only", "slime_core.learning.learner", "slime_core.observability.jsonl",
-    "slime_core.observability.progress",
     "slime_core.plugins.presets", "slime_core.rollout.evaluate", "slime_embedded.trainer.trainer",
     "numpy.ma", "slime_buffer_fifo", "slime_command_inspect.attacked_reward", "slime_command_plan.check",
     "slime_core.plugins.commands", "slime_engine_sglang.foreign", "slime_estimator_grpo", "slime_generator_single_turn",
-    "slime_hook_invariants", "slime_hook_shadow", "slime_hook_trackers.tensorboard", "slime_launcher_ray.plugin",
+    "slime_hook_invariants", "slime_hook_shadow", "slime_hook_trackers.progress", "slime_hook_trackers.tensorboard",
+    "slime_launcher_ray.plugin",
     "slime_runs.profiler", "slime_runs.store", "slime_trainer_megatron.arguments", "tensorboard.compat.proto.event_pb2",
     "tensorboard.summary.writer.record_writer", "zstandard",
 )  # fmt: skip

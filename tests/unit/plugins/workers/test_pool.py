@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from slime_runs.processes import runs
 
 from slime_core.config import Args
 from slime_core.errors import PluginError, PluginNotFoundError
@@ -25,7 +26,6 @@ from slime_core.plugins.workers.pool import WorkerPool
 from slime_core.plugins.workers.process import WorkerError
 from slime_core.procs.worker import Worker, WorkerDied
 from slime_core.types import Sample
-from slime_core.waits.processes import runs
 from tests.until import until
 
 REWARD = """
