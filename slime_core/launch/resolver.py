@@ -13,7 +13,6 @@ from slime_core.config import Settings
 from slime_core.distributions import BUNDLE, installed
 from slime_core.errors import ConfigError, PluginNotFoundError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.boundary import guarded
 from slime_core.plugins.hooks import Hooks, hook_flags, implement
 from slime_core.plugins.kind import BUILT_BY_NAME
 from slime_core.plugins.kinds import kind_of
@@ -23,9 +22,10 @@ from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec, resolve, with_list_function
 from slime_core.plugins.signatures import constructor_values
 from slime_core.protocols import RewardTraits, traits_of
+from slime_core.workers.call import guarded
 
 if TYPE_CHECKING:
-    from slime_core.plugins.workers.pool import WorkerPool
+    from slime_core.workers.pool import WorkerPool
 
 DEFAULTS = {
     "data_source_path": "dataset",
@@ -140,7 +140,7 @@ class Resolver:
     def workers(self) -> WorkerPool:
         """The worker processes of plain rewards; they start at the first call."""
         if self._workers is None:
-            from slime_core.plugins.workers.pool import WorkerPool
+            from slime_core.workers.pool import WorkerPool
 
             size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
             self._workers = WorkerPool(self.args, size, memory_limit=self.args.rm_memory_limit)

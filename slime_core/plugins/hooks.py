@@ -19,11 +19,11 @@ import pluggy
 from slime_core.distributions import AllowList, entry_points
 from slime_core.errors import PluginLoadError
 from slime_core.plugins import hookspecs
-from slime_core.plugins.boundary import guarded
 from slime_core.plugins.hookspecs import PROJECT, hookimpl
 from slime_core.plugins.kind import HookFlag
 from slime_core.plugins.signatures import declared, is_async
 from slime_core.protocols import EditTraits, traits_of
+from slime_core.workers.call import guarded
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from slime_core import protocols
 from slime_core.errors import ConfigError, PluginLoadError, PluginSignatureError, SlimeError, name_of
-from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.kind import BUILT_BY_NAME, Call, Kind
 from slime_core.protocols import Args
+from slime_core.workers.call import raised_at
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -41,7 +41,7 @@ BUSY = 1.0
 """Seconds without a turn of the event loop before a warning."""
 STALLED = 75
 """Exit status of a process that the watchdog ended (EX_TEMPFAIL of sysexits.h)."""
-_BOUNDARY = "slime_core.plugins.boundary"
+_BOUNDARY = "slime_core.workers.call"
 """Module whose functions call user code and hold its name in the variable `label`."""
 _turns: weakref.WeakKeyDictionary[AbstractEventLoop, _Turn] = weakref.WeakKeyDictionary()
 _named: set[str] = set()

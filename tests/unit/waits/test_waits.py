@@ -342,7 +342,7 @@ with published(Args(run_dir={str(tmp_path)!r}), "rank 0"):
 
 LOOP = """
 import asyncio, time
-from slime_core.plugins.boundary import awaited, contained
+from slime_core.workers.call import awaited, contained
 from slime_core.config import Args
 from slime_core.waits import asked_to_end, published, waiting, watchdog
 
@@ -381,7 +381,7 @@ def test_a_call_that_keeps_the_event_loop_ends_the_process_and_is_named(tmp_path
 def test_many_that_wait_for_a_loop_that_stands_still_are_one_warning(tmp_path) -> None:
     code = f"""
 import asyncio, logging, time
-from slime_core.plugins.boundary import awaited
+from slime_core.workers.call import awaited
 from slime_core.config import Args
 from slime_core.waits import published, waiting, watchdog
 
@@ -532,7 +532,7 @@ async def test_cancelling_within_cancels_what_it_waits_for() -> None:
 
 
 def test_user_code_is_a_wait_with_the_deadline_of_the_run(tmp_path) -> None:
-    from slime_core.plugins.boundary import guarded
+    from slime_core.workers.call import guarded
 
     seen = []
 

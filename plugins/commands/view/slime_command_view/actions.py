@@ -26,8 +26,8 @@ from slime_command_view.sample_page import tokens_of
 from slime_command_view.samples_page import parts_of
 from slime_command_view.watched import WatchedRun
 from slime_core.data.dumps import to_json
-from slime_core.procs.guarded import Guarded, python
 from slime_core.text import plain
+from slime_core.workers.process import Guarded, python
 
 _DEADLINE_S = 600.0
 _LONGEST = 4000

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.boundary import awaited, contained, guarded
 from slime_core.protocols import RolloutTraits
+from slime_core.workers.call import awaited, contained, guarded
 
 
 def broken(args: object, samples: object) -> None:
