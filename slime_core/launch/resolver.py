@@ -13,9 +13,8 @@ from slime_core.config import Settings
 from slime_core.distributions import BUNDLE, installed
 from slime_core.errors import ConfigError, PluginNotFoundError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.hooks import Hooks, hook_flags, implement
-from slime_core.plugins.kind import BUILT_BY_NAME
-from slime_core.plugins.kinds import kind_of
+from slime_core.plugins.hooks import Hooks, implement
+from slime_core.plugins.kinds import hook_flags, kind_of
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.options import option_name
 from slime_core.plugins.registry import Resolved
@@ -115,7 +114,7 @@ class Resolver:
     def spec(self, kind: str, spec: str, origin: str) -> Resolved:
         """Resolve a spec and record the result."""
         resolved = resolve(kind, spec, origin=origin)
-        if inspect.isclass(resolved.obj) and kind_of(kind).construct is BUILT_BY_NAME:
+        if inspect.isclass(resolved.obj) and kind_of(kind).by_name:
             try:
                 constructor_values(resolved.obj, self.args, name=option_name(resolved.ref), dataset=None)
             except ConfigError as error:

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.distributions import AllowList, entry_points
+from slime_core.distributions import entry_points
 from slime_core.waits.table import Wait, current, gave_up, limit_user_code
 
 if TYPE_CHECKING:
@@ -55,13 +55,12 @@ def published(args: Args, role: str) -> Iterator[None]:
     assert args.run_dir is not None, "every command that runs has one"
     asked_to_end(None)
     limit_user_code(args.user_code_timeout)
-    end, allow = threading.Event(), AllowList.of()
+    end = threading.Event()
     threading.Thread(target=_run, args=(end,), name=THREAD, daemon=True).start()
     try:
         with ExitStack() as boards:
-            for name, entry, distribution in entry_points("slime.boards"):
-                if allow.allows(name, distribution):
-                    boards.enter_context(entry.load()(Path(args.run_dir), role))
+            for _, entry, _ in entry_points("slime.boards"):
+                boards.enter_context(entry.load()(Path(args.run_dir), role))
             yield
     finally:
         end.set()
