@@ -24,7 +24,7 @@ async def broken_async(args: object) -> None:
 
 def test_the_error_names_setting_and_line() -> None:
     call = guarded(broken, "--custom-reward-post-process-path (flag) 'pp.py'")
-    with pytest.raises(PluginError, match=r"'pp.py' raised KeyError: 'score' \(at .*test_boundary\.py:\d+\)"):
+    with pytest.raises(PluginError, match=r"'pp.py' raised KeyError: 'score' \(at .*test_call\.py:\d+\)"):
         call(None, [])
     assert list(inspect.signature(call).parameters) == ["args", "samples"]
 

@@ -8,10 +8,12 @@ import time
 
 import pytest
 
+from slime_core.workers import call
 from slime_core.workers.call import on_thread
 
 
-async def test_calls_run_side_by_side_and_their_threads_are_kept() -> None:
+async def test_calls_run_side_by_side_and_their_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "_idle", [])
     gate = threading.Barrier(3, timeout=60)
 
     def work(value: int) -> tuple[int, int]:
@@ -25,7 +27,10 @@ async def test_calls_run_side_by_side_and_their_threads_are_kept() -> None:
         await on_thread(lambda: 1 // 0)
 
 
-async def test_a_call_that_is_cancelled_is_abandoned_and_its_thread_is_used_again() -> None:
+async def test_a_call_that_is_cancelled_is_abandoned_and_its_thread_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(call, "_idle", [])
     started, release, idents = threading.Event(), threading.Event(), []
 
     def hang() -> None:
