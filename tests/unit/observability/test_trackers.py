@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from slime_hook_trackers.progress import ProgressTracker
+from slime_hooks.trackers.progress import ProgressTracker
 
 from slime_core.config import Args, EvalDataset
 from slime_core.observability.jsonl import JsonlTracker, cut_after

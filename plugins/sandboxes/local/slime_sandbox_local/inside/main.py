@@ -2,7 +2,7 @@
 
 ::
 
-    slime --> guard (slime_core/procs) --> run --fork--> first process (jobs.py) --> jobs
+    slime --> guard (slime_core/workers) --> run --fork--> first process (jobs.py) --> jobs
       |                                                          ^
       +------------- socket: requests, answers -----------------+
 
