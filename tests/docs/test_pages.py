@@ -26,7 +26,7 @@ PAGES = sorted(
         *ROOT.glob("examples/**/*.md"),
         *ROOT.glob("compat/**/*.md"),
         ROOT / "slime_core/README.md",
-        ROOT / "plugins/README.md",
+        *(file for file in ROOT.glob("plugins/**/README.md") if "node_modules" not in file.parts),
         *ROOT.glob("benchmarks/README.md"),
     ]
 )
