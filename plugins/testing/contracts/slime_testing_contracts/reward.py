@@ -90,7 +90,8 @@ class RewardContract(Contract):
     def test_another_label_is_read_or_refused(self, label: Any) -> None:
         """A label of any form decides the reward, or raises ValueError whatever the response."""
         examples = self.examples or [("1+1=", str(self.label), self.label, None)]
-        own = {repr(self.score(answered_sample(prompt, text, right))) for prompt, text, right, _ in examples}
+        _, _, right, _ = examples[0]
+        own = {repr(self.score(answered_sample(*each, right))) for each in _responses(examples[:1], right)}
         found, refused = set(), []
         for prompt, response in _responses(examples, label):
             try:
@@ -106,11 +107,11 @@ class RewardContract(Contract):
             _check(reward, response, label)
             found.add(repr(reward))
         assert not (found and refused), (
-            f"the label {label!r} is refused for some responses only ({refused[:1]}); read the label before the response"
+            f"the label {label!r} is refused for some responses only ({refused[:1]}); read the label first"
         )
         assert len(found) != 1 or len(own) == 1, (
-            f"with the label {label!r} every response gets {found.pop()}; raise a ValueError that names a label which the"
-            " reward cannot read (slime_core.right_answers reads texts, numbers and lists of them)"
+            f"with the label {label!r} every response gets {found.pop()}; raise a ValueError that names a label which"
+            " the reward cannot read (slime_core.right_answers reads texts, numbers and lists of them)"
         )
 
     def test_chat_prompt(self) -> None:
