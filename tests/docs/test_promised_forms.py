@@ -1,6 +1,6 @@
 """The preflight accepts every form of function that the docs' tables promise.
 
-The forms are read from the generated tables of `docs/reference/hooks.md` and from the tables of `docs/plugins`.
+The forms are read from the built page `hooks.md` of the reference and from the tables of `docs/plugins`.
 """
 
 from __future__ import annotations
