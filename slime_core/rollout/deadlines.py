@@ -1,6 +1,6 @@
 """Deadlines of prompt groups and rollouts, and the actions at a deadline: `--group-timeout`, `--rollout-stall-timeout`.
 
-`rollout.pool` and `rollout.evaluate` await `run_group` here instead of the runner's, and wait with `some_done`. If a
+`rollout.pool` and `rollout.evaluate` run groups by `group_runner` here, and wait with `some_done`. If a
 group exceeds its deadline, `--group-timeout-policy` decides:
 
     retry        generate the prompt again, `--group-timeout-retries` times; then as substitute
@@ -17,19 +17,19 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.config.sections.progress import ProgressArgs
 from slime_core.errors import RolloutError
 from slime_core.protocols import Args
 from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
-from slime_core.types import Group, Sample
+from slime_core.types import Group
 from slime_core.waits import current, gave_up, leave_behind, waiting
 
 if TYPE_CHECKING:
-    from slime_core.rollout.gate import Hold
     from slime_core.rollout.generate import SampleRunner
 
 logger = logging.getLogger(__name__)
@@ -87,36 +87,35 @@ class GroupClock:
             self._handle.cancel()
 
 
-async def run_group(
+def group_runner(runner: SampleRunner) -> Callable[..., Awaitable[Group]]:
+    """Return `runner.run_group`, under `--group-timeout` if the run has one."""
+    limit = setting(runner.args, "group_timeout")
+    return runner.run_group if limit is None else partial(_run_in_time, runner, limit)
+
+
+async def _run_in_time(
     runner: SampleRunner,
+    seconds: float,
     group: Group,
     params: dict[str, Any],
     *,
     rollout_id: int | None,
     evaluation: bool = False,
-    args: Args | None = None,
-    begins: Callable[[], None] = lambda: None,
-    sample_done: Callable[[list[Sample]], None] | None = None,
-    hold: Hold | None = None,
+    again: Callable[[], None] = lambda: None,
+    **keywords: Any,
 ) -> Group:
     """Run `runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and the runner's errors.
 
-    `begins` is called before every try, and `sample_done` with the resulting samples whenever a sample has ended.
+    `again` is called before every try but the first.
     """
-    seconds, policy = setting(runner.args, "group_timeout"), setting(runner.args, "group_timeout_policy")
-    keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
-    given = {"args": args, "sample_done": sample_done, "hold": hold}
-    keywords |= {name: value for name, value in given.items() if value is not None}
-    if seconds is None:
-        begins()
-        return await runner.run_group(group, params, **keywords)
+    policy = setting(runner.args, "group_timeout_policy")
     name = f"group {group[0].group_index} of rollout {rollout_id}"
     if evaluation:
         name = f"evaluated group {group[0].group_index} at rollout {rollout_id}"
         policy = "shrink" if policy in ("substitute", "drop") else policy
+    keywords |= {"rollout_id": rollout_id, "evaluation": evaluation}
     tries = 1 + (setting(runner.args, "group_timeout_retries") if policy == "retry" else 0)
     for attempt in range(1, tries + 1):
-        begins()
         result, obeyed = await _one_try(runner, group, params, keywords, name, seconds, policy)
         if result is not None:
             return result
@@ -125,6 +124,7 @@ async def run_group(
             break
         if attempt < tries:
             group = restarted(group)
+            again()
     for sample in group:
         sample.fail(GROUP_TIMEOUT, f"the group was not done within {seconds:g} s ({policy})")
         if policy == "drop":

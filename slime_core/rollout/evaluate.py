@@ -17,7 +17,7 @@ from slime_core.data.prompts import eval_samples
 from slime_core.errors import RolloutError
 from slime_core.protocols import Args
 from slime_core.rollout.contracts import number_problem
-from slime_core.rollout.deadlines import all_done, run_group
+from slime_core.rollout.deadlines import all_done, group_runner
 from slime_core.rollout.generate import SampleRunner
 from slime_core.types import Group, RolloutFnEvalOutput, Sample, SampleStatus
 
@@ -129,7 +129,7 @@ async def _evaluate_group(
     params = eval_sampling_params(args, dataset)
     keywords = {} if own is args else {"args": own}
     for _ in range(args.update_weights_interval + 2):
-        finished = await run_group(runner, group, params, rollout_id=rollout_id, evaluation=True, **keywords)
+        finished = await group_runner(runner)(group, params, rollout_id=rollout_id, evaluation=True, **keywords)
         if not any(sample.status == SampleStatus.ABORTED for sample in finished):
             break
         for sample in {id(s): s for s in (*group, *finished)}.values():

@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, Protocol
 
 from slime_core import admission
@@ -31,7 +30,7 @@ from slime_core.rollout import baseline
 from slime_core.rollout.contracts import reward_problem
 from slime_core.rollout.deadlines import GroupClock, ended
 from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT, remove_if_masked
-from slime_core.rollout.gate import GatedEngine, Hold
+from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.rollout.hooks import RolloutHooks, failed_call
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import Group, Sample, SampleStatus
@@ -146,6 +145,7 @@ class SampleRunner:
         clock: GroupClock | None = None,
         sample_done: Callable[[list[Sample]], None] = lambda _: None,
         args: Args | None = None,
+        again: Callable[[], None] = lambda: None,
         hold: Hold | None = None,
     ) -> Group:
         """Generate and score every sample; the result is ordered as `group`, fan-out siblings in place.
@@ -158,6 +158,7 @@ class SampleRunner:
             clock: Deadline of the group, started when the first sample gets its place (`rollout.deadlines`).
             sample_done: Called with the resulting samples each time a sample has ended.
             args: Settings for generate functions, in place of the run's; rewards take their plugin options from them.
+            again: Called before a group that exceeded its deadline runs again, by the owner of the deadline.
             hold: The group's hold on the engine, which the caller closes; by default one that ends with this call.
         """
         args = self.args if args is None else args
@@ -167,12 +168,20 @@ class SampleRunner:
         samples = [(s, params) for s in group] + ([] if extra is None else [(extra, baseline.greedy_params(params))])
         cut_by = clock if clock is not None and clock.cuts else None
         done = sample_done if cut_by is None else lambda _: None  # `_cut` calls it, also for samples that it cuts off
-        works = [partial(self._run_sample, s, p, context, clock, args, asked, done) for s, p in samples]
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
-            with hold.lent(works) as runs:
-                if cut_by is not None:
-                    runs = [_cut(run, s, cut_by, sample_done) for run, (s, _) in zip(runs, samples)]
-                results = await asyncio.gather(*runs)
+            runs: list[asyncio.Future[list[Sample]]] = []
+            for sample, own in samples:
+                place = hold.place()
+                runs.append(
+                    asyncio.create_task(self._run_sample(sample, own, context, clock, args, asked, done, place))
+                )
+                runs[-1].add_done_callback(place.leave)  # also if it is cancelled before it begins
+            hold.lend()
+            try:
+                cut = runs if cut_by is None else [_cut(r, s, cut_by, sample_done) for r, (s, _) in zip(runs, samples)]
+                results = await asyncio.gather(*cut)
+            finally:
+                hold.take_back()
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
                 started = self.timeline.now() if self.timeline else 0.0
@@ -195,25 +204,30 @@ class SampleRunner:
         args: Args,
         asked: float,
         done: Callable[[list[Sample]], None],
+        place: Place,
     ) -> list[Sample]:
-        if clock is not None:
-            clock.start()
         siblings = [sample]
-        if not (self.stopping and not context.evaluation) and sample.status not in FINISHED:
-            timeline, before, outside = self.timeline, sample.response_length, sample.non_generation_time
-            started = timeline.now() if timeline else 0.0
-            try:
-                siblings = await self._generate(sample, params, context, args)
-                generated = timeline.now() if timeline else 0.0
-                if not self.rewards.scores_groups:
-                    ev, rollout_id = context.evaluation, context.rollout_id
-                    await self.rewards.score(siblings, evaluation=ev, rollout_id=rollout_id, args=args)
-            finally:
-                self.last_end = asyncio.get_running_loop().time()
-            if timeline:
-                timeline.sample(siblings, (asked, started, generated, timeline.now()), before, outside, context)
-        done(siblings)
-        return siblings
+        try:
+            await place.begin()
+            if clock is not None:
+                clock.start()
+            if not (self.stopping and not context.evaluation) and sample.status not in FINISHED:
+                timeline, before, outside = self.timeline, sample.response_length, sample.non_generation_time
+                started = timeline.now() if timeline else 0.0
+                try:
+                    siblings = await self._generate(sample, params, context, args)
+                    generated = timeline.now() if timeline else 0.0
+                    if not self.rewards.scores_groups:
+                        ev, rollout_id = context.evaluation, context.rollout_id
+                        await self.rewards.score(siblings, evaluation=ev, rollout_id=rollout_id, args=args)
+                finally:
+                    self.last_end = asyncio.get_running_loop().time()
+                if timeline:
+                    timeline.sample(siblings, (asked, started, generated, timeline.now()), before, outside, context)
+            done(siblings)
+            return siblings
+        finally:
+            place.leave()
 
     def baseline_lack(self, group: Group) -> str | None:
         """Return why a finished group cannot be compared with its greedy baseline (see `baseline.missing`), or None."""
@@ -243,8 +257,8 @@ class SampleRunner:
         given_id, drawn = sample.rollout_id, Drawn.of(sample)
         try:
             with waiting(generator.label, deadline=self.args.rollout_timeout, then="the sample fails"):
-                work = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
-                result = await by_deadline(work, self.args.rollout_timeout)
+                call = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
+                result = await by_deadline(asyncio.create_task(call), self.args.rollout_timeout)
         except BaseException as error:
             if not _begins_with(sample, given, prompt_length):  # cut off while it changed the sample
                 sample.tokens, sample.response_length = given[:prompt_length], 0

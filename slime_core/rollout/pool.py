@@ -35,7 +35,7 @@ from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.contracts import drawn_groups
-from slime_core.rollout.deadlines import Bell, ended, run_group, setting
+from slime_core.rollout.deadlines import Bell, ended, group_runner, setting
 from slime_core.rollout.fate import (
     Outcome,
     decide,
@@ -143,7 +143,7 @@ class Pool:
             version: Returns the newest weight version, if the pool needs it.
         """
         self.args, self.source, self.context, self.version = args, source, context, version
-        self._params = train_sampling_params(args)
+        self._params, self._run = train_sampling_params(args), group_runner(context.runner)
         self.bell = Bell()
         """Event that is set when a group has ended or there may be room."""
         self.flights: dict[int, Flight] = {}
@@ -219,17 +219,15 @@ class Pool:
 
     async def _generate(self, flight: Flight, rollout_id: int) -> Group:
         try:
-            return await run_group(
-                self.context.runner, flight.original, self._params,
-                rollout_id=rollout_id, hold=flight.hold, **self._watchers(flight),
-            )  # fmt: skip
+            watchers = self._watchers(flight)
+            return await self._run(flight.original, self._params, rollout_id=rollout_id, hold=flight.hold, **watchers)
         finally:
             flight.hold.complete()
             self._ended.append(flight)
             self.bell.set()
 
     def _watchers(self, flight: Flight) -> dict[str, Any]:
-        """Return the callbacks that `run_group` calls while it runs, as keyword arguments."""
+        """Return the callbacks of the group's run, as keyword arguments of `run_group`."""
         return {}
 
     # -- deciding ------------------------------------------------------------------------------------

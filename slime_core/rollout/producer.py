@@ -133,7 +133,7 @@ class GroupProducer(Pool):
             resize(flight.unfinished - 1)
             self.bell.set()
 
-        return {"begins": partial(resize, size), "sample_done": sample_done}
+        return {"again": partial(resize, size), "sample_done": sample_done}
 
     # -- deciding ------------------------------------------------------------------------------------
 

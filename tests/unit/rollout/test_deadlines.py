@@ -182,13 +182,13 @@ async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
     gated = GatedEngine(Engine(), deterministic=True, places=64)
     runner = SampleRunner(args, gated, None, generator, RewardStage(args, Scorer(), None), lambda spec: None)
     (group,) = Source().get_samples(1)
-    done = await deadlines.run_group(runner, group, {}, rollout_id=3, evaluation=True)
+    done = await deadlines.group_runner(runner)(group, {}, rollout_id=3, evaluation=True)
     assert [s.status for s in done] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
     assert generator.evaluated == {True}
     args.group_timeout_policy = "stop"
     (group,) = Source().get_samples(1)
     with pytest.raises(RolloutError, match="evaluated group 0 at rollout 3: not done"):
-        await deadlines.run_group(runner, group, {}, rollout_id=3, evaluation=True)
+        await deadlines.group_runner(runner)(group, {}, rollout_id=3, evaluation=True)
 
 
 @in_virtual_time
@@ -202,7 +202,7 @@ async def test_a_sample_that_is_cut_off_has_ended_once_also_where_it_goes_on() -
     def note(siblings) -> None:
         told.append([s.index for s in siblings])
 
-    await deadlines.run_group(runner, group, {}, rollout_id=3, sample_done=note)
+    await deadlines.group_runner(runner)(group, {}, rollout_id=3, sample_done=note)
     generator.release.set()
     await asyncio.sleep(1)
     assert told == [[0], [1]]
