@@ -37,7 +37,7 @@ from slime_core.waits import part_of_start, waiting
 
 if TYPE_CHECKING:
     from slime_core.rollout.eval_record import EvalRecord
-    from slime_core.rollout.loop_thread import LoopThread
+    from slime_core.rollout.event_loop import LoopThread
 
 
 @dataclass

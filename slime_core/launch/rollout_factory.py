@@ -11,14 +11,14 @@ from slime_core.launch.resolver import Resolver
 from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.reward_specs import check_named_rewards
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 
 if TYPE_CHECKING:
     from slime_core.rollout.eval_record import EvalRecord
-    from slime_core.rollout.loop_thread import LoopThread
+    from slime_core.rollout.event_loop import LoopThread
 
 
 def build_rollout(
@@ -76,6 +76,6 @@ def build_data_source(args: Args, parts: Components) -> Any:
 
 
 def _loop_thread() -> LoopThread:
-    from slime_core.rollout.loop_thread import LoopThread
+    from slime_core.rollout.event_loop import LoopThread
 
     return LoopThread()

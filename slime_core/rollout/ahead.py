@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
-from slime_core.rollout.open_groups import OpenGroup
-from slime_core.rollout.parts import RolloutResult
+from slime_core.rollout.stage import RolloutResult
 from slime_core.rollout.staleness import Verdict, judge, mask_old_tokens, retries, staleness_metrics, version_span
+from slime_core.rollout.state import OpenGroup
 from slime_core.types import Group
 from slime_core.waits import waiting
 

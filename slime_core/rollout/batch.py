@@ -20,7 +20,6 @@ from slime_core.errors import RolloutError
 from slime_core.multimodal import image_token_of
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
 from slime_core.provenance import Source
-from slime_core.rollout.baseline import baseline_reward
 from slime_core.rollout.columns import (
     batch_from_columns,
     fill_ids,
@@ -31,6 +30,7 @@ from slime_core.rollout.columns import (
     version_column,
 )
 from slime_core.rollout.contracts import number_problem
+from slime_core.rollout.fate import baseline_reward
 from slime_core.sample import LARGEST_SCORE, is_score
 from slime_core.types import Group, Sample, SampleStatus, TrainBatch
 

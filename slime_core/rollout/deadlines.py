@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
@@ -23,22 +24,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.config.sections.progress import ProgressArgs
-from slime_core.errors import RolloutError
+from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
 from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
 from slime_core.types import Group
-from slime_core.waits import current, gave_up, leave_behind, waiting
+from slime_core.waits import gave_up, leave_behind, waiting, within
 
 if TYPE_CHECKING:
     from slime_core.rollout.generate import SampleRunner
+
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CANCEL_GRACE = 5.0
 """Seconds for cancelled work to end."""
-CLOSE_DEADLINE = 10.0
-"""Seconds for the tasks left in an event loop to end once they are cancelled."""
 _STALL_MARGIN = 60.0
 _STALLED = "the run stops: no sample ends (--rollout-stall-timeout)"
 
@@ -248,43 +248,72 @@ async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str)
     return gathered.result()
 
 
-class StageRunner(asyncio.Runner):  # type: ignore[misc]  # final for typeshed alone
-    """A runner of a stage's loop in the calling thread; its end does not wait for tasks that ignore cancellation."""
+# -- work that ends when the run stops ---------------------------------------------------------------
 
-    _closed = False
+_CANCEL_DEADLINE = 10.0
+"""Seconds that interrupted work has to stop its requests before the engine is stopped."""
+TIMEOUT = "the run stops (--eval-timeout)"
 
-    def run(self, coro: Coroutine[Any, Any, T], *, context: Any = None) -> T:
-        """Return the result of the coroutine. Raises RolloutError if a function stops the loop."""
+
+class Interruptible:
+    """Work in an event loop that is cancelled when the run stops."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        """True once no more work may begin."""
+        self._running: set[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = set()
+
+    def interrupt(self) -> None:
+        """Cancel running and later work at its next await; any thread and a signal handler may call this."""
+        self.interrupted = True
+        for loop, task in tuple(self._running):
+            loop.call_soon_threadsafe(task.cancel)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await the work and return its result. Raises RolloutInterrupted if `interrupt` cancelled it."""
+        task = asyncio.create_task(work)
+        entry = (asyncio.get_running_loop(), task)
+        self._running.add(entry)
+        if self.interrupted:
+            task.cancel()
         try:
-            return super().run(coro, context=context)
-        except RuntimeError as error:
-            if "stopped before Future completed" not in str(error):
+            return await task
+        except asyncio.CancelledError:
+            waiter = asyncio.current_task()
+            if not self.interrupted or (waiter is not None and waiter.cancelling()):
                 raise
-            at_work = ", ".join(dict.fromkeys(wait.what for wait in current() if wait.loop is self.get_loop()))
-            raise RolloutError(
-                f"a function stopped the run's event loop (loop.stop()), which it must not; at work were: {at_work}"
-            ) from error
-
-    def close(self) -> None:
-        """End what is left in the loop within CLOSE_DEADLINE, then the loop."""
-        if not self._closed:
-            self._closed = True
-            super().run(end_tasks())
-            loop: Any = self.get_loop()
-            if loop._default_executor is not None:  # `asyncio.to_thread`: a call that never returns holds up nothing
-                loop._default_executor.shutdown(wait=False, cancel_futures=True)
-                loop._default_executor = None
-        super().close()
+            raise RolloutInterrupted(drew=False) from None
+        finally:
+            self._running.discard(entry)
 
 
-async def end_tasks() -> None:
-    """Cancel every other task of the loop and wait for it; then close the loop's async generators."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
+async def evaluated(running: Interruptible, work: Coroutine[Any, Any, T], what: str, timeout: float | None) -> T:
+    """Run an evaluation and return its result; with `--eval-in-background` it may run during a rollout.
+
+    An evaluation draws nothing from the data source, so an interrupted one gives nothing back, and a resumed run
+    repeats it.
+
+    Raises:
+        RolloutInterrupted: The evaluation was interrupted.
+        RolloutError: The evaluation did not finish within `timeout` seconds; the message names the stall report.
+    """
+    try:
+        return await running.run(within(work, what, deadline=timeout, then=TIMEOUT, error=RolloutError))
+    finally:
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()  # it never started, so Python would warn that it was never awaited
+
+
+async def cancel_all(tasks: set[asyncio.Task[Any]], then: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Cancel rollouts and evaluations, then call `then`.
+
+    They may still run after an interrupt that did not pass through the event loop, or if another thread waits for them.
+    """
+    running = {task for task in tasks if not task.done()}
+    for task in running:
         task.cancel()
-    if tasks:
-        _, late = await asyncio.wait(tasks, timeout=CLOSE_DEADLINE)
-        for task in late:
-            logger.warning("%s did not end within %.0f s of being cancelled", task.get_coro(), CLOSE_DEADLINE)
-            leave_behind(task)
-    await asyncio.get_running_loop().shutdown_asyncgens()
+    if running:
+        with waiting("rollouts and evaluations to end", deadline=_CANCEL_DEADLINE, then="they are left behind"):
+            await asyncio.wait(running, timeout=_CANCEL_DEADLINE)
+    if then is not None:
+        await then()

@@ -26,10 +26,17 @@ from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
 from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args, GenerateContext, GenerateTraits
-from slime_core.rollout import baseline
 from slime_core.rollout.contracts import reward_problem
 from slime_core.rollout.deadlines import GroupClock, ended
-from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT, remove_if_masked
+from slime_core.rollout.fate import (
+    FINISHED,
+    GROUP_TIMEOUT,
+    attach_baseline,
+    baseline_lack,
+    baseline_sample,
+    greedy_params,
+    remove_if_masked,
+)
 from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.rollout.hooks import RolloutHooks, failed_call
 from slime_core.rollout.reward import RewardStage
@@ -163,9 +170,9 @@ class SampleRunner:
         """
         args = self.args if args is None else args
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
-        extra = baseline.baseline_sample(group) if self.greedy_baseline and not evaluation else None
+        extra = baseline_sample(group) if self.greedy_baseline and not evaluation else None
         asked = self.timeline.now() if self.timeline else 0.0
-        samples = [(s, params) for s in group] + ([] if extra is None else [(extra, baseline.greedy_params(params))])
+        samples = [(s, params) for s in group] + ([] if extra is None else [(extra, greedy_params(params))])
         cut_by = clock if clock is not None and clock.cuts else None
         done = sample_done if cut_by is None else lambda _: None  # `_cut` calls it, also for samples that it cuts off
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
@@ -192,7 +199,7 @@ class SampleRunner:
                 self._count(siblings)
             if extra is not None:
                 finished = [sample for siblings in results[:-1] for sample in siblings]
-                baseline.attach([*group, *finished], results[-1])
+                attach_baseline([*group, *finished], results[-1])
             return finished
 
     async def _run_sample(
@@ -230,8 +237,8 @@ class SampleRunner:
             place.leave()
 
     def baseline_lack(self, group: Group) -> str | None:
-        """Return why a finished group cannot be compared with its greedy baseline (see `baseline.missing`), or None."""
-        return baseline.missing(group) if self.greedy_baseline else None
+        """Return why a finished group lacks the greedy baseline that it needs (see `fate.baseline_lack`), or None."""
+        return baseline_lack(group) if self.greedy_baseline else None
 
     def count_failures(self, group: Group) -> None:
         """Count samples that the caller marked as failed. Raises RolloutError when too many fail in a row."""

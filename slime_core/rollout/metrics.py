@@ -15,9 +15,9 @@ from typing import Any
 
 from slime_core.fan_out import execution_rewards, executions, mean, shares, weighted_mean
 from slime_core.protocols import Args
-from slime_core.rollout.baseline import baseline_reward
 from slime_core.rollout.eval_scores import pass_at_k as pass_at_k
 from slime_core.rollout.eval_scores import score_values
+from slime_core.rollout.fate import baseline_reward
 from slime_core.routed_experts import RoutedExperts
 from slime_core.sample import is_score
 from slime_core.types import NOT_SAMPLED, Group, Sample, SampleStatus

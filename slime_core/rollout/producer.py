@@ -38,7 +38,9 @@ from slime_core.rollout import staleness
 from slime_core.rollout.contracts import first_number
 from slime_core.rollout.deadlines import ended, some_done
 from slime_core.rollout.fate import Outcome, given_back, restarted
-from slime_core.rollout.open_groups import (
+from slime_core.rollout.pool import Finished, Flight, Pool
+from slime_core.rollout.schedule import RolloutContext
+from slime_core.rollout.state import (
     ASIDE,
     IN_FLIGHT,
     WAITING,
@@ -47,8 +49,6 @@ from slime_core.rollout.open_groups import (
     finished_to_open,
     flight_to_open,
 )
-from slime_core.rollout.pool import Finished, Flight, Pool
-from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import Group, Sample, SampleStatus
 from slime_core.waits import waiting
 

@@ -18,10 +18,8 @@ from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutInterrupted
 from slime_core.protocols import Args, RolloutTraits, declares
-from slime_core.rollout.deadlines import some_done
-from slime_core.rollout.evaluations import Interruptible
-from slime_core.rollout.fate import Outcome, dropped_for_good, given_back, keeps_finished, restarted
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.deadlines import Interruptible, some_done
+from slime_core.rollout.fate import FilterStage, Outcome, dropped_for_good, given_back, keeps_finished, restarted
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.pool import Finished, Pool
 from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput

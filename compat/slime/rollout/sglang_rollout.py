@@ -179,7 +179,7 @@ async def _rollout(
     args: Any, rollout_id: int, data_source: Any, evaluation: bool
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     from slime_core.plugins.resolve import resolve
-    from slime_core.rollout.filters import FilterStage
+    from slime_core.rollout.fate import FilterStage
     from slime_core.rollout.schedule import RolloutContext
     from slime_core.rollout.schedule import generate_rollout as whole_rollout
 

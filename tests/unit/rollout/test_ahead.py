@@ -10,8 +10,8 @@ import pytest
 from slime_core.config import Args
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.rollout.ahead import OWNER, Ahead
-from slime_core.rollout.open_groups import OpenGroups
-from slime_core.rollout.parts import RolloutResult
+from slime_core.rollout.stage import RolloutResult
+from slime_core.rollout.state import OpenGroups
 from slime_core.types import Group, Sample, SampleStatus
 
 

@@ -9,7 +9,7 @@ import pytest
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.rollout import deadlines
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.reward import RewardStage

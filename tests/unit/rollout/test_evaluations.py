@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.rollout.evaluations import Interruptible, evaluated
+from slime_core.rollout.deadlines import Interruptible, evaluated
 from slime_core.waits import current, start_board, stop_board
 
 

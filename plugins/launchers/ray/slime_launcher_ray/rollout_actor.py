@@ -21,7 +21,7 @@ from slime_launcher_ray.shell import Shell, travels
 from slime_launcher_ray.wait import Member
 
 if TYPE_CHECKING:
-    from slime_core.rollout.loop_thread import LoopThread
+    from slime_core.rollout.event_loop import LoopThread
     from slime_core.rollout.stage import RolloutStage
     from slime_launcher_ray.engine_restart import EngineRestart
 
@@ -81,7 +81,7 @@ class RolloutActor(Shell):
         """
         from slime_core.launch.drive import rollouts_of
         from slime_core.rollout.ahead import Ahead
-        from slime_core.rollout.loop_thread import LoopThread
+        from slime_core.rollout.event_loop import LoopThread
         from slime_launcher_ray.engine_proxy import proxy_class
         from slime_launcher_ray.engine_restart import EngineRestart
 
