@@ -29,8 +29,8 @@ from slime_core.config import load_settings
 from slime_core.rollout import ahead
 from slime_core.rollout.event_loop import LoopThread
 from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.types import Group, Sample, TrainBatch
 

@@ -29,8 +29,8 @@ from slime_core.rollout.columns import (
     sampling_mask_columns,
     version_column,
 )
-from slime_core.rollout.contracts import number_problem
 from slime_core.rollout.fate import baseline_reward
+from slime_core.rollout.reward import number_problem
 from slime_core.sample import LARGEST_SCORE, is_score
 from slime_core.types import Group, Sample, SampleStatus, TrainBatch
 

@@ -26,7 +26,7 @@ from slime_core.sample import is_score
 from slime_core.types import FilterDecision, Group, Sample, SampleStatus
 
 if TYPE_CHECKING:
-    from slime_core.rollout.schedule import RolloutContext
+    from slime_core.rollout.pool import RolloutContext
 
 
 FINISHED = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)

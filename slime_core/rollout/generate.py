@@ -1,6 +1,6 @@
 """Stage 3: a prompt group -> the same group with responses and rewards.
 
-`rollout.schedule` and `rollout.evaluate` call `SampleRunner.run_group`. A failed sample is returned with status FAILED
+`rollout.pool` and `rollout.evaluate` call `SampleRunner.run_group`. A failed sample is returned with status FAILED
 and the reason; only `--max-consecutive-failures` failures in a row stop the run. A generate function may return several
 samples (fan-out); the group then grows and the siblings share a `rollout_id`. If a sibling was interrupted, the
 original sample is returned ABORTED in place of the siblings: a fan-out is kept complete or executed again.
@@ -26,7 +26,6 @@ from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
 from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args, GenerateContext, GenerateTraits
-from slime_core.rollout.contracts import reward_problem
 from slime_core.rollout.deadlines import GroupClock, ended
 from slime_core.rollout.fate import (
     FINISHED,
@@ -39,7 +38,7 @@ from slime_core.rollout.fate import (
 )
 from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.rollout.hooks import RolloutHooks, failed_call
-from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.reward import RewardStage, reward_problem
 from slime_core.types import Group, Sample, SampleStatus
 from slime_core.waits import by_deadline, waiting
 

@@ -35,11 +35,9 @@ from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
-from slime_core.rollout.contracts import first_number
 from slime_core.rollout.deadlines import ended, some_done
 from slime_core.rollout.fate import Outcome, given_back, restarted
-from slime_core.rollout.pool import Finished, Flight, Pool
-from slime_core.rollout.schedule import RolloutContext
+from slime_core.rollout.pool import Finished, Flight, Pool, RolloutContext, first_number
 from slime_core.rollout.state import (
     ASIDE,
     IN_FLIGHT,

@@ -28,7 +28,6 @@ from slime_core.procs import leftovers
 from slime_core.protocols import Args, RolloutEngine
 from slime_core.rollout import state
 from slime_core.rollout.batch import make_batch, refuse_bad
-from slime_core.rollout.contracts import eval_output, train_output
 from slime_core.rollout.deadlines import TIMEOUT, Interruptible, cancel_all, evaluated
 from slime_core.rollout.event_loop import LoopLag, StageRunner
 from slime_core.rollout.fate import FilterStage
@@ -36,15 +35,15 @@ from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import Generator, SampleRunner, Timeline
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
-from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import RolloutContext
-from slime_core.types import Group, TrainBatch
+from slime_core.rollout.pool import RolloutContext, shape_of
+from slime_core.rollout.reward import RewardStage, number_problem
+from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, SampleStatus, TrainBatch
 from slime_core.waits import named, progress, waiting
 
 if TYPE_CHECKING:
     import torch
 
-    from slime_core.rollout.eval_record import EvalRecord
+    from slime_core.rollout.evaluate import EvalRecord
     from slime_core.rollout.event_loop import LoopThread
     from slime_core.rollout.producer import GroupProducer
 
@@ -507,3 +506,61 @@ async def deliver(
         update = partial(resolve("weight_transports", transport).obj.deliver, args, engine)
     measured: Mapping[str, float] | None = await update(payload, version)
     return measured
+
+
+# -- what rollout functions return -------------------------------------------------------------------
+
+
+def train_output(answer: Any) -> RolloutFnTrainOutput:
+    """Check a rollout function's result for training: a `RolloutFnTrainOutput` or THUDM/slime's bare list of groups."""
+    output = answer if isinstance(answer, RolloutFnTrainOutput) else RolloutFnTrainOutput(answer)
+    if not isinstance(output.samples, list) or not isinstance(output.metrics, Mapping):
+        raise RolloutError(
+            "--rollout-function-path: must return RolloutFnTrainOutput(samples, metrics) or a list of groups;"
+            f" it returned {shape_of(answer)}"
+        )
+    return RolloutFnTrainOutput([flatten(group) for group in output.samples], dict(output.metrics))
+
+
+def eval_output(answer: Any) -> RolloutFnEvalOutput:
+    """Check a rollout function's result for evaluation: `{data set: {"rewards", "truncated", "samples"}}`.
+
+    A reward that is not a finite number becomes 0.0 and its sample FAILED; without samples, `failed` counts them.
+    """
+    output = answer if isinstance(answer, RolloutFnEvalOutput) else RolloutFnEvalOutput(answer)
+    expected = "--eval-function-path: must return {data set: {'rewards': [...], 'truncated': [...], 'samples': [...]}}"
+    if not isinstance(output.data, Mapping):
+        raise RolloutError(f"{expected}; it returned {shape_of(answer)}")
+    for name, columns in output.data.items():
+        if not isinstance(columns, Mapping) or "rewards" not in columns or "truncated" not in columns:
+            raise RolloutError(f"{expected}; for {name!r} it returned {shape_of(columns)}")
+    return RolloutFnEvalOutput({n: _scored(n, columns) for n, columns in output.data.items()}, output.metrics)
+
+
+def _scored(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    rewards, samples = list(columns["rewards"]), columns.get("samples") or []
+    problems = [number_problem(reward) for reward in rewards]
+    failed = sum(problem is not None for problem in problems)
+    if not failed:
+        return dict(columns)
+    first = next(place for place, problem in enumerate(problems) if problem is not None)
+    logger.warning(
+        "--eval-function-path: %d of %d rewards of %r are no finite numbers (the first is number %d: %r); they count"
+        " as 0 and as failed",
+        *(failed, len(rewards), name, first, rewards[first]),
+    )
+    if len(samples) == len(rewards):
+        for sample, problem in zip(samples, problems):
+            if problem is not None and sample.status != SampleStatus.FAILED:
+                sample.fail("--eval-function-path", f"its reward {problem}")
+    scored = [0.0 if problem is not None else reward for reward, problem in zip(rewards, problems)]
+    return {**columns, "rewards": scored, "failed": failed}
+
+
+def flatten(group: Any) -> Group:
+    """Return the samples of a group of samples or lists of fan-out siblings, in order. Raises RolloutError."""
+    if isinstance(group, Sample):
+        return [group]
+    if not isinstance(group, list):
+        raise RolloutError(f"--rollout-function-path: a group must be a list of Samples; found {shape_of(group)}")
+    return [sample for item in group for sample in flatten(item)]

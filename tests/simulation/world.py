@@ -35,8 +35,8 @@ from slime_core.launch.resume import commit_to_resume, first_rollout, restore
 from slime_core.protocols import Args
 from slime_core.rollout import ahead
 from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.types import Group
 from tests.simulation import disk

@@ -3,7 +3,7 @@
 All functions call the engine at `args.sglang_router_ip:args.sglang_router_port`, which `slime train` sets when a
 generate or rollout function takes no `context`::
 
-    generate_rollout -> slime_core.rollout.schedule (draw, filter, replace, give back)
+    generate_rollout -> slime_core.rollout.pool (draw, filter, replace, give back)
                             -> generate_and_rm_group -> generate_and_rm -> generate -> POST /generate
 
 A sample whose function raises is returned FAILED with the reason, and the run continues. Fan-out siblings are entries
@@ -170,7 +170,7 @@ def generate_rollout(
     """Run slime_core's own rollout, for functions that wrap it; groups given back go to `data_source`.
 
     Raises:
-        slime_core.errors.RolloutError: See `slime_core.rollout.schedule.generate_rollout`.
+        slime_core.errors.RolloutError: See `slime_core.rollout.pool.generate_rollout`.
     """
     return run(_rollout(args, rollout_id, data_source, evaluation))
 
@@ -180,8 +180,8 @@ async def _rollout(
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     from slime_core.plugins.resolve import resolve
     from slime_core.rollout.fate import FilterStage
-    from slime_core.rollout.schedule import RolloutContext
-    from slime_core.rollout.schedule import generate_rollout as whole_rollout
+    from slime_core.rollout.pool import RolloutContext
+    from slime_core.rollout.pool import generate_rollout as whole_rollout
 
     state = GenerateState(args)
     state.reset()

@@ -17,8 +17,8 @@ from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner, train_sampling_params
 from slime_core.rollout.metrics import rollout_metrics
+from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import RolloutContext, generate_rollout
 from slime_core.types import Group, Sample, SampleStatus
 
 

@@ -16,9 +16,9 @@ from slime_core.protocols import GenerateTraits
 from slime_core.rollout.ahead import Ahead
 from slime_core.rollout.event_loop import LoopThread
 from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.producer import OWNER
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.rollout.state import OpenGroup, from_line, to_line
 from slime_core.types import Sample

@@ -12,8 +12,8 @@ from slime_core.rollout import deadlines
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
+from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import RolloutContext, generate_rollout
 from slime_core.types import Sample
 from slime_core.waits import current, start_board, stop_board
 from tests.virtual_time import in_virtual_time

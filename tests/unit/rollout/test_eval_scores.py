@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.rollout.eval_scores import majority_at_k, pass_at_k, prompts_of, score_values, usual_ks
+from slime_core.rollout.evaluate import majority_at_k, pass_at_k, prompts_of, score_values, usual_ks
 from slime_core.rollout.metrics import eval_metrics
 from slime_core.types import Sample
 

@@ -16,8 +16,8 @@ from slime_core.plugins.resolve import resolve
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner, sampling_seed
+from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import RolloutContext, generate_rollout
 from slime_core.types import FilterDecision, Sample
 
 

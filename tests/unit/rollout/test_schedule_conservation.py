@@ -20,8 +20,8 @@ from slime_core.rollout import gate
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
+from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import RolloutContext, generate_rollout
 from slime_core.types import FilterDecision, Sample
 from tests.unit.rollout.test_schedule import Scorer, Source, _args
 

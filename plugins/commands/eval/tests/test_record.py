@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from slime_command_eval.record import EvalRecord, read_groups, read_state
 
 from slime_core.errors import DataError
-from slime_core.rollout.eval_record import EvalRecord, read_groups, read_state
 from slime_core.types import Group, Sample
 
 
