@@ -27,7 +27,7 @@ from slime_core.errors import ConfigError, DataError, RolloutError
 from slime_core.plugins.boundary import user_code
 from slime_core.plugins.signatures import construct, signature_of
 from slime_core.protocols import Args
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 
 _FLAG = "--data-source-path"
 _REMEMBERED = 4096

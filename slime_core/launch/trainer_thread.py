@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from slime_core.launch.device import current_device, use_device
 from slime_core.loop import Stages
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_core.waits import waiting
 
 T = TypeVar("T")

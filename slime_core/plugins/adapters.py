@@ -43,8 +43,7 @@ from slime_core.plugins.signatures import (
 )
 from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
-from slime_core.sample import LARGEST_SCORE, is_score
-from slime_core.types import Sample
+from slime_core.sample import LARGEST_SCORE, Sample, is_score
 from slime_core.waits import Overdue, by_deadline, placed, waiting
 
 if TYPE_CHECKING:

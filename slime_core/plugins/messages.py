@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from slime_core.protocols import Args
-from slime_core.provenance import Source, Span
 from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
+from slime_core.sample.provenance import Source, Span
 
 DEFAULTS = "_defaults"
 """Attribute of the run's settings: a callable with fallbacks for unset attributes (`config.schema.Defaults`)."""

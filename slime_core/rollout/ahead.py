@@ -31,7 +31,7 @@ from slime_core.protocols import Args
 from slime_core.rollout.stage import RolloutResult
 from slime_core.rollout.staleness import Verdict, judge, mask_old_tokens, retries, staleness_metrics, version_span
 from slime_core.rollout.state import OpenGroup
-from slime_core.types import Group
+from slime_core.sample import Group
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slime_core.admission import Sealed, admit
 from slime_core.errors import RolloutError
-from slime_core.multimodal import image_token_of
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
-from slime_core.provenance import Source
-from slime_core.rollout.columns import (
+from slime_core.rollout.fate import baseline_reward
+from slime_core.rollout.reward import number_problem
+from slime_core.sample import LARGEST_SCORE, Group, Sample, SampleStatus, TrainBatch, is_score
+from slime_core.sample.admission import Sealed, admit
+from slime_core.sample.columns import (
     batch_from_columns,
     fill_ids,
     mask_sums,
@@ -29,10 +30,8 @@ from slime_core.rollout.columns import (
     sampling_mask_columns,
     version_column,
 )
-from slime_core.rollout.fate import baseline_reward
-from slime_core.rollout.reward import number_problem
-from slime_core.sample import LARGEST_SCORE, is_score
-from slime_core.types import Group, Sample, SampleStatus, TrainBatch
+from slime_core.sample.multimodal import image_token_of
+from slime_core.sample.provenance import Source
 
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]
 """Function of `--custom-reward-post-process-path`: trainable samples -> (raw rewards, shaped rewards)."""

@@ -23,11 +23,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime_core.config.sections.progress import ProgressArgs
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
 from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
-from slime_core.types import Group
+from slime_core.sample import Group
 from slime_core.waits import gave_up, leave_behind, waiting, within
 
 if TYPE_CHECKING:
@@ -43,14 +42,9 @@ _STALL_MARGIN = 60.0
 _STALLED = "the run stops: no sample ends (--rollout-stall-timeout)"
 
 
-def setting(args: Args, name: str) -> Any:
-    """Return a setting of the deadlines, or its default if a hand-made `args` lacks it."""
-    return getattr(args, name, ProgressArgs.model_fields[name].default)
-
-
 def _stall_limit(args: Args, sample_hooks: int) -> float | None:
     """Return the seconds allowed without the end of a sample; each sample hook may take `--rollout-timeout`, too."""
-    found: float | None = setting(args, "rollout_stall_timeout")
+    found: float | None = args.rollout_stall_timeout
     if found is None and args.rollout_timeout and args.rm_timeout:
         found = args.rollout_timeout * (1 + sample_hooks) + args.rm_timeout + _STALL_MARGIN
     return found
@@ -89,7 +83,7 @@ class GroupClock:
 
 def group_runner(runner: SampleRunner) -> Callable[..., Awaitable[Group]]:
     """Return `runner.run_group`, under `--group-timeout` if the run has one."""
-    limit = setting(runner.args, "group_timeout")
+    limit = runner.args.group_timeout
     return runner.run_group if limit is None else partial(_run_in_time, runner, limit)
 
 
@@ -108,13 +102,13 @@ async def _run_in_time(
 
     `again` is called before every try but the first.
     """
-    policy = setting(runner.args, "group_timeout_policy")
+    policy = runner.args.group_timeout_policy
     name = f"group {group[0].group_index} of rollout {rollout_id}"
     if evaluation:
         name = f"evaluated group {group[0].group_index} at rollout {rollout_id}"
         policy = "shrink" if policy in ("substitute", "drop") else policy
     keywords |= {"rollout_id": rollout_id, "evaluation": evaluation}
-    tries = 1 + (setting(runner.args, "group_timeout_retries") if policy == "retry" else 0)
+    tries = 1 + (runner.args.group_timeout_retries if policy == "retry" else 0)
     for attempt in range(1, tries + 1):
         result, obeyed = await _one_try(runner, group, params, keywords, name, seconds, policy)
         if result is not None:

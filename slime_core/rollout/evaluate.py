@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Protocol
 
 from slime_core.data.prompts import eval_samples
 from slime_core.errors import RolloutError
-from slime_core.fan_out import executions, mean
 from slime_core.protocols import Args
 from slime_core.rollout.deadlines import all_done, group_runner
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.reward import number_problem
-from slime_core.types import Group, RolloutFnEvalOutput, Sample, SampleStatus
+from slime_core.sample import Group, RolloutFnEvalOutput, Sample, SampleStatus
+from slime_core.sample.fan_out import executions, mean
 
 
 def eval_sampling_params(args: Args, dataset: Any) -> dict[str, Any]:

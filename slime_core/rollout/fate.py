@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from slime_core.admission import Sealed
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError
-from slime_core.fan_out import executions, mean
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args, EditTraits, traits_of
-from slime_core.sample import is_score
-from slime_core.types import FilterDecision, Group, Sample, SampleStatus
+from slime_core.sample import FilterDecision, Group, Sample, SampleStatus, is_score
+from slime_core.sample.admission import Sealed
+from slime_core.sample.fan_out import executions, mean
 
 if TYPE_CHECKING:
     from slime_core.rollout.pool import RolloutContext

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 from slime_core.protocols import RolloutEngine
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_core.waits import loop_turn, waiting
 
 logger = logging.getLogger(__name__)

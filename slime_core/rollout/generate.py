@@ -18,13 +18,9 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Protocol
 
-from slime_core import admission
-from slime_core.admission import Drawn
 from slime_core.data.tokenizer import encode_prompt, encode_rendered
 from slime_core.data.tools import prompt_tools
 from slime_core.errors import RolloutError
-from slime_core.fan_out import executions
-from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args, GenerateContext, GenerateTraits
 from slime_core.rollout.deadlines import GroupClock, ended
 from slime_core.rollout.fate import (
@@ -39,7 +35,10 @@ from slime_core.rollout.fate import (
 from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.rollout.hooks import RolloutHooks, failed_call
 from slime_core.rollout.reward import RewardStage, reward_problem
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus, admission
+from slime_core.sample.admission import Drawn
+from slime_core.sample.fan_out import executions
+from slime_core.sample.multimodal import image_token_of
 from slime_core.waits import by_deadline, waiting
 
 logger = logging.getLogger(__name__)

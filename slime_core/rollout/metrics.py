@@ -13,14 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slime_core.fan_out import execution_rewards, executions, mean, shares, weighted_mean
 from slime_core.protocols import Args
 from slime_core.rollout.evaluate import pass_at_k as pass_at_k
 from slime_core.rollout.evaluate import score_values
 from slime_core.rollout.fate import baseline_reward
-from slime_core.routed_experts import RoutedExperts
-from slime_core.sample import is_score
-from slime_core.types import NOT_SAMPLED, Group, Sample, SampleStatus
+from slime_core.sample import NOT_SAMPLED, Group, Sample, SampleStatus, is_score
+from slime_core.sample.fan_out import execution_rewards, executions, mean, shares, weighted_mean
+from slime_core.sample.routed_experts import RoutedExperts
 
 
 def stats(values: Sequence[float], name: str) -> dict[str, float]:

@@ -33,11 +33,10 @@ from typing import Any, ClassVar
 from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.fan_out import executions
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.rollout import staleness
-from slime_core.rollout.deadlines import Bell, Interruptible, ended, group_runner, setting, some_done
+from slime_core.rollout.deadlines import Bell, Interruptible, ended, group_runner, some_done
 from slime_core.rollout.evaluate import EvalRecord, evaluate_datasets
 from slime_core.rollout.fate import (
     FilterStage,
@@ -55,7 +54,8 @@ from slime_core.rollout.fate import (
 )
 from slime_core.rollout.gate import Hold
 from slime_core.rollout.generate import SampleRunner, train_sampling_params
-from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample
+from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample
+from slime_core.sample.fan_out import executions
 from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
@@ -191,6 +191,8 @@ class Pool:
         """Places used by all flights."""
         self.again: deque[Group] = deque()
         """Groups that were in flight when the run was interrupted, to be generated first."""
+        self.ready: deque[Finished] = deque()
+        """Drawn groups that were finished before (surplus of a rollout, or replayed) and wait for a decision."""
         self.waiting: list[Finished] = []
         """Accepted groups waiting for training."""
         self.aside: list[tuple[tuple[float, int], Finished]] = []
@@ -209,8 +211,8 @@ class Pool:
 
     @property
     def held(self) -> int:
-        """Return the number of groups that wait for training or are in flight."""
-        return len(self.waiting) + len(self.flights)
+        """Return the number of groups that wait for training, or may come to wait."""
+        return len(self.waiting) + len(self.flights) + len(self.ready)
 
     @property
     def missing(self) -> int:
@@ -238,7 +240,7 @@ class Pool:
         runner = self.context.runner
         for group in groups:
             if needs_nothing(self.context, group):
-                self._finished_before(Finished(group, group, self.version()))
+                self.ready.append(Finished(group, group, self.version()))
                 continue
             mask_older(self.args, group)
             self.context.ledger.generating([group])
@@ -248,10 +250,6 @@ class Pool:
             flight.task = asyncio.create_task(self._generate(flight, self.rollout_id))
             self.flights[flight.number] = flight
             self.places += flight.places
-
-    def _finished_before(self, group: Finished) -> None:
-        """Handle a drawn group that is already complete: surplus from an earlier rollout, or replayed by the buffer."""
-        self.decide(group)
 
     async def _generate(self, flight: Flight, rollout_id: int) -> Group:
         try:
@@ -398,7 +396,7 @@ class Pool:
         A task that ignores the cancellation is left running and may still write to its samples, so its flight gets
         copies of them.
         """
-        patience = setting(self.args, "rollout_stop_timeout") if patience is None else patience
+        patience = self.args.rollout_stop_timeout if patience is None else patience
         flights = list(self.flights.values())
         self.flights.clear()
         self._ended.clear()
@@ -437,18 +435,11 @@ class OneRollout(Pool):
     endless = False
 
     def __init__(self, args: Args, source: Any, context: RolloutContext, rollout_id: int) -> None:
-        self.ready: deque[Finished] = deque()
-        """Drawn groups that an earlier rollout finished and that wait for a decision."""
         self.surplus: list[Group] = []
         """Surplus groups to give back."""
         self.num_surplus = 0
         """Number of finished surplus groups."""
         super().__init__(args, source, context, rollout_id)
-
-    @property
-    def held(self) -> int:
-        """Number of groups that wait, or may come to wait, for training."""
-        return super().held + len(self.ready)
 
     async def fill(self) -> None:
         """Draw and decide until the rollout is complete, or cannot become more complete."""
@@ -478,9 +469,6 @@ class OneRollout(Pool):
         if num_groups > left and self.args.dynamic_sampling_on_exhausted == "stop":
             raise self.budget_spent()
         super().draw(min(num_groups, left))
-
-    def _finished_before(self, group: Finished) -> None:
-        self.ready.append(group)
 
     def decide(self, group: Finished) -> Outcome | None:
         """Decide on a group; set it aside as surplus if enough groups wait, and draw another if it is not kept."""

@@ -47,7 +47,7 @@ from slime_core.rollout.state import (
     finished_to_open,
     flight_to_open,
 )
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.waits import waiting
 
 OWNER = "continuous"
@@ -217,6 +217,8 @@ class GroupProducer(Pool):
             while True:
                 if (room := self.room()) > 0:
                     self.draw(room)
+                    while self.ready:
+                        self.decide(self.ready.popleft())
                     self.bell.set()  # groups that were drawn already finished may leave room for more
                 self._news.set()
                 if self.flights:

@@ -26,15 +26,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from slime_core.admission import Sealed
 from slime_core.data.dataset import JsonlRows, Rows, open_rows
 from slime_core.data.dumps import to_json
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.execution import DeadlineExceeded
 from slime_core.protocols import Args
-from slime_core.sample import LARGEST_SCORE, is_score
+from slime_core.sample import LARGEST_SCORE, Sample, SampleStatus, is_score
+from slime_core.sample.admission import Sealed
 from slime_core.secrets import hidden_values
-from slime_core.types import Sample, SampleStatus
 from slime_core.waits import waiting, when_placed
 
 logger = logging.getLogger(__name__)

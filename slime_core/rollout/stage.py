@@ -37,7 +37,7 @@ from slime_core.rollout.hooks import RolloutHooks
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.pool import RolloutContext, shape_of
 from slime_core.rollout.reward import RewardStage, number_problem
-from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, SampleStatus, TrainBatch
+from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, SampleStatus, TrainBatch
 from slime_core.waits import named, progress, waiting
 
 if TYPE_CHECKING:

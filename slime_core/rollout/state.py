@@ -44,10 +44,10 @@ from slime_core.data.ledger_files import (
     write_segment,
 )
 from slime_core.errors import CheckpointError
-from slime_core.fan_out import executions
 from slime_core.protocols import RolloutTraits, traits_of
 from slime_core.rollout.fate import FINISHED, copy_of, prepare_return, prompts_of, remains
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
+from slime_core.sample.fan_out import executions
 
 if TYPE_CHECKING:
     from slime_core.rollout.pool import Finished, Flight

@@ -76,7 +76,7 @@ ALLOWED = {
     "rollout/deadlines.py:turn_after": "named by some_done",
     "rollout/deadlines.py:first": "the group's clock is one of the two; named by its caller",
     "rollout/gate.py:begin": "the gate names it: a free place for samples",
-    "rollout/evaluations.py:run": "`within` keeps --eval-timeout, --rollout-stall-timeout is in a rollout",
+    "rollout/deadlines.py:run": "`within` keeps --eval-timeout, --rollout-stall-timeout is in a rollout",
     "rollout/stage.py:keep_result": "named by its callers; the parts of a rollout or evaluation have deadlines",
     "slime_embedded/trainer/parallel.py": _COLLECTIVE,
     "slime_trainer_megatron": _COLLECTIVE,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from slime_core.errors import EngineError
 from slime_core.plugins.execution import deadline
 from slime_core.protocols import Args, GenerateTraits
-from slime_core.types import FilterDecision, GenerationOutput, Sample
+from slime_core.sample import FilterDecision, GenerationOutput, Sample
 
 TOKEN_SECONDS = 0.02
 """Of an engine that is well."""

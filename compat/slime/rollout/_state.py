@@ -16,8 +16,7 @@ from slime.utils.http_utils import get, init_http_client, post, wrap_ipv6
 from slime.utils.misc import SingletonMeta
 from slime_core.errors import ConfigError, EngineError
 from slime_core.plugins.execution import Slots
-from slime_core.sample import Group, Sample
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput, Group, Sample
 
 if TYPE_CHECKING:
     from slime_core.rollout.generate import SampleRunner

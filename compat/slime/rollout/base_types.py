@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime import _missing
-from slime_core.types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_core.sample import RolloutFnEvalOutput, RolloutFnTrainOutput
 
 
 def call_rollout_fn(

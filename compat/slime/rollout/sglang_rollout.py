@@ -22,8 +22,7 @@ from slime_engine_sglang import get_model_url
 from slime import _missing
 from slime.rollout._state import GenerateState, RouterEngine, router_url
 from slime.utils.async_utils import run
-from slime_core.sample import Group, Sample, SampleStatus
-from slime_core.types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
 

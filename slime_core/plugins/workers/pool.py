@@ -29,7 +29,7 @@ from slime_core.plugins.messages import pack_args
 from slime_core.plugins.workers.process import Call, RewardProcess
 from slime_core.procs.worker import WorkerDied
 from slime_core.protocols import Args
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.waits import placed
 
 logger = logging.getLogger(__name__)

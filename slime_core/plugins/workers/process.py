@@ -15,7 +15,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.execution import LOAD_DEADLINE, START_DEADLINE, Component, DeadlineExceeded, overrun
 from slime_core.plugins.messages import apply, args_changes, sample_state
 from slime_core.procs.worker import Worker
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 _BATCH_BYTES = 1 << 16
 """Size limit of all requests after the first, in bytes: a socket's buffer, so that neither side blocks on a write."""

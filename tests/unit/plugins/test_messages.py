@@ -19,8 +19,8 @@ from slime_core.plugins.messages import (
     unpack_args,
     update_args,
 )
-from slime_core.provenance import Source, Span
-from slime_core.types import Sample
+from slime_core.sample import Sample
+from slime_core.sample.provenance import Source, Span
 
 
 def full_sample() -> Sample:

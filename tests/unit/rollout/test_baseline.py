@@ -19,7 +19,7 @@ from slime_core.rollout.generate import SampleRunner, train_sampling_params
 from slime_core.rollout.metrics import rollout_metrics
 from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 
 
 class Greedy(EstimatorBase):

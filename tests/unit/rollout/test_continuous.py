@@ -21,7 +21,7 @@ from slime_core.rollout.producer import OWNER
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.rollout.state import OpenGroup, from_line, to_line
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from tests.unit.rollout.test_producer import Scorer, Source, indices
 
 FLAGS = "--hf-checkpoint none --prompt-data none --run-dir none --rm-type none --rollout-batch-size 2 --num-rollout 9"

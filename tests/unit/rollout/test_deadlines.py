@@ -14,7 +14,7 @@ from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.waits import current, start_board, stop_board
 from tests.virtual_time import in_virtual_time
 
@@ -298,8 +298,3 @@ async def test_a_rollout_that_moves_on_does_not() -> None:
 def test_the_stall_deadline_follows_from_those_of_samples(timeouts, hooks, expected) -> None:
     args = _args(rollout_timeout=timeouts[0], rm_timeout=timeouts[1])
     assert deadlines._stall_limit(args, hooks) == expected
-
-
-def test_settings_that_are_not_there_have_their_defaults() -> None:
-    names = "group_timeout", "group_timeout_policy", "group_timeout_retries", "rollout_stop_timeout"
-    assert tuple(deadlines.setting(Args(), name) for name in names) == (None, "substitute", 2, 60.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slime_core.rollout.gate import GatedEngine, Hold, Place
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_core.waits import current
 
 

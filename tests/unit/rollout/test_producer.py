@@ -23,7 +23,7 @@ from slime_core.rollout.pool import RolloutContext
 from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.state import from_line, to_line
-from slime_core.types import FilterDecision, Sample, SampleStatus
+from slime_core.sample import FilterDecision, Sample, SampleStatus
 from slime_core.waits import pace
 from tests.hooks_with import hooks_with
 

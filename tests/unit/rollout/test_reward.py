@@ -13,7 +13,7 @@ from slime_core.errors import ConfigError, PluginNotFoundError, RolloutError
 from slime_core.rollout import reward
 from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.reward import RewardStage
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 ARGS = Args(rm_timeout=5.0)
 

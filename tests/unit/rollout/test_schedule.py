@@ -18,7 +18,7 @@ from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner, sampling_seed
 from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.types import FilterDecision, Sample
+from slime_core.sample import FilterDecision, Sample
 
 
 def _args(**changes):

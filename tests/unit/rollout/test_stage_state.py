@@ -15,7 +15,7 @@ from slime_runs.history import read_history, replay
 from slime_core.data.ledger_files import LEDGER_FILE, SEGMENTS
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.rollout.state import OPEN_GROUPS_FILE, OpenGroup
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 from tests.unit.checkpoint.ledger_run import BATCH, LedgerRun, check
 
 

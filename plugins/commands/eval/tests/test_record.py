@@ -7,7 +7,7 @@ import pytest
 from slime_command_eval.record import EvalRecord, read_groups, read_state
 
 from slime_core.errors import DataError
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 
 
 def group(number: int, size: int = 2) -> Group:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slime_core.config import Settings
     from slime_core.launch.findings import Finding
     from slime_core.plugins.adapters import RewardCaller
-    from slime_core.types import Sample
+    from slime_core.sample import Sample
 
 CALL_DEADLINE = 10.0
 """Seconds per call, if `--rm-timeout` is not given."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slime_command_inspect.attack_answers import FORMS, Attack, Case, attacks, equals
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 
 Score = Callable[[list[Sample]], Awaitable[list[float | str]]]
 """Samples of one call -> for each sample its reward, or the text of the error."""

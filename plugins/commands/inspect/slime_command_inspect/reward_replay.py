@@ -20,7 +20,7 @@ from slime_runs.files import saved_files
 from slime_core.data.dumps import grouped, read_samples
 from slime_core.errors import DataError
 from slime_core.rollout.reward import FORMAT, RewardStage, Scorer
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 
 _AT_ONCE = 2048
 """Largest number of samples in flight; more would only wait in memory."""

@@ -127,7 +127,7 @@ def _score(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
 
     from slime_command_inspect.reward_replay import Saved
     from slime_core.errors import ConfigError
-    from slime_core.types import Sample, SampleStatus
+    from slime_core.sample import Sample, SampleStatus
 
     settings = _settings(rest)
     response = sys.stdin.read() if namespace.response is None else namespace.response

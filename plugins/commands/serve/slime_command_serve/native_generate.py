@@ -32,7 +32,7 @@ from slime_command_serve.http.streams import (
 from slime_command_serve.http.threads import DeadlineThreads
 from slime_core.data.tokenizer import encode_text
 from slime_core.errors import EngineError
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 
 if TYPE_CHECKING:
     from slime_embedded.engine.engine import EmbeddedEngine

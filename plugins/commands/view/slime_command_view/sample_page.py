@@ -20,7 +20,7 @@ from slime_command_view.renderers import renderer_names
 from slime_command_view.samples_page import answer, label, message
 from slime_command_view.watched import WatchedRun
 from slime_core.checkpoint.store import rollout_of
-from slime_core.multimodal import image_url, images_of
+from slime_core.sample.multimodal import image_url, images_of
 from slime_core.text import plain
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from slime_core.plugins.registry import Resolved
 from slime_core.plugins.signatures import construct
 from slime_core.procs.worker import HEADER, Worker
 from slime_core.protocols import Args
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)

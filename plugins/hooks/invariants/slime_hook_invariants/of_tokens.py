@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_hook_invariants.incident import Incident, foreign_tokens
 from slime_hook_invariants.trained import Trained, sums
 

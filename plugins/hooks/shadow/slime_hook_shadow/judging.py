@@ -17,7 +17,7 @@ from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.pool import WorkerPool
 from slime_core.protocols import Args
 from slime_core.rollout.fate import FilterStage
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
 

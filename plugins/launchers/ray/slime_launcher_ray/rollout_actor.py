@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.types import Group, TrainBatch
+from slime_core.sample import Group, TrainBatch
 from slime_launcher_ray.receiver import Streams
 from slime_launcher_ray.shell import Shell, travels
 from slime_launcher_ray.wait import Member

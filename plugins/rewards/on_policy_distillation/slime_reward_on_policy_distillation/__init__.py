@@ -15,7 +15,7 @@ from slime_reward_remote import JsonClient
 
 from slime_core import Args, Source
 from slime_core.errors import ConfigError, PluginError
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 MODEL = "teacher"
 """Name of the model in --sglang-config that is asked where --rm-url names none."""

@@ -24,7 +24,7 @@ from slime_core.plugins.messages import pack_args
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec
 from slime_core.procs.guarded import Guarded, signal_of
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_testing_probes.probes import ON_ROWS
 
 LOAD_DEADLINE = 300.0

@@ -30,7 +30,7 @@ from slime_core.plugins.messages import unpack_args
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 
 
 class WrongAnswer(Exception):

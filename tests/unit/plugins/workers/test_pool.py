@@ -24,7 +24,7 @@ from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.pool import WorkerPool
 from slime_core.plugins.workers.process import WorkerError
 from slime_core.procs.worker import Worker, WorkerDied
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.waits.processes import runs
 from tests.until import until
 
@@ -440,7 +440,7 @@ from slime_core.config import Args
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.pool import WorkerPool
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 async def main():
     args = Args(offset=0.0, rm_timeout=None)

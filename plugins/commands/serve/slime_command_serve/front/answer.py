@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from slime_command_serve.front.wanted import Message
+from slime_core.sample import GenerationOutput
 from slime_core.text import held_back
 from slime_core.tools import ParsedTurn, ToolCall, ToolParser, split_reasoning
-from slime_core.types import GenerationOutput
 
 _INCOMPLETE = "\ufffd"
 _OPENINGS = "<[{"

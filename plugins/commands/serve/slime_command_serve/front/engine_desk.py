@@ -29,7 +29,7 @@ from slime_core.data.tokenizer import encode_rendered, encode_text
 from slime_core.data.tools import tool_parser
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 
 if TYPE_CHECKING:
     from slime_embedded.engine.engine import EmbeddedEngine
