@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError
-from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.sample import FilterDecision, Group, Sample, SampleStatus, is_score
 from slime_core.sample.admission import Sealed
 from slime_core.sample.fan_out import executions, mean
+from slime_core.workers.call import user_code
 
 if TYPE_CHECKING:
     from slime_core.rollout.pool import RolloutContext

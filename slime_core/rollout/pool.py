@@ -33,7 +33,6 @@ from typing import Any, ClassVar
 from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.rollout import staleness
 from slime_core.rollout.deadlines import Bell, Interruptible, ended, group_runner, some_done
@@ -57,6 +56,7 @@ from slime_core.rollout.generate import SampleRunner, train_sampling_params
 from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample
 from slime_core.sample.fan_out import executions
 from slime_core.waits import waiting
+from slime_core.workers.call import user_code
 
 logger = logging.getLogger(__name__)
 

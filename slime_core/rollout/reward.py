@@ -29,12 +29,12 @@ from typing import Any, Protocol
 from slime_core.data.dataset import JsonlRows, Rows, open_rows
 from slime_core.data.dumps import to_json
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.execution import DeadlineExceeded
 from slime_core.protocols import Args
 from slime_core.sample import LARGEST_SCORE, Sample, SampleStatus, is_score
 from slime_core.sample.admission import Sealed
 from slime_core.secrets import hidden_values
 from slime_core.waits import waiting, when_placed
+from slime_core.workers.call import DeadlineExceeded
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Scorer(Protocol):
 
 
 class Workers(Protocol):
-    """Processes in which rewards run (`plugins.workers.pool.WorkerPool`)."""
+    """Processes in which rewards run (`workers.pool.WorkerPool`)."""
 
     def settings_changed(self) -> None:
         """Send the current settings to the processes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from slime_command_eval.record import read_groups
+from slime_commands.eval.record import read_groups
 
 from tests.conftest import TinyRun
 
@@ -17,7 +17,7 @@ HELD = '''
 import asyncio, os, signal
 from pathlib import Path
 from slime_core import resolve
-from slime_command_eval.record import read_groups
+from slime_commands.eval.record import read_groups
 
 async def generate(args, sample, sampling_params, *, context):
     """single_turn; once END_AFTER prompts are on disk, the process gets the signal END."""
@@ -62,7 +62,7 @@ def reward(args, sample):
 '''
 TOOLS = '''
 from slime_core.tools import ParsedTurn, ToolCall
-from slime_tool_parser_families import ToolParserBase
+from slime_tool_parsers import ToolParserBase
 
 def add(a: int, b: int) -> int:
     """Add.
@@ -107,7 +107,7 @@ async def program(args, sample, *, base_url, api_key, sandbox):
 
 WORDS = '''
 from slime_core import RewardTraits, declares, resolve
-from slime_environment_reasoning_gym import reward
+from slime_environments.reasoning_gym import reward
 
 declares(RewardTraits(execution="thread"))(reward)  # where the environment has imported the package, which takes long
 
