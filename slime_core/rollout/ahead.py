@@ -1,6 +1,6 @@
 """`Ahead`: generation during training (`--async`), on top of the same rollout stage as in synchronous runs.
 
-The stage's event loop runs in its own thread (`rollout.loop_thread`), so a weight update or an evaluation need not wait
+The stage's event loop runs in its own thread (`rollout.event_loop`), so a weight update or an evaluation need not wait
 for the end of a rollout. With `--async-mode one-step` the next rollout is generated while the trainer trains on the
 last one. Each rollout is one call, as in a run without `--async`, so every rollout function works. With
 `--update-weights-interval 1`, and v the weight version that generates::

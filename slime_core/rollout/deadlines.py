@@ -82,7 +82,7 @@ class GroupClock:
 
 
 def group_runner(runner: SampleRunner) -> Callable[..., Awaitable[Group]]:
-    """Return `runner.run_group`, under `--group-timeout` if the run has one."""
+    """Return `runner.run_group`; if the run has a `--group-timeout`, under that deadline and with a keyword `again`."""
     limit = runner.args.group_timeout
     return runner.run_group if limit is None else partial(_run_in_time, runner, limit)
 

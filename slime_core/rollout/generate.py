@@ -150,7 +150,6 @@ class SampleRunner:
         clock: GroupClock | None = None,
         sample_done: Callable[[list[Sample]], None] = lambda _: None,
         args: Args | None = None,
-        again: Callable[[], None] = lambda: None,
         hold: Hold | None = None,
     ) -> Group:
         """Generate and score every sample; the result is ordered as `group`, fan-out siblings in place.
@@ -163,7 +162,6 @@ class SampleRunner:
             clock: Deadline of the group, started when the first sample gets its place (`rollout.deadlines`).
             sample_done: Called with the resulting samples each time a sample has ended.
             args: Settings for generate functions, in place of the run's; rewards take their plugin options from them.
-            again: Called before a group that exceeded its deadline runs again, by the owner of the deadline.
             hold: The group's hold on the engine, which the caller closes; by default one that ends with this call.
         """
         args = self.args if args is None else args

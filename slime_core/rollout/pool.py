@@ -261,7 +261,7 @@ class Pool:
             self.bell.set()
 
     def _watchers(self, flight: Flight) -> dict[str, Any]:
-        """Return the callbacks of the group's run, as keyword arguments of `run_group`."""
+        """Return the callbacks of the group's run, as keyword arguments of `deadlines.group_runner`'s function."""
         return {}
 
     # -- deciding ------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.waits import waiting
 
 OWNER = "continuous"
-"""Owner name of the groups that `GroupProducer` holds (`rollout.open_groups`)."""
+"""Owner name of the groups that `GroupProducer` holds (`rollout.state`)."""
 
 
 class Taken(NamedTuple):
@@ -131,7 +131,8 @@ class GroupProducer(Pool):
             resize(flight.unfinished - 1)
             self.bell.set()
 
-        return {"again": partial(resize, size), "sample_done": sample_done}
+        again = {} if self.args.group_timeout is None else {"again": partial(resize, size)}
+        return {"sample_done": sample_done, **again}
 
     # -- deciding ------------------------------------------------------------------------------------
 

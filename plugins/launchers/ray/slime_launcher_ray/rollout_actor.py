@@ -2,7 +2,7 @@
 
 A threaded actor. It has a concurrency group per kind of caller: "work" for the loop's calls, "turns" and "evaluation"
 for the asynchronous loop's concurrent calls, "weights" and "buckets" for the trainer's rank 0, "control" for health
-checks and interrupts. All calls run in the stage's single event loop (`rollout.loop_thread`). A batch is not returned
+checks and interrupts. All calls run in the stage's single event loop (`rollout.event_loop`). A batch is not returned
 but stays in the object store, from which the trainer's actors read it; the driver only passes the reference on.
 """
 
