@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.config.sections.progress import ProgressArgs
-from slime_core.errors import RolloutError
+from slime_core.errors import RolloutError, rollout_name
 from slime_core.protocols import Args
 from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
 from slime_core.types import Group, Sample
@@ -110,9 +110,9 @@ async def run_group(
     if seconds is None:
         begins()
         return await runner.run_group(group, params, **keywords)
-    name = f"group {group[0].group_index} of rollout {rollout_id}"
+    name = f"group {group[0].group_index} of {rollout_name(rollout_id)}"
     if evaluation:
-        name = f"evaluated group {group[0].group_index} at rollout {rollout_id}"
+        name = f"evaluated group {group[0].group_index} at {rollout_name(rollout_id)}"
         policy = "shrink" if policy in ("substitute", "drop") else policy
     tries = 1 + (setting(runner.args, "group_timeout_retries") if policy == "retry" else 0)
     for attempt in range(1, tries + 1):

@@ -30,7 +30,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slime_core.errors import RolloutError
+from slime_core.errors import RolloutError, rollout_name
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
@@ -327,7 +327,7 @@ class Pool:
         so = f"{why}, so it has {usable} groups instead of {args.rollout_batch_size}"
         self._shrink(usable)
         self.context.ledger.short(self.rollout_id, so if self.endless else why)
-        logger.warning("rollout %d: %s", self.rollout_id, so)
+        logger.warning("%s: %s", rollout_name(self.rollout_id), so)
 
     def _shrink(self, usable: int) -> None:
         raise NotImplementedError
@@ -341,7 +341,7 @@ class Pool:
         else:
             counted, causes = f"{self.num_drawn} groups drawn and only {waiting} kept", "fail or come back aborted"
         return RolloutError(
-            f"rollout {self.rollout_id}: {counted} (not kept: {self.context.filters.take_metrics()}); raise"
+            f"{rollout_name(self.rollout_id)}: {counted} (not kept: {self.context.filters.take_metrics()}); raise"
             f" --dynamic-sampling-budget (now {args.dynamic_sampling_budget}), or see to why groups are dropped,"
             f" {causes}; --dynamic-sampling-on-exhausted names other outcomes than this"
         )
@@ -380,7 +380,7 @@ class Pool:
         return flights
 
     async def _abort(self, flights: list[Flight], patience: float) -> None:
-        runner, what = self.context.runner, f"groups in flight at rollout {self.rollout_id}"
+        runner, what = self.context.runner, f"groups in flight at {rollout_name(self.rollout_id)}"
         runner.stopping = True
         try:
             with waiting(what, deadline=patience, then="given back"):

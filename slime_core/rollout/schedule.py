@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
-from slime_core.errors import RolloutInterrupted
+from slime_core.errors import RolloutInterrupted, rollout_name
 from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.rollout.deadlines import some_done
 from slime_core.rollout.evaluations import Interruptible
@@ -91,7 +91,7 @@ class OneRollout(Pool):
             if not self.flights:
                 self.settle()
                 break
-            await some_done(self.bell, self.context.runner, f"groups of rollout {self.rollout_id}")
+            await some_done(self.bell, self.context.runner, f"groups of {rollout_name(self.rollout_id)}")
             await self._decide_ended()
             if len(self.waiting) < self.wanted:
                 self._held.close()

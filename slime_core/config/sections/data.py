@@ -22,7 +22,7 @@ class DataArgs(Section):
     num_epoch: Annotated[int | None, Field(gt=0)] = None
     """Passes over the prompt data: (prompts // --rollout-batch-size) rollouts each."""
     start_rollout_id: Annotated[int | None, Field(ge=0)] = None
-    """Rollout to start with; the checkpoint's next one when not given."""
+    """Id of the rollout to start with, counted from 0 as in THUDM/slime; the checkpoint's next one when not given."""
     prompt_data: Annotated[str | None, FILE] = None
     """JSONL or parquet file with prompts; `path@[a:b]` takes a slice of its rows."""
     data_source_path: str | None = None

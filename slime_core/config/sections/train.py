@@ -192,13 +192,13 @@ class CheckpointArgs(Section):
     no_load_rng: bool = False
     """Start with freshly seeded random number generators."""
     finetune: bool = False
-    """Take only the weights of --load and start at rollout 0."""
+    """Take only the weights of --load and start with the first rollout."""
     ckpt_step: Annotated[int | None, Field(ge=0)] = None
-    """Number of the rollout whose commit --load takes; the newest when not given."""
+    """Commit of --load by the number in its directory's name (3: rollout_0000003); the newest when not given."""
     ref_load: Annotated[str | None, FILE] = None
     """Model, commit or run directory of the reference; --hf-checkpoint when not given."""
     ref_ckpt_step: Annotated[int | None, Field(ge=0)] = None
-    """Number of the rollout whose commit --ref-load takes; the newest when not given."""
+    """Commit of --ref-load by the number in its directory's name; the newest when not given."""
     ref_update_interval: Annotated[int | None, Field(gt=0)] = None
     """Rollouts between copies of the policy into the reference."""
 

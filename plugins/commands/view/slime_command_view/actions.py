@@ -20,6 +20,7 @@ from slime_command_serve.http.bodies import Body
 from slime_command_serve.http.errors import Refused
 from slime_command_serve.http.streams import unless_disconnected
 from slime_command_serve.http.threads import DeadlineThreads
+from slime_runs.numbering import shown_number
 from slime_runs.run import StoredSample
 
 from slime_command_view.sample_page import tokens_of
@@ -86,7 +87,7 @@ class Actions:
             raise Refused(400, "slime resample knows samples by their number, and this one has none of its own")
         with tempfile.TemporaryDirectory(prefix="slime-view-") as folder:
             given: dict[str, Any] = {
-                "--rollout": entry.rollout,
+                "--rollout": shown_number(entry.rollout, entry.data_set),
                 "--eval": entry.data_set,
                 "--from-token": asked.from_token or None,
             }
