@@ -170,8 +170,8 @@ class CheckpointArgs(Section):
     drain_timeout: Annotated[float, Field(gt=0)] = 300.0
     """Seconds from SIGTERM or ctrl-C to the end of the run; until then it finishes its training step and commits."""
     max_trainer_restarts: Annotated[int, Field(ge=0)] = 0
-    """How often trainer ranks that died are started again from the last commit, with the engines as they are; for
-    --launcher ray. 0: the run ends, and --load goes on."""
+    """Largest number of restarts of trainer ranks that died, from the last commit (see --save-interval and
+    --save-minutes), with the engines as they are; for --launcher ray. 0: the run ends, and --load resumes it."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the weights in checkpoints; float32 resumes bit for bit."""
     save_shard_size: Annotated[float, Field(gt=0)] = 5.0
