@@ -11,9 +11,10 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeAlias
 
+from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.types import Sample
 
 Place: TypeAlias = tuple[int, int]
@@ -29,7 +30,7 @@ class ReadAhead:
         self._window = window
         self._of_thread = threading.local()
         self._make_reader = make_reader
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="slime-data")
+        self._pool = AbandonableThreadPool(workers, "slime-data")  # the process does not wait for idle threads
         self._reading: deque[tuple[Place, Future[Sample | None]]] = deque()
         self._upcoming: Iterator[tuple[Place, int]] = iter(())
         """Places and rows that follow the rows being read."""
@@ -58,6 +59,8 @@ class ReadAhead:
         self._reading.clear()
 
     def close(self) -> None:
-        """End the threads."""
-        self._forget()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Wait until no row is being read."""
+        for _, reading in self._reading:
+            if not reading.cancel():
+                reading.exception()
+        self._reading.clear()
