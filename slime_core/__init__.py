@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from slime_core.plugins.adapters import RewardCaller as RewardCaller
     from slime_core.plugins.answers import answer_extractor as answer_extractor
     from slime_core.plugins.answers import answer_of as answer_of
+    from slime_core.plugins.answers import right_answers as right_answers
     from slime_core.plugins.boxed import last_boxed as last_boxed
     from slime_core.plugins.hookspecs import hookimpl as hookimpl
     from slime_core.plugins.numerals import same_number as same_number
@@ -74,16 +75,16 @@ _EXPORTS = exports(__file__)
 __all__ = ["__version__", *_EXPORTS]
 
 _OF_PLUGINS = {
-    "Candidate": "slime_generator_best_of_n",
-    "Dialogue": "slime_environment_session",
-    "EnvironmentSession": "slime_environment_session",
-    "JsonClient": "slime_reward_remote",
-    "Observations": "slime_generator_multi_turn",
+    "Candidate": "slime_generators.best_of_n",
+    "Dialogue": "slime_environments.session",
+    "EnvironmentSession": "slime_environments.session",
+    "JsonClient": "slime_rewards.remote",
+    "Observations": "slime_generators.multi_turn",
     "Trajectory": "slime_agent_base_url",
-    "candidate_rewards": "slime_generator_best_of_n",
+    "candidate_rewards": "slime_generators.best_of_n",
     "get_model_url": "slime_engine_sglang",
     "planned_models": "slime_engine_sglang",
-    "sample_candidates": "slime_generator_best_of_n",
+    "sample_candidates": "slime_generators.best_of_n",
 }
 """Name -> the package of a plugin that has it."""
 
