@@ -442,4 +442,4 @@ def test_a_broken_stranger_stops_no_safe_mode(outside: Outside, tiny: TinyRun, t
     assert stopped.returncode == 2
     assert "ZeroDivisionError" in stopped.stderr
     assert stopped.stderr.rstrip().endswith("To run without it: --no-plugins")
-    assert "rollout 0: 16 samples" in outside.slime("rollout", *argv, "--no-plugins", **where).stdout
+    assert "rollout 1: 16 samples" in outside.slime("rollout", *argv, "--no-plugins", **where).stdout

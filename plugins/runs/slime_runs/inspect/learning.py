@@ -19,7 +19,7 @@ from slime_commands.plan.choices import COLD, HOT
 from slime_commands.plan.memory import Parameters
 
 from slime_core.checkpoint.store import find
-from slime_core.errors import CheckpointError, ConfigError
+from slime_core.errors import CheckpointError, ConfigError, rollout_name
 from slime_core.text import one_line
 from slime_runs.run import Run, RunError
 
@@ -69,7 +69,7 @@ def _described(run: Run, rows: Sequence[Row], found: Sequence[Row]) -> list[str]
     rises, causes = (True, []) if evidence is None else (evidence.rises, list(_causes(evidence)))
     if any(cause.startswith(_TOO_SMALL) for cause in causes):
         found = [incident for incident in found if incident["check"] not in _OF_STANDING_WEIGHTS]
-    lines = [f"rollout {i['rollout_id']}: {i['cause']}: {i['numbers']} [{i['check']}]" for i in found]
+    lines = [f"{rollout_name(i['rollout_id'])}: {i['cause']}: {i['numbers']} [{i['check']}]" for i in found]
     lines = lines or ["no invariant was broken"]
     if evidence is not None:
         lines.append(evidence.verdict)
