@@ -358,7 +358,7 @@ def test_a_strangers_plugin_is_shown_with_where_it_comes_from(outside: Outside, 
     assert "slime-reward-digits-outside 0.1.0" in shown
     assert str(outside.folder / "venv") in shown
     assert "plugins.digits_outside.factor" in shown
-    assert outside.slime("plugins", "doctor").stdout.endswith("0 errors, 0 warnings\n")
+    assert outside.slime("doctor").stdout.endswith("0 errors, 0 warnings\n")
 
 
 @pytest.mark.parametrize("name", ["math", "digits_outside"])

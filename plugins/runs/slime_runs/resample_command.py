@@ -1,4 +1,4 @@
-"""`slime resample RUN SAMPLE`: generate a stored sample again, as it was or with something changed."""
+"""`slime resample RUN SAMPLE` (look at a run): generate a stored sample again, as it was or with something changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slime rollout`: generate and score samples without training."""
+"""`slime rollout` (data): generate and score samples without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slime ledger`: show the history of every prompt group of a run.
+"""`slime ledger` (look at a run): show the history of every prompt group of a run.
 
 `verify` proves that no group was lost or trained on twice. Its exit status is 0 if the ledger is consistent, else 1,
 with one line per problem. The command reads a run directory's commits and their ledger; it loads neither torch nor the

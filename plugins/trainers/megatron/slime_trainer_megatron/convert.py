@@ -1,4 +1,4 @@
-"""`slime convert`: models between Hugging Face's layout and Megatron's.
+"""`slime convert` (train): convert models between the layouts of Hugging Face and Megatron.
 
 Loads torch and Megatron once an action is chosen; under torchrun every process does its part.
 """
