@@ -1,4 +1,4 @@
-"""`slime plugins doctor`: find problems of the plugins in this environment, each with a fix.
+"""`slime doctor`: find problems of the plugins in this environment, each with a fix.
 
 The command reads metadata first and then loads every component, so unlike a run it also finds errors in plugins that
 are not selected. An error here need not stop the current run: a broken component stops only the runs that select it. A
