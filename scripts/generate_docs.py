@@ -32,9 +32,9 @@ from slime_core.config.help import value_shape
 from slime_core.config.spec import FlagSpec, flag_specs
 from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack
 from slime_core.config.yaml_file import dump_value
-from slime_core.plugins.hooks import hook_flags, hook_specs
+from slime_core.plugins.hooks import hook_specs
 from slime_core.plugins.kind import Kind
-from slime_core.plugins.kinds import KINDS, function_flags
+from slime_core.plugins.kinds import KINDS, function_flags, hook_flags
 from slime_core.plugins.manager import current_registry
 
 ROOT = Path(__file__).resolve().parent.parent

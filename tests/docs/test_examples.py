@@ -16,7 +16,7 @@ from slime_testing_contracts import FilterContract, GeneratorContract, RewardCon
 
 from slime_core import RewardCaller, resolve
 from slime_core.config import Args
-from slime_core.plugins.workers.pool import WorkerPool
+from slime_core.workers.pool import WorkerPool
 from tests.conftest import TinyRun
 from tests.run_files import metrics
 

@@ -1,7 +1,7 @@
 """Stacks of all threads and asyncio tasks of this process, as text: for `slime why --stacks` and stall reports.
 
 `Task.get_stack` stops at a suspended task's outermost coroutine, so the chain of awaited coroutines is followed here;
-and tasks are only found through loops in which somebody waits by name.
+and tasks are only found through the loops of named waits.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
+from slime_core.waits.watchdog import THREAD
+
 BOARD = "slime: board"
-"""Name of the thread that publishes waits; it does not tell its own stack."""
+"""Name of the thread that publishes waits."""
 _MOST_TASKS = 50
 _DEEPEST = 60
 
 
 def stacks(loops: Iterable[asyncio.AbstractEventLoop]) -> str:
-    """Every thread, the main one first, then the tasks of `loops`; equal task stacks once, with how many there are."""
+    """Return the stacks of all threads, the main one first, then of the tasks of `loops`; equal ones once, counted.
+
+    The threads of the board and of the watchdog are left out.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != threading.main_thread().ident)
     for ident, frame in frames:
-        if ident == threading.get_ident() and names.get(ident) == BOARD:
+        if names.get(ident) in (BOARD, THREAD):
             continue
         parts.append(f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame)[-_DEEPEST:])}")
     for loop in set(loops):
@@ -54,7 +59,7 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> list[str]:
 
 
 def _lines(coroutine: Any) -> list[str]:
-    """From a suspended coroutine down to what it awaits."""
+    """Return the lines of a suspended coroutine and of the coroutines that it awaits."""
     lines: list[str] = []
     while coroutine is not None and len(lines) < _DEEPEST:
         frame: FrameType | None = None

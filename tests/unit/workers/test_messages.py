@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 
 from slime_core.config.schema import Args
-from slime_core.plugins.messages import (
+from slime_core.provenance import Source, Span
+from slime_core.types import Sample
+from slime_core.workers.messages import (
     apply,
-    args_changes,
     changes,
     pack_args,
     restore,
     sample_state,
     unpack_args,
-    update_args,
 )
-from slime_core.provenance import Source, Span
-from slime_core.types import Sample
 
 
 def full_sample() -> Sample:
@@ -85,6 +83,7 @@ def test_settings_arrive_with_custom_ones_and_objects() -> None:
     assert there.shape.tolist() == [0, 1]
     assert there.rm_timeout == args.rm_timeout == 300.0
     assert getattr(there, "absent", 7) == 7
+    assert vars(there)["token_price"] == 0.5
 
 
 def test_what_cannot_travel_says_so_when_it_is_read() -> None:
@@ -94,17 +93,15 @@ def test_what_cannot_travel_says_so_when_it_is_read() -> None:
         _ = there.handle
 
 
-def test_settings_are_updated_in_place_and_only_where_they_changed() -> None:
-    args = Args(kept=1, port=None, array=np.zeros(2), becomes_plain=np.ones(1))
-    before = pack_args(args)
-    there = unpack_args(before)
+def test_settings_are_updated_in_place() -> None:
+    args = Args(port=None, array=np.zeros(2), becomes_plain=np.ones(1))
+    there = unpack_args(pack_args(args))
     there.of_the_users = "a cache"
-    there.kept = 5
-    assert list(there.array) == [0.0, 0.0]
     args.port, args.array, args.becomes_plain, args.new = 7, np.ones(2), 3, {"a": ("h", 1)}
-    update_args(there, args_changes(before, pack_args(args)))
+    assert unpack_args(pack_args(args), there) is there
     assert (there.port, list(there.array), there.becomes_plain, there.new) == (7, [1.0, 1.0], 3, {"a": ("h", 1)})
-    assert (there.kept, there.of_the_users) == (5, "a cache")
-    args.port = args
-    update_args(there, args_changes(pack_args(args.model_copy(update={"port": 7})), pack_args(args)))
-    assert there.port.kept == 1, "plain before, and not any more"
+    assert there.of_the_users == "a cache"
+    args.port = lambda: None
+    unpack_args(pack_args(args), there)
+    with pytest.raises(AttributeError, match=r"args.port cannot be sent"):
+        _ = there.port

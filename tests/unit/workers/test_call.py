@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.boundary import awaited, contained, guarded
 from slime_core.protocols import RolloutTraits
+from slime_core.workers.call import awaited, contained, guarded
 
 
 def broken(args: object, samples: object) -> None:
@@ -24,7 +24,7 @@ async def broken_async(args: object) -> None:
 
 def test_the_error_names_setting_and_line() -> None:
     call = guarded(broken, "--custom-reward-post-process-path (flag) 'pp.py'")
-    with pytest.raises(PluginError, match=r"'pp.py' raised KeyError: 'score' \(at .*test_boundary\.py:\d+\)"):
+    with pytest.raises(PluginError, match=r"'pp.py' raised KeyError: 'score' \(at .*test_call\.py:\d+\)"):
         call(None, [])
     assert list(inspect.signature(call).parameters) == ["args", "samples"]
 

@@ -15,13 +15,13 @@ import pytest
 
 from slime_core import secrets
 from slime_core.errors import EngineError
-from slime_core.procs.guarded import Guarded
+from slime_core.workers.process import Guarded
 
 SERVER = Path(__file__).with_name("stubborn_server.py")
 PARENT = """
     import os, signal, sys, threading, time
     from pathlib import Path
-    from slime_core.procs.guarded import Guarded
+    from slime_core.workers.process import Guarded
 
     for number in (signal.SIGINT, signal.SIGHUP):  # which these tests may have been started without, as by nohup
         signal.signal(number, signal.SIG_DFL)
@@ -263,7 +263,7 @@ def test_it_tells_the_commands_process_and_hands_on_what_is_its_alone() -> None:
 
 ORPHANED = """
 import os, sys, time
-from slime_core.procs.guarded import Guarded
+from slime_core.workers.process import Guarded
 
 process = Guarded("command", stop_s=60, orphan_s=0)
 process.start([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])

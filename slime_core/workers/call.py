@@ -1,23 +1,94 @@
-"""Calls of user code: an exception that it raises becomes one error that names the code and its line.
+"""Calls of user code: in this thread, on a thread that can be abandoned, bounded in number and time.
 
-An error of a reward, generate function or sample hook is data: the caller marks the sample, and `contained` and
-`awaited` only ensure that the exception is an `Exception`. An exception of any other user code ends the run.
+An exception of user code becomes one error that names the code and its line. An error of a reward, generate function or
+sample hook is data: the caller marks the sample, and `contained` and `awaited` only ensure that the exception is an
+`Exception`. An exception of any other user code (`user_code`, `guarded`) ends the run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
+import queue
 import signal
 import threading
 import traceback
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, TypeVar
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.waits import user_code_limit, waiting
+
+T = TypeVar("T")
+_Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
+_idle: list[_Jobs] = []
+"""A queue per thread that waits for a call."""
+
+
+class DeadlineExceeded(Exception):
+    """A call took longer than its deadline."""
+
+    left_behind = False
+    """True if the call is still running, and may write to its samples."""
+
+    def __init__(self, flag: str, seconds: float | None) -> None:
+        super().__init__(f"no answer within {flag} {seconds} s")
+
+
+async def on_thread(call: Callable[[], T]) -> T:
+    """Run a plain function on a daemon thread without blocking the event loop, and return its result.
+
+    Cancelling abandons the call: neither the loop nor the end of the process waits for it, as they would for a thread
+    of the standard library's pools. Its thread takes other calls if it ever returns. The caller bounds the number.
+    """
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    try:
+        jobs = _idle.pop()
+    except IndexError:
+        jobs = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(jobs,), name="slime-plugin", daemon=True).start()
+    jobs.put((future, call))
+    return await asyncio.wrap_future(future)
+
+
+def _serve(jobs: _Jobs) -> None:
+    while True:
+        future, call = jobs.get()
+        try:
+            result = call()
+        except BaseException as error:
+            _idle.append(jobs)
+            future.set_exception(error)
+        else:
+            _idle.append(jobs)
+            future.set_result(result)
+            del result
+        del future, call
+
+
+class Slots:
+    """Limit on holders at a time in each event loop; `count=None` means no limit."""
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._of_loop = weakref.WeakKeyDictionary()
+
+    def __call__(self) -> AbstractAsyncContextManager[Any]:
+        """Return a context manager: `async with slots():` waits for a place in call order, and holds it."""
+        if self._count is None:
+            return contextlib.nullcontext()
+        loop = asyncio.get_running_loop()
+        semaphore = self._of_loop.get(loop)
+        if semaphore is None:
+            semaphore = self._of_loop[loop] = asyncio.Semaphore(self._count)
+        return semaphore
 
 
 def raised_at(error: BaseException) -> str:
@@ -30,26 +101,24 @@ def contained(label: str, call: Callable[[], Any]) -> Any:
     """Call; an exception that would end the process, the event loop or a generator becomes a PluginError."""
     try:
         return call()
-    except StopIteration as error:  # a future cannot hold it, so awaiting the future would never return
-        raise _escaped(label, error) from error
-    except Exception:
-        raise
     except BaseException as error:
-        if _is_foreign(error):
-            raise
-        raise _escaped(label, error) from error
+        _contain(label, error)
+        raise
 
 
 async def awaited(label: str, value: Awaitable[Any]) -> Any:
     """Await a value as `contained` calls; a cancellation of the waiting task is raised unchanged."""
     try:
         return await value
-    except Exception:
-        raise
     except BaseException as error:
-        if _is_foreign(error):
-            raise
-        raise _escaped(label, error) from error
+        _contain(label, error)
+        raise
+
+
+def _contain(label: str, error: BaseException) -> None:
+    # A future cannot hold StopIteration, so awaiting the future would never return.
+    if isinstance(error, StopIteration) or not (isinstance(error, Exception) or _is_foreign(error)):
+        raise PluginError(f"{label} raised {type(error).__name__}{f'({error})' if str(error) else ''}") from error
 
 
 _HANDLERS = ("asyncio.runners", "slime_core.cli.termination")
@@ -68,10 +137,6 @@ def _is_foreign(error: BaseException) -> bool:
     frames = traceback.walk_tb(error.__traceback__)
     from_handler = any(frame.f_globals.get("__name__") in _HANDLERS for frame, _ in frames)
     return from_handler or signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def _escaped(label: str, error: BaseException) -> PluginError:
-    return PluginError(f"{label} raised {type(error).__name__}{f'({error})' if str(error) else ''}")
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Long-lived worker processes in which plain rewards run, killed and replaced when a call overruns or kills them.
 
-`launch.resolver.Resolver` makes one pool per run; `adapters.RewardCaller` hands calls to it. One thread owns each
-process: it starts it, writes calls, and waits for results until the deadline. If a result is late, it kills the process
-and all its children, so only the samples of that call are lost. A call whose process is killed by a signal is repeated
-once in a new process, since the call is rarely the cause of the kill.
+`launch.resolver.Resolver` makes one pool per run; `plugins.adapters.RewardCaller` hands calls to it;
+`plugins.reward_worker` runs inside each process. One thread owns each process: it starts it, writes calls, and waits
+for results until the deadline. If a result is late, it kills the process and all its children, so only the samples of
+that call are lost. A call whose process is killed by a signal is repeated once in a new process, since the call is
+rarely the cause of the kill.
 
 Calls made in one iteration of the event loop are passed on together. For a fast component, as many calls are written at
 once as take `_BATCH_S` together. The process sends each result when it is ready, so each call has its own deadline,
@@ -16,31 +17,177 @@ import asyncio
 import atexit
 import contextlib
 import logging
+import pickle
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.execution import START_DEADLINE, Component
-from slime_core.plugins.messages import pack_args
-from slime_core.plugins.workers.process import Call, RewardProcess
-from slime_core.procs.worker import WorkerDied
 from slime_core.protocols import Args
 from slime_core.types import Sample
 from slime_core.waits import placed
+from slime_core.workers.call import DeadlineExceeded
+from slime_core.workers.messages import apply, pack_args, sample_state
+from slime_core.workers.process import Worker, WorkerDied
 
 logger = logging.getLogger(__name__)
 
+START_DEADLINE = 60.0
+"""Seconds that a new interpreter may take to start."""
+LOAD_DEADLINE = 600.0
+"""Seconds that importing and building a component may take; a local judge model may be large."""
 _BATCH_S = 0.01
 """Seconds that calls written at once may take together."""
 _BATCH_CALLS = 32
 """Calls per message: more would save little, and all calls behind one that hangs wait until its deadline."""
+_BATCH_BYTES = 1 << 16
+"""Size limit of all requests after the first, in bytes: a socket's buffer, so that neither side blocks on a write."""
 _SLOW_S = 1.0
 """Assumed seconds per call if none has been timed, or if another call has just ended its process."""
 _STOPPED = "the worker processes of rewards have been stopped"
+
+
+@dataclass(frozen=True)
+class Component:
+    """The data from which a worker loads a reward by itself."""
+
+    spec: str
+    group: bool = False
+    options: bytes = b""
+    """Pickled value of the setting `plugins` for this component; empty to use the run's."""
+
+    @cached_property
+    def key(self) -> str:
+        """Name of the loaded component within a worker."""
+        return f"{self.spec}|{int(self.group)}|{self.options.hex()}"
+
+
+@dataclass
+class Call:
+    """A call of a reward, and its outcome."""
+
+    component: Component
+    samples: Sequence[Sample]
+    evaluation: bool
+    timeout: float | None
+    seed: int
+    begun: Callable[[], None]
+    future: asyncio.Future[list[Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    process: RewardProcess | None = None
+    """The process that runs the call now."""
+    given_up: bool = False
+    """True once the caller gave up."""
+    again: bool = False
+    """True if a process was killed while it ran this call."""
+    outcome: list[Any] | BaseException = field(default_factory=list)
+    """Rewards, or the error."""
+
+    def request(self) -> bytes:
+        """Return the bytes to send: empty if there are no samples, or if one cannot be sent, which sets the error."""
+        if not self.samples:
+            return b""
+        try:
+            states = pickle.dumps([sample_state(sample) for sample in self.samples])
+        except Exception as error:
+            self.outcome = PluginError(
+                f"sample {self.samples[0].index} cannot be sent to a worker process ({type(error).__name__}: {error});"
+                " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
+            )
+            self.outcome.__cause__ = error
+            return b""
+        return pickle.dumps(("score", self.component.key, states, self.evaluation, self.seed))
+
+    def settle(self, word: str, *rest: Any) -> None:
+        """Set the outcome from the worker's answer, and apply the reward's changes to the samples."""
+        if word != "ok":
+            self.outcome = _error(*rest)
+            return
+        rewards, changed = rest
+        for sample, fields in zip(self.samples, changed):
+            apply(sample, fields)
+        self.outcome = list(rewards)
+
+
+class WorkerError(Exception):
+    """Error that the reward raised in its worker; subclasses carry the name of the original class."""
+
+    worker_traceback: str = ""
+
+
+class RewardProcess(Worker):
+    """A worker process that computes rewards, used by the thread that owns it."""
+
+    def __init__(self, memory_limit: float | None) -> None:
+        super().__init__("a worker process of rewards", "slime_core.plugins.reward_worker")
+        self._memory_limit = memory_limit
+        self._loaded: set[Component] = set()
+        self._args = b""
+
+    def update(self, args: bytes) -> None:
+        """Send the packed settings `args` of the pool to the process, unless it already has them."""
+        if args is not self._args:
+            self._ask(("update", args, self._memory_limit), START_DEADLINE, "the start of a worker process")
+            self._args = args
+
+    def load(self, component: Component) -> None:
+        """Resolve and build a component in the process, unless this has been done."""
+        if component not in self._loaded:
+            request = ("load", component.key, component.spec, component.group, component.options)
+            self._ask(request, LOAD_DEADLINE, f"loading {component.spec!r} in a worker process:")
+            self._loaded.add(component)
+
+    def run_all(self, calls: Sequence[Call]) -> Iterator[float]:
+        """Score calls of one component and deadline, in order; load the component first if needed.
+
+        Yields the seconds of each call once it has its outcome. Raises as `ask`, for the next call.
+        """
+        calls[0].process = self
+        calls[0].begun()
+        self.load(calls[0].component)
+        requests = [call.request() for call in calls]
+        timeout, start = calls[0].timeout, 0
+        while start < len(calls):
+            end, size = start + 1, 0
+            while end < len(calls) and (size := size + len(requests[end])) <= _BATCH_BYTES:
+                end += 1
+            answers = self.ask_all(list(filter(None, requests[start:end])), timeout)
+            for call, request in zip(calls[start:end], requests[start:end]):
+                seconds = 0.0
+                if request:
+                    call.process = self
+                    call.begun()
+                    try:
+                        seconds, *answer = next(answers)
+                    except TimeoutError:
+                        raise DeadlineExceeded("--rm-timeout", timeout) from None
+                    call.process = None
+                    call.settle(*answer)
+                yield seconds
+            start = end
+
+    def _ask(self, request: tuple[Any, ...], timeout: float, flag: str) -> None:
+        """Send a request and wait for its completion."""
+        try:
+            _, word, *rest = self.ask(request, timeout)
+        except TimeoutError:
+            raise DeadlineExceeded(flag, timeout) from None
+        if word != "ok":
+            raise _error(*rest)
+
+
+def _error(kind: str, text: str, worker_traceback: str) -> Exception:
+    """Return an exception that reads like the exception raised in the worker."""
+    if kind.startswith("Plugin"):
+        error: Exception = PluginError(text)
+    else:
+        error = type(kind, (WorkerError,), {"__module__": "builtins"})(text)
+    error.worker_traceback = worker_traceback  # type: ignore[attr-defined]
+    return error
 
 
 class WorkerPool:
@@ -244,13 +391,13 @@ class WorkerPool:
         assert self._packed is not None
         if self._closed:
             raise WorkerDied("the run has ended")
-        process = RewardProcess()
+        process = RewardProcess(self._memory_limit)
         with self._lock:
             self._processes.add(process)
         try:
             if self._closed:  # close() may have run before the process was registered
                 raise WorkerDied("the run has ended")
-            process.begin(self._packed, self._memory_limit)
+            process.update(self._packed)
             for component in list(self._components):
                 with contextlib.suppress(Exception):  # the call that needs it loads again and reports
                     process.load(component)
@@ -285,4 +432,4 @@ def _settle(calls: Sequence[Call], error: Exception | None = None) -> None:
         if isinstance(outcome, BaseException):
             call.future.set_exception(outcome)
         else:
-            call.future.set_result(outcome or [])
+            call.future.set_result(outcome)

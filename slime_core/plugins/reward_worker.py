@@ -1,4 +1,4 @@
-"""Main loop of a reward worker process: read a call, score, write the answer (`procs/worker.py`).
+"""Main loop of a reward worker process: read a call, score, write the answer (`workers/process.py`).
 
 The worker resolves components from their specs; only settings, samples and answers are sent between processes.
 """
@@ -20,9 +20,9 @@ from typing import Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.adapters import RewardCaller
-from slime_core.plugins.messages import WorkerArgs, changes, restore, sample_state, unpack_args, update_args
 from slime_core.plugins.resolve import resolve
-from slime_core.procs.worker import serve
+from slime_core.workers.messages import WorkerArgs, changes, restore, sample_state, unpack_args
+from slime_core.workers.process import serve
 
 
 def main(descriptor: int) -> None:
@@ -34,10 +34,10 @@ class _Worker:
     """The components of one process, and the event loop for asynchronous components."""
 
     def __init__(self) -> None:
-        self._args: Any = None
+        self._packed = b""
+        self._args: dict[bytes, WorkerArgs] = {}
+        """Packed plugin options of a component -> settings with these options; the run's own under the empty key."""
         self._callers: dict[str, RewardCaller] = {}
-        self._own: list[tuple[WorkerArgs, Any]] = []
-        """Settings with the own plugin options of some components, and the options."""
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
 
@@ -52,30 +52,29 @@ class _Worker:
             problem = type(error).__name__, str(error), _users_traceback(error)
             return pickle.dumps((time.perf_counter() - began, "error", *problem))
 
-    def start(self, args: bytes, memory_limit: float | None) -> tuple[()]:
-        """Store the run's settings."""
+    def update(self, args: bytes, memory_limit: float | None) -> tuple[()]:
+        """Set the run's settings, in place in those that components hold."""
         if memory_limit is not None:
             limit = int(memory_limit * 2**30)
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        self._args = unpack_args(args)
-        return ()
-
-    def update(self, changed: bytes) -> tuple[()]:
-        """Apply settings that have changed since `start`."""
-        update_args(self._args, changed)
-        for args, options in self._own:
-            update_args(args, changed)
-            args.plugins = options
+        self._packed = args
+        for options in self._args:
+            self._settings(options)
         return ()
 
     def load(self, key: str, spec: str, group: bool, options: bytes) -> tuple[()]:
-        """Resolve a component and build it; `options` has the form of `calls.Component`."""
-        args = self._args
-        if options:
-            args = WorkerArgs(**{**vars(args), "_packed": dict(args._packed), "plugins": pickle.loads(options)})
-            self._own.append((args, args.plugins))
+        """Resolve a component and build it; `options` has the form of `pool.Component`."""
+        args = self._settings(options)
         self._callers[key] = RewardCaller(resolve("rewards", spec), args, inline=True, group=group)
         return ()
+
+    def _settings(self, options: bytes) -> Any:
+        """Return the settings of components with these plugin options, with the newest values."""
+        args = self._args.setdefault(options, WorkerArgs())
+        unpack_args(self._packed, args)
+        if options:
+            args.plugins = pickle.loads(options)
+        return args
 
     def score(self, key: str, states: bytes, evaluation: bool, seed: int) -> tuple[list[Any], list[dict[str, Any]]]:
         """Return the rewards, and the changes to each sample that the reward changed."""

@@ -1,8 +1,7 @@
-"""Processes of this host as `/proc` lists them: existence, start time and parent.
+"""Processes of this host as `/proc` lists them: existence and start time.
 
-Used by boards (is the process that published this still the same process?) and by the keepers of the cluster and of
-SGLang's servers. The keepers run this file outside of the package, so it imports only the standard library. The kernel
-reuses a process id after the process has ended, so a process is identified by its id and its birth.
+Boards and the actors of Ray ask whether the process that wrote something still runs. The kernel reuses a process id
+after the process has ended, so a process is identified by its id and its birth.
 """
 
 from __future__ import annotations

@@ -15,17 +15,15 @@ from typing import Any
 
 import psutil
 import pytest
+from slime_runs.processes import runs
 
 from slime_core.config import Args
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
-from slime_core.plugins.execution import Component, DeadlineExceeded
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.pool import WorkerPool
-from slime_core.plugins.workers.process import WorkerError
-from slime_core.procs.worker import Worker, WorkerDied
 from slime_core.types import Sample
-from slime_core.waits.processes import runs
+from slime_core.workers.pool import Component, DeadlineExceeded, WorkerError, WorkerPool
+from slime_core.workers.process import Worker, WorkerDied
 from tests.until import until
 
 REWARD = """
@@ -134,7 +132,7 @@ def workers() -> list[psutil.Process]:
 
 
 def _is_worker(words: list[str]) -> bool:
-    return "workers.main" in " ".join(words) and "--control" not in words  # that is its guard
+    return "reward_worker" in " ".join(words) and "--control" not in words  # that is its guard
 
 
 def jump(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +291,7 @@ async def test_calls_written_at_once_have_their_own_fates(
     ]  # fmt: skip
     sent = [asyncio.create_task(call.score([say(word, i)])) for i, word in enumerate(words)]
     await until(lambda: pool._queue.qsize() == len(words), "all calls to wait")
-    monkeypatch.setattr("slime_core.plugins.workers.pool._BATCH_S", 1e9)  # the one that holds was no fast one
+    monkeypatch.setattr("slime_core.workers.pool._BATCH_S", 1e9)  # the one that holds was no fast one
     written, run = list[int](), pool._run
 
     def counting(calls: Any, process: Any) -> Any:
@@ -439,7 +437,7 @@ import asyncio, sys
 from slime_core.config import Args
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.pool import WorkerPool
+from slime_core.workers.pool import WorkerPool
 from slime_core.types import Sample
 
 async def main():

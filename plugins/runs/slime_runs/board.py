@@ -1,12 +1,11 @@
-"""The board: a daemon thread that publishes this process's waits below the run directory, and watches them.
+"""The board: a daemon thread that publishes this process's waits below the run directory, for `slime why`.
 
     RUN_DIR/waits/<host>-<pid>.json     the waits; rewritten on change and as a heartbeat, removed at a clean end
     RUN_DIR/waits/<host>-<pid>.ask      request of `slime why --stacks` (from any node)
     RUN_DIR/waits/<host>-<pid>.stacks   answer of the board, which begins with the text of the request
 
-The launcher of a process calls `start_board` once per process of a run. Twice a second the board calls the watchdog,
-which looks for waits that have passed their deadline and for event loops that do not turn. If a process dies, its files
-stay; readers detect the death by the heartbeat and, on the same host, by the pid.
+`slime_core.waits.published` starts the board of each process of a run. If a process dies, its files stay; readers
+(`boards.py`) detect the death by the heartbeat and, on the same host, by the pid.
 """
 
 from __future__ import annotations
@@ -21,16 +20,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from slime_core.waits import watchdog
-from slime_core.waits.processes import birth
-from slime_core.waits.stacks import BOARD, stacks
-from slime_core.waits.stalls import WAITS, loops_of, set_home
-from slime_core.waits.table import Wait, current, forget_all, last_progress, limit_user_code
-
-if TYPE_CHECKING:
-    from slime_core.protocols import Args
+from slime_core.waits.table import Wait, current, last_progress
+from slime_runs.processes import birth
+from slime_runs.stacks import BOARD, stacks
+from slime_runs.stalls import WAITS, loops_of, set_home
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +80,6 @@ class Board:
                 self._failed = True
 
     def _turn(self) -> None:
-        watchdog.look(current())
         signature = self._sign()
         age = time.monotonic() - self._written
         if age >= HEARTBEAT or (signature != self._signature and age >= _BETWEEN):
@@ -206,23 +200,9 @@ def start_board(run_dir: Path | str, role: str) -> Board:
     if _board is not None:
         stop_board()
     set_home(Path(run_dir), role)
-    watchdog.asked_to_end(None)
     _board = Board(Path(run_dir), role)
     _board.start()
     return _board
-
-
-@contextmanager
-def published(args: Args, role: str) -> Iterator[None]:
-    """Start the board with a run's settings (`run_dir`, `user_code_timeout`), and stop it at the end."""
-    assert args.run_dir is not None, "every command that runs has one"
-    start_board(args.run_dir, role)
-    limit_user_code(args.user_code_timeout)
-    try:
-        yield
-    finally:
-        limit_user_code(None)
-        stop_board()
 
 
 def stop_board() -> None:
@@ -234,13 +214,21 @@ def stop_board() -> None:
         set_home(None)
 
 
+@contextmanager
+def published(run_dir: Path, role: str) -> Iterator[None]:
+    """Publish until the end of the block; the entry point of `slime.boards`."""
+    start_board(run_dir, role)
+    try:
+        yield
+    finally:
+        stop_board()
+
+
 def _in_child() -> None:
     """Disable the board in a forked child, which has no waits and is not the run."""
     global _board
     _board = None
     set_home(None)
-    forget_all()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_in_child)

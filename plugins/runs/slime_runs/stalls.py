@@ -1,8 +1,8 @@
 """The stall report, written when a wait has passed its deadline and before the wait is abandoned.
 
 `RUN_DIR/stalls/<time>-<what>.txt` has the waits and stacks of this process and the last state of other processes'
-boards. The watchdog and the owners of deadlines (`within`, `call_within`, the schedule) call this module. A process
-without a board, which belongs to no run directory, writes no report, and its messages name none.
+boards. `slime_core.waits.gave_up` calls `stall_report`. A process without a board, which belongs to no run directory,
+writes no report, and its messages name none.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import re
 import time
 from pathlib import Path
 
-from slime_core.waits.stacks import stacks
+from slime_core.waits import report_by
 from slime_core.waits.table import Wait, current, last_progress
+from slime_runs.stacks import stacks
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,7 @@ def set_home(run_dir: Path | None, role: str = "") -> None:
     """Set the run directory for reports; the board calls this when it starts and stops."""
     global _home, _role, _written
     _home, _role, _written = run_dir, role, 0
-
-
-def gave_up(what: str, seconds: float | None, detail: str = "") -> str:
-    """Return the text of an error about a wait that passed its deadline; write the report that the text names."""
-    passed = "" if seconds is None else f" within {seconds:g} s"
-    path = stall_report(what, detail)
-    return f"{what}: not done{passed}{f' ({detail})' if detail else ''}{f'; waits and stacks: {path}' if path else ''}"
+    report_by(None if run_dir is None else stall_report)
 
 
 def stall_report(what: str, detail: str = "") -> Path | None:

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slime_core.procs.guard import relay
+from slime_core.workers.guard import relay
 
 MARK = "SLIME_STARTED_BY"
 OUTPUT = 16 << 20

@@ -1,6 +1,6 @@
 """The guard: a program that runs one command and leaves no process of it behind, however command, owner or guard end.
 
-`guarded.Guarded` starts it as `python guard.py OPTIONS -- COMMAND`; it uses the standard library only. The guard is two
+`process.Guarded` starts it as `python guard.py OPTIONS -- COMMAND`; it uses the standard library only. The guard is two
 processes. The first watches the owner and runs the second. The second watches the first and runs the command. If either
 is killed, the other cleans up. Both are subreapers (prctl(2)): a descendant whose parent dies becomes their child. So
 the guard also finds a descendant that changed its process group, session or parent, and a guard without children has no
