@@ -155,4 +155,4 @@ benchmarks: install
 	    $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < benchmarks/summary$(OF_DEVICE).txt
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG_VENV) outputs docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
