@@ -1,4 +1,4 @@
-"""Whether a script, flag or name of THUDM/slime works here; `make docs` builds the page `migrating.md` of the tables."""
+"""Whether a script, flag or name of THUDM/slime works here; `make docs` builds `migrating.md` of the tables."""
 
 from __future__ import annotations
 
