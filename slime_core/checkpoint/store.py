@@ -287,7 +287,7 @@ def verify(directory: Path) -> Path:
     ledger = read_commit(directory)
     if ledger is not None:
         last, segments = SegmentRef.of(ledger["segment"]), segments_of(directory)
-        if (segments / last.name).is_file():  # if it is elsewhere, a new ledger begins (`rollout.stage_state`)
+        if (segments / last.name).is_file():  # if it is elsewhere, a new ledger begins (`rollout.state`)
             read_chain(segments, last)
     return directory
 

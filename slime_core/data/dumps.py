@@ -21,8 +21,8 @@ import orjson
 from slime_core.data.dataset import exact_json
 from slime_core.errors import DataError, RecordError, RolloutError
 from slime_core.protocols import Args, RolloutTraits
-from slime_core.routed_experts import json_default
-from slime_core.types import Group, RolloutFnTrainOutput, Sample
+from slime_core.sample import Group, RolloutFnTrainOutput, Sample
+from slime_core.sample.routed_experts import json_default
 
 _VERSION = "rollout_weight_version"
 _LONGEST = 64 << 20

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from slime_core.types import Group
+from slime_core.sample import Group
 
 DRAWN, GENERATING, SCORED, BUFFERED, RECYCLED, TAKEN = "drawn", "generating", "scored", "buffered", "recycled", "taken"
 TRAINED, DROPPED, SKIPPED = "trained", "dropped", "skipped"

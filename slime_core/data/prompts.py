@@ -20,7 +20,7 @@ from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.protocols import Args, BufferFilter, GroupBuffer
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

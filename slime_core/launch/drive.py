@@ -31,7 +31,7 @@ from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
 from slime_core.protocols import Args
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_core.weights.sync import WeightReceiver, WeightSync
 
 

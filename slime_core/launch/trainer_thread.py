@@ -5,7 +5,7 @@
     main thread      loop.train (a coroutine)
     trainer thread   Learner.train, WeightSync.push, Journal      one call at a time
     stage threads    RolloutStage.generate_groups, evaluate       wait for the loop thread
-    loop thread      engine, generate functions, rewards          takes turns (`rollout.loop_thread`)
+    loop thread      engine, generate functions, rewards          takes turns (`rollout.event_loop`)
 
 `launch.drive` moves the stages of the loop into this thread. A call cannot be interrupted. `close` waits for the
 running call up to a deadline, and then leaves the thread to end with the process.
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from slime_core.launch.device import current_device, use_device
 from slime_core.loop import Stages
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_core.waits import waiting
 
 T = TypeVar("T")

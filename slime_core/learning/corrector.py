@@ -17,7 +17,7 @@ from slime_core.learning.corrections import Correction, CorrectionInputs, Correc
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.corrections import mismatch_metrics
 from slime_core.protocols import Args, LossInputs
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 Corrected = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 """[T] policy loss, [T] mask, metrics of [T]."""

@@ -27,7 +27,7 @@ from slime_core.learning.report import TrainedRollout, log_prob_gap, rollout_rep
 from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_core.waits import named
 
 logger = logging.getLogger(__name__)

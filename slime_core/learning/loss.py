@@ -19,7 +19,7 @@ from slime_core.learning.tensors import Column, Denominators, TrainTensors, gath
 from slime_core.ops.masking import weighted_sum
 from slime_core.ops.ratios import kl_estimate, ratio_from_kl, token_kl
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 if TYPE_CHECKING:
     from slime_core.learning.corrector import Corrector

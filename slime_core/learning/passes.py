@@ -24,7 +24,7 @@ from slime_core.learning.loss import Loss
 from slime_core.learning.packing import RankSchedule
 from slime_core.learning.tensors import Column, Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, Trainer
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 DataPostprocess = Callable[..., object]
 """Caller of the hook `slime_train_data`: (*, args, rollout_id, rollout_data), which may change the data in place."""

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from slime_core.data.dumps import dump_path, to_json, write_lines
-from slime_core.fan_out import sibling_counts, weighted_mean
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.masking import masked, weighted_sum
 from slime_core.protocols import StepResult, Trainer
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.fan_out import sibling_counts, weighted_mean
 
 GAP = "train/train_rollout_logprob_abs_diff"
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from slime_core.errors import TrainError
 from slime_core.models.family import RoutedLayers
-from slime_core.routed_experts import FREE, RoutedExperts
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import FREE, RoutedExperts
 
 
 def routing_arrays(batch: TrainBatch, model: RoutedLayers) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ import torch
 from slime_core.errors import TrainError
 from slime_core.learning.packing import RankSchedule
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult, Trainer
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 
 def take_steps(

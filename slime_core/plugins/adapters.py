@@ -32,8 +32,7 @@ from slime_core.plugins.signatures import (
     unbound,
 )
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
-from slime_core.sample import LARGEST_SCORE, is_score
-from slime_core.types import Sample
+from slime_core.sample import LARGEST_SCORE, Sample, is_score
 from slime_core.waits import Overdue, by_deadline, placed, waiting
 from slime_core.workers.call import DeadlineExceeded, Slots, awaited, contained, on_thread
 from slime_core.workers.pool import LOAD_DEADLINE, Component

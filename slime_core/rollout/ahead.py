@@ -1,6 +1,6 @@
 """`Ahead`: generation during training (`--async`), on top of the same rollout stage as in synchronous runs.
 
-The stage's event loop runs in its own thread (`rollout.loop_thread`), so a weight update or an evaluation need not wait
+The stage's event loop runs in its own thread (`rollout.event_loop`), so a weight update or an evaluation need not wait
 for the end of a rollout. With `--async-mode one-step` the next rollout is generated while the trainer trains on the
 last one. Each rollout is one call, as in a run without `--async`, so every rollout function works. With
 `--update-weights-interval 1`, and v the weight version that generates::
@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
-from slime_core.rollout.open_groups import OpenGroup
-from slime_core.rollout.parts import RolloutResult
+from slime_core.rollout.stage import RolloutResult
 from slime_core.rollout.staleness import Verdict, judge, mask_old_tokens, retries, staleness_metrics, version_span
-from slime_core.types import Group
+from slime_core.rollout.state import OpenGroup
+from slime_core.sample import Group
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
-from slime_core.rollout.contracts import first_number
 from slime_core.rollout.deadlines import ended, some_done
 from slime_core.rollout.fate import Outcome, given_back, restarted
-from slime_core.rollout.open_groups import (
+from slime_core.rollout.pool import Finished, Flight, Pool, RolloutContext, first_number
+from slime_core.rollout.state import (
     ASIDE,
     IN_FLIGHT,
     WAITING,
@@ -47,13 +47,11 @@ from slime_core.rollout.open_groups import (
     finished_to_open,
     flight_to_open,
 )
-from slime_core.rollout.pool import Finished, Flight, Pool
-from slime_core.rollout.schedule import RolloutContext
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.waits import waiting
 
 OWNER = "continuous"
-"""Owner name of the groups that `GroupProducer` holds (`rollout.open_groups`)."""
+"""Owner name of the groups that `GroupProducer` holds (`rollout.state`)."""
 
 
 class Taken(NamedTuple):
@@ -133,7 +131,8 @@ class GroupProducer(Pool):
             resize(flight.unfinished - 1)
             self.bell.set()
 
-        return {"begins": partial(resize, size), "sample_done": sample_done}
+        again = {} if self.args.group_timeout is None else {"again": partial(resize, size)}
+        return {"sample_done": sample_done, **again}
 
     # -- deciding ------------------------------------------------------------------------------------
 
@@ -219,6 +218,8 @@ class GroupProducer(Pool):
             while True:
                 if (room := self.room()) > 0:
                     self.draw(room)
+                    while self.ready:
+                        self.decide(self.ready.popleft())
                     self.bell.set()  # groups that were drawn already finished may leave room for more
                 self._news.set()
                 if self.flights:

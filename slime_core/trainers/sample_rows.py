@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from slime_core.errors import TrainError
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 
 @dataclass(frozen=True)

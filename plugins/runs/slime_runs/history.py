@@ -30,8 +30,7 @@ from slime_core.data.ledger import (
 )
 from slime_core.data.ledger_files import Segment, SegmentRef, read_chain, read_commit, read_regular, segments_of
 from slime_core.errors import CheckpointError
-from slime_core.rollout.open_groups import OPEN_GROUPS_FILE
-from slime_core.rollout.stage_state import STATE_FILE, group_indices
+from slime_core.rollout.state import OPEN_GROUPS_FILE, STATE_FILE, group_indices
 
 Event = dict[str, Any]
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from slime_core.text import one_line, plain
 from slime_runs.run import Run, StoredSample
 from slime_runs.shadows import in_words

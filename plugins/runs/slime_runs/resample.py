@@ -21,8 +21,8 @@ from slime_core.observability.run_dir import CONFIG
 from slime_core.protocols import Args
 from slime_core.rollout.evaluate import dataset_args, eval_sampling_params
 from slime_core.rollout.generate import sampling_seed, train_sampling_params
-from slime_core.rollout.schedule import RolloutContext
-from slime_core.types import Group, RolloutFnEvalOutput, Sample
+from slime_core.rollout.pool import RolloutContext
+from slime_core.sample import Group, RolloutFnEvalOutput, Sample
 from slime_runs.index import Entry, Filter
 from slime_runs.prefix import Beginning, beginning, begun
 from slime_runs.run import Run, RunError, StoredSample

@@ -19,7 +19,7 @@ from slime_core.data.dumps import (
     write_samples,
 )
 from slime_core.errors import DataError, RolloutError
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 
 class _NotAPlainValue:

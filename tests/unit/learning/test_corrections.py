@@ -22,7 +22,7 @@ from slime_core.learning.reducers import constant
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.masking import AllReduce
 from slime_core.protocols import MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 torch.set_num_threads(1)
 

@@ -16,7 +16,7 @@ from slime_core.learning.loss import PolicyLoss
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops import masked_gae, token_rewards
 from slime_core.protocols import AdvantageInputs, Advantages, MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from tests.toy_trainer import Ranks, ToyTrainer, make_args, make_batch
 
 torch.set_num_threads(1)

@@ -12,8 +12,8 @@ from slime_testing_contracts.tiny import tiny_moe_model
 from slime_core.errors import TrainError
 from slime_core.learning.routing import routing_arrays
 from slime_core.models.family import RoutedLayers, routed_layers
-from slime_core.routed_experts import FREE, RoutedExperts, json_default
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import FREE, RoutedExperts, json_default
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from slime_runs.history import read_history, replay
 
 from slime_core.data.ledger_files import LEDGER_FILE, SEGMENTS
 from slime_core.errors import CheckpointError, RolloutError
-from slime_core.rollout.open_groups import OPEN_GROUPS_FILE, OpenGroup
-from slime_core.types import Group, Sample
+from slime_core.rollout.state import OPEN_GROUPS_FILE, OpenGroup
+from slime_core.sample import Group, Sample
 from tests.unit.checkpoint.ledger_run import BATCH, LedgerRun, check
 
 
@@ -241,7 +241,7 @@ def test_what_the_disk_refuses_is_kept_for_the_next_commit(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("slime_core.rollout.stage_state.write_segment", full)
+        patch.setattr("slime_core.rollout.state.write_segment", full)
         with pytest.raises(CheckpointError, match="No space left"):
             run.commit(1)
     assert check(run.commit(1)).problems == []

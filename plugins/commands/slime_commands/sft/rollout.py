@@ -16,15 +16,14 @@ from typing import Any
 from slime_commands.sft.demonstrations import Piece, conversation_pieces, end_of_turn
 from slime_commands.sft.mask_types import apply_type
 from slime_commands.sft.sampled_rows import SampledRow
-from slime_core import provenance
 from slime_core.data.control_tokens import quoted_messages
 from slime_core.data.rows import is_conversation
 from slime_core.data.tokenizer import encode_rendered, load_tokenizer
 from slime_core.data.tools import prompt_tools
 from slime_core.errors import ConfigError, DataError
 from slime_core.protocols import Args, RolloutTraits, declares
-from slime_core.provenance import Source, Span, joined
-from slime_core.types import RolloutFnTrainOutput, Sample, SampleStatus
+from slime_core.sample import RolloutFnTrainOutput, Sample, SampleStatus, provenance
+from slime_core.sample.provenance import Source, Span, joined
 
 logger = logging.getLogger(__name__)
 

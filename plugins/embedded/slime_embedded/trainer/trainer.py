@@ -21,9 +21,9 @@ from slime_core.models.family import decoder_shape
 from slime_core.models.hf_io import read_weights
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
+from slime_core.sample import TrainBatch
 from slime_core.trainers.sample_rows import left_out
 from slime_core.trainers.settings import Role
-from slime_core.types import TrainBatch
 from slime_embedded import kernels
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import model_files, state

@@ -126,7 +126,7 @@ def _score(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
     from pathlib import Path
 
     from slime_core.errors import ConfigError
-    from slime_core.types import Sample, SampleStatus
+    from slime_core.sample import Sample, SampleStatus
     from slime_runs.inspect.reward_replay import Saved
 
     settings = _settings(rest)

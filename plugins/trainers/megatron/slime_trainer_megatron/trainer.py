@@ -23,8 +23,8 @@ from slime_core.plugins.hooks import Hooks, bare_manager, implement
 from slime_core.plugins.kinds import hook_flags
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
+from slime_core.sample import TrainBatch
 from slime_core.trainers.settings import Role
-from slime_core.types import TrainBatch
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config
 from slime_trainer_megatron.checkpoints import checkpoint

@@ -20,17 +20,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from slime_core import provenance
-from slime_core.call_counters import PrefixCacheInfo as PrefixCacheInfo
-from slime_core.call_counters import SpecInfo as SpecInfo
-from slime_core.multimodal import image_ref, image_url, images_of
-from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
-from slime_core.routed_experts import routed_experts_after_call
-from slime_core.sampled_among import kept_after_call
+from slime_core.sample import provenance
+from slime_core.sample.call_counters import PrefixCacheInfo as PrefixCacheInfo
+from slime_core.sample.call_counters import SpecInfo as SpecInfo
+from slime_core.sample.multimodal import image_ref, image_url, images_of
+from slime_core.sample.provenance import NOT_SAMPLED, Source, Span, Spans
+from slime_core.sample.routed_experts import routed_experts_after_call
+from slime_core.sample.stored import Attributes, field_values, plain_values
 from slime_core.secrets import hidden
-from slime_core.stored_sample import Attributes, field_values, plain_values
 
 if TYPE_CHECKING:
     from slime_core.protocols import Args
@@ -236,7 +236,7 @@ class Sample(Attributes):
         kept = _listed(self.rollout_top_p_token_ids), _listed(self.rollout_top_p_token_offsets)
         if trainable and tokens:
             mask = self.loss_mask or [1] * self.response_length
-            kept = kept_after_call(kept, mask, tokens, meta_info.get("output_token_sampling_mask"))
+            kept = _kept_after_call(kept, mask, tokens, meta_info.get("output_token_sampling_mask"))
         elif kept[1] is not None:
             kept = kept[0], [*kept[1], *[kept[1][-1]] * len(tokens)]
         if not self.response_length:  # the response follows the prompt that the caller set
@@ -433,6 +433,33 @@ def _listed(column: Any) -> list[int] | None:
     """Return the column as a list; THUDM/slime's code may also pass tensors."""
     found: list[int] | None = column.tolist() if hasattr(column, "tolist") else column
     return found
+
+
+_Kept: TypeAlias = tuple[list[int] | None, list[int] | None]
+
+
+def _kept_after_call(
+    kept: _Kept, loss_mask: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[int]] | None
+) -> _Kept:
+    """Return the candidate ids and their offsets after `tokens` were sampled; unknown for all if unknown for one token.
+
+    Args:
+        kept: Ids, token after token, and [tokens + 1] offsets of the response so far; (None, None) if unknown.
+        loss_mask: Mask of the response so far; if none of it was sampled, the columns begin here.
+        tokens: Appended tokens.
+        rows: Ids that each token was sampled among; an empty row stands for all ids.
+
+    Raises:
+        ValueError: The rows do not belong to the tokens.
+    """
+    ids, offsets = kept[0] or [], kept[1]
+    if offsets is None and rows is not None and not any(loss_mask):
+        offsets = [0] * (len(loss_mask) + 1)
+    if offsets is None or rows is None:
+        return None, None
+    if len(rows) != len(tokens) or any(row and token not in row for token, row in zip(tokens, rows)):
+        raise ValueError(f"output_token_sampling_mask does not have the {len(tokens)} sampled tokens")
+    return [*ids, *chain.from_iterable(rows)], [*offsets[:-1], *accumulate(map(len, rows), initial=offsets[-1])]
 
 
 Group: TypeAlias = list[Sample]

@@ -15,12 +15,11 @@ from slime_testing_contracts.tiny_vision import write_image
 from slime_core.config import Args
 from slime_core.data.dumps import read_samples, write_samples
 from slime_core.errors import RolloutError
-from slime_core.multimodal import TrainInputs, image_bytes, image_ref, image_url, open_image
 from slime_core.rollout.batch import make_batch
-from slime_core.rollout.columns import multimodal_column
-from slime_core.routed_experts import json_default
-from slime_core.sample import Sample, SampleStatus
-from slime_core.types import TrainBatch
+from slime_core.sample import Sample, SampleStatus, TrainBatch
+from slime_core.sample.columns import multimodal_column
+from slime_core.sample.multimodal import TrainInputs, image_bytes, image_ref, image_url, open_image
+from slime_core.sample.routed_experts import json_default
 
 
 def finished(index: int, image: Path | None = None) -> Sample:

@@ -12,8 +12,8 @@ from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.learning.tensors import TrainTensors
 from slime_core.rollout.batch import make_batch
-from slime_core.rollout.columns import batch_from_columns, version_column
-from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
+from slime_core.sample import NOT_SAMPLED, Sample, TrainBatch
+from slime_core.sample.columns import batch_from_columns, version_column
 
 ARGS = Args(reward_key=None)
 

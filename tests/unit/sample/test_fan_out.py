@@ -20,7 +20,6 @@ from slime_corrections.mis import MismatchImportanceSampling
 from slime_corrections.truncated import TruncatedImportanceSampling
 
 from slime_core.config.schema import Args
-from slime_core.fan_out import execution_rewards, executions, shares, sibling_counts
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
@@ -33,8 +32,8 @@ from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.fate import spread
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.staleness import staleness_metrics
-from slime_core.sample import PrefixCacheInfo, SpecInfo
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, PrefixCacheInfo, Sample, SampleStatus, SpecInfo
+from slime_core.sample.fan_out import execution_rewards, executions, shares, sibling_counts
 from tests.toy_trainer import VOCAB, Ranks, ToyTrainer, make_args
 
 torch.set_num_threads(1)

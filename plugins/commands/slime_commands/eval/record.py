@@ -24,7 +24,7 @@ from typing import IO, Any
 from slime_core.data.dataset import exact_json
 from slime_core.data.dumps import to_json, write_lines
 from slime_core.errors import DataError, RecordError
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 from slime_core.waits import waiting
 
 SCHEMA = 1

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from slime_core.config import Args
-from slime_core.routed_experts import FREE, RoutedExperts
 from slime_core.sample import Sample
+from slime_core.sample.routed_experts import FREE, RoutedExperts
 
 LAYERS, TOP_K = 3, 2
 

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import RolloutError
-from slime_core.multimodal import IMAGES, TrainInputs
-from slime_core.routed_experts import RoutedExperts
-from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
+from slime_core.sample.multimodal import IMAGES, TrainInputs
+from slime_core.sample.provenance import NOT_SAMPLED
+from slime_core.sample.routed_experts import RoutedExperts
+from slime_core.sample.sample import Sample
+from slime_core.sample.types import TrainBatch
 
 REQUIRED = ("tokens", "response_lengths", "rewards", "loss_masks")
 """Required columns, which have no default."""

@@ -10,10 +10,10 @@ import copy
 from collections.abc import Mapping
 from typing import Any, Self
 
-from slime_core import provenance
-from slime_core.call_counters import PrefixCacheInfo, SpecInfo
-from slime_core.multimodal import TrainInputs, inputs_to_json
-from slime_core.routed_experts import RoutedExperts
+from slime_core.sample import provenance
+from slime_core.sample.call_counters import PrefixCacheInfo, SpecInfo
+from slime_core.sample.multimodal import TrainInputs, inputs_to_json
+from slime_core.sample.routed_experts import RoutedExperts
 
 _WRITERS: Mapping[str, Any] = {
     "status": lambda status: status.value,

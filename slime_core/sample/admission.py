@@ -28,10 +28,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
-from slime_core import provenance
 from slime_core.errors import PluginError
-from slime_core.provenance import NOT_SAMPLED, POSITIVE_LOG_PROB, TRAINABLE, Source, Spans
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import provenance
+from slime_core.sample.provenance import NOT_SAMPLED, POSITIVE_LOG_PROB, TRAINABLE, Source, Spans
+from slime_core.sample.sample import Sample, SampleStatus
 
 WHERE = "admission"
 """`metadata["failure"]["where"]` of samples that are refused."""

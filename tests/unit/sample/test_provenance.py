@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core import provenance
-from slime_core.provenance import NOT_SAMPLED, Source, Span
+from slime_core.sample import provenance
+from slime_core.sample.provenance import NOT_SAMPLED, Source, Span
 
 SPANS = st.lists(
     st.builds(Span, st.sampled_from(Source), st.integers(1, 5), st.sampled_from(["", "a", "b"])), max_size=8

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.config import Args
-from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
+from slime_core.sample import NOT_SAMPLED, Sample, TrainBatch
 
 
 def _sampled(tokens, **meta):

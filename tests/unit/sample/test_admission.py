@@ -11,11 +11,12 @@ import pytest
 import torch
 from slime_agent_base_url.trajectory import Trajectory
 
-from slime_core import Sample, SampleStatus, admission
+from slime_core import Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import RolloutError
-from slime_core.provenance import NOT_SAMPLED, Source, Span
 from slime_core.rollout.batch import make_batch
+from slime_core.sample import admission
+from slime_core.sample.provenance import NOT_SAMPLED, Source, Span
 from tests.sweeps import sweep
 
 ARGS = Args(reward_key=None)

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from slime_commands.eval.record import EvalRecord, read_groups, read_state
 
 from slime_core.errors import DataError
-from slime_core.rollout.eval_record import EvalRecord, read_groups, read_state
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 
 
 def group(number: int, size: int = 2) -> Group:

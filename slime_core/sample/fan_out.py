@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from operator import mul
 from typing import TYPE_CHECKING
 
-from slime_core.sample import Group, Sample
+from slime_core.sample.sample import Group, Sample
 
 if TYPE_CHECKING:
     from slime_core.protocols import Args
