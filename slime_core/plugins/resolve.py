@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slime_core.distributions import normalized
+from slime_core.distributions import entry_points, normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError
 from slime_core.plugins.compat import check_api
 from slime_core.plugins.kind import HookFlag, Kind
@@ -78,6 +80,7 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
         ref = replace(inner.ref, prefix=prefix + inner.ref.prefix)
         return Resolved(wrapped, ref, kind, spec, origin)
     obj, ref, module = _load(row, spec, origin, registry)
+    obj = _adapted(row, obj)
     check_api(row, obj, module, ref, origin)
     check_signature(row, obj, _subject(row, spec, origin))
     if row.traits is not None:
@@ -158,7 +161,7 @@ def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple
         if match["attr"]:
             obj = attribute(module, match["attr"], subject)
         else:
-            obj = canonical_attribute(module, row, subject, lambda found: fits(row, found))
+            obj = canonical_attribute(module, row, subject, lambda found: fits(row, _adapted(row, found)))
         target = f"{match['file']}:{match['attr'] or getattr(obj, '__name__', '')}"
         return obj, _path_ref(row, spec, target, module), module
     ref = find(row.name, spec, origin=origin, registry=registry)
@@ -173,6 +176,18 @@ def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple
         return ref.registered, ref, None
     obj, module = load_ref(ref, row, _prefixed(origin, ref.label))
     return obj, replace(ref, source_file=_module_file(module)), module
+
+
+def _adapted(kind: Kind, obj: Any) -> Any:
+    """Return the object in its kind's form, if a plugin recognises the signature that it has instead."""
+    return next((found for adapt in _adapters(kind.name) if (found := adapt(obj)) is not None), obj)
+
+
+@cache
+def _adapters(kind: str) -> list[Callable[[Any], Any]]:
+    """Return the functions that installed distributions offer for a kind in the group `slime.signatures`."""
+    allow = current_registry().allow
+    return [e.load() for name, e, dist in entry_points("slime.signatures") if name == kind and allow.allows(name, dist)]
 
 
 def _prefix(row: Kind, spec: str, registry: Registry | None) -> str:
