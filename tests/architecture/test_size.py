@@ -21,7 +21,7 @@ NOT_OF_THE_DEMO = (
     "slime_core.launch.follow",
     "slime_core.launch.trainer_thread",
     "slime_core.rollout.producer",
-    "slime_command_models",
+    "slime_commands.models",
     "slime_embedded.trainer.lora",
     "slime_core.tools",
 )
