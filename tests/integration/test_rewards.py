@@ -135,3 +135,13 @@ def test_a_reward_of_another_project_and_what_check_says_of_it(tiny: TinyRun, sl
     found = samples(tmp_path / "run")
     assert {sample["reward"] for sample in found} <= {0.0, 1.0}
     assert {sample["status"] for sample in found} <= {"completed", "truncated"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["math", "exact", "deepscaler", "random"])
+def test_a_built_in_reward_of_one_sample_with_group_rm(name: str, tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    argv = tiny.argv(tmp_path / "run", **SHORT, rm_type=name, group_rm=True)
+    done = slime("train", *argv)
+    assert "scores one 'sample' at a time, so --group-rm has no effect" in done.stderr
+    assert {sample["status"] for sample in samples(tmp_path / "run")} <= {"completed", "truncated"}
+    assert all(sample["reward"] is not None for sample in samples(tmp_path / "run"))
