@@ -143,5 +143,5 @@ def test_a_built_in_reward_of_one_sample_with_group_rm(name: str, tiny: TinyRun,
     argv = tiny.argv(tmp_path / "run", **SHORT, rm_type=name, group_rm=True)
     done = slime("train", *argv)
     assert "scores one 'sample' at a time, so --group-rm has no effect" in done.stderr
-    assert {sample["status"] for sample in samples(tmp_path / "run")} <= {"completed", "truncated"}
-    assert all(sample["reward"] is not None for sample in samples(tmp_path / "run"))
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["rollout/raw_reward"] >= 0.0
