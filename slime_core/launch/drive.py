@@ -143,7 +143,7 @@ async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int) ->
         await loop.answer(stages.rollout.start())
         with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
             draining.on_ask(parts.stage.interrupt)
-            stages = replace(stages, stop=lambda: draining.asked)
+            stages = replace(stages, stop=draining.stops)
             try:
                 return await loop.train(args, timed_stages(stages, args, start), start)
             except parts.survives as error:

@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from slime_core.errors import rollout_name
 from slime_core.launch.device import current_device, use_device
 from slime_core.loop import Stages
 from slime_core.sample import TrainBatch
@@ -87,7 +88,7 @@ class _InThread:
         """Run all optimizer steps of one rollout."""
         learner: Any = self._stages.learner
         found: dict[str, float] = await self._call(
-            f"training on rollout {rollout_id}", lambda: learner.train(rollout_id, batch)
+            f"training on {rollout_name(rollout_id)}", lambda: learner.train(rollout_id, batch)
         )
         return found
 
@@ -107,4 +108,4 @@ class _InThread:
 
     async def save(self, rollout_id: int) -> None:
         """Commit a checkpoint."""
-        await self._call(f"the commit of rollout {rollout_id}", lambda: self._stages.journal.save(rollout_id))
+        await self._call(f"the commit of {rollout_name(rollout_id)}", lambda: self._stages.journal.save(rollout_id))

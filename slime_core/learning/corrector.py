@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from slime_core.errors import PluginError, TrainError
+from slime_core.errors import PluginError, TrainError, rollout_name
 from slime_core.learning.corrections import Correction, CorrectionInputs, CorrectionOutputs
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.corrections import mismatch_metrics
@@ -56,7 +56,7 @@ class Corrector:
         """
         if tensors.rollout_log_probs is None:
             raise TrainError(
-                f"rollout {batch.rollout_id}: off-policy corrections compare the trainer with the engine, but the"
+                f"{rollout_name(batch.rollout_id)}: off-policy corrections compare the trainer with the engine, but the"
                 " samples carry no rollout_log_probs; the generate function must record them"
             )
         train = tensors.old_log_probs if tensors.train_log_probs is None else tensors.train_log_probs

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slime_core.errors import RolloutError
+from slime_core.errors import RolloutError, rollout_name
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
 from slime_core.rollout.fate import baseline_reward
 from slime_core.rollout.reward import number_problem
@@ -71,7 +71,7 @@ def make_batch(
     lists = [_flatten(group) for group in groups]
     samples = [sample for members in lists for sample in members]
     if not samples:
-        raise RolloutError(f"rollout {rollout_id} returned no samples; nothing to train on")
+        raise RolloutError(f"{rollout_name(rollout_id)} returned no samples; nothing to train on")
     refuse_bad(args, rollout_id, samples)
     if convert_samples is not None:
         return _masked(
@@ -148,10 +148,10 @@ def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
     first = refused[0]
     reason = f"sample {first.index}: {first.metadata['failure']['error']}"
     if len(refused) == len(samples):
-        raise RolloutError(f"rollout {rollout_id}: cannot train on any of its {len(samples)} samples; {reason}")
+        raise RolloutError(f"{rollout_name(rollout_id)}: cannot train on any of its {len(samples)} samples; {reason}")
     logger.warning(
-        "rollout %d: %d of %d samples cannot be trained on and count as failed; %s",
-        rollout_id, len(refused), len(samples), reason,
+        "%s: %d of %d samples cannot be trained on and count as failed; %s",
+        rollout_name(rollout_id), len(refused), len(samples), reason,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.protocols import Args
 from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
 from slime_core.sample import Group
@@ -93,7 +93,7 @@ async def _run_in_time(
     group: Group,
     params: dict[str, Any],
     *,
-    rollout_id: int | None,
+    rollout_id: int,
     evaluation: bool = False,
     again: Callable[[], None] = lambda: None,
     **keywords: Any,
@@ -103,9 +103,9 @@ async def _run_in_time(
     `again` is called before every try but the first.
     """
     policy = runner.args.group_timeout_policy
-    name = f"group {group[0].group_index} of rollout {rollout_id}"
+    name = f"group {group[0].group_index} of {rollout_name(rollout_id)}"
     if evaluation:
-        name = f"evaluated group {group[0].group_index} at rollout {rollout_id}"
+        name = f"evaluated group {group[0].group_index} at {rollout_name(rollout_id)}"
         policy = "shrink" if policy in ("substitute", "drop") else policy
     keywords |= {"rollout_id": rollout_id, "evaluation": evaluation}
     tries = 1 + (runner.args.group_timeout_retries if policy == "retry" else 0)

@@ -260,8 +260,8 @@ class SampleRunner:
         given_id, drawn = sample.rollout_id, Drawn.of(sample)
         try:
             with waiting(generator.label, deadline=self.args.rollout_timeout, then="the sample fails"):
-                call = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
-                result = await by_deadline(asyncio.create_task(call), self.args.rollout_timeout)
+                asked = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
+                result = await by_deadline(asyncio.create_task(asked), self.args.rollout_timeout)
         except BaseException as error:
             if not _begins_with(sample, given, prompt_length):  # cut off while it changed the sample
                 sample.tokens, sample.response_length = given[:prompt_length], 0

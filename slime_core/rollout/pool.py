@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
-from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.rollout import staleness
 from slime_core.rollout.deadlines import Bell, Interruptible, ended, group_runner, some_done
@@ -359,7 +359,7 @@ class Pool:
         so = f"{why}, so it has {usable} groups instead of {args.rollout_batch_size}"
         self._shrink(usable)
         self.context.ledger.short(self.rollout_id, so if self.endless else why)
-        logger.warning("rollout %d: %s", self.rollout_id, so)
+        logger.warning("%s: %s", rollout_name(self.rollout_id), so)
 
     def _shrink(self, usable: int) -> None:
         raise NotImplementedError
@@ -373,7 +373,7 @@ class Pool:
         else:
             counted, causes = f"{self.num_drawn} groups drawn and only {waiting} kept", "fail or come back aborted"
         return RolloutError(
-            f"rollout {self.rollout_id}: {counted} (not kept: {self.context.filters.take_metrics()}); raise"
+            f"{rollout_name(self.rollout_id)}: {counted} (not kept: {self.context.filters.take_metrics()}); raise"
             f" --dynamic-sampling-budget (now {args.dynamic_sampling_budget}), or see to why groups are dropped,"
             f" {causes}; --dynamic-sampling-on-exhausted names other outcomes than this"
         )
@@ -412,7 +412,7 @@ class Pool:
         return flights
 
     async def _abort(self, flights: list[Flight], patience: float) -> None:
-        runner, what = self.context.runner, f"groups in flight at rollout {self.rollout_id}"
+        runner, what = self.context.runner, f"groups in flight at {rollout_name(self.rollout_id)}"
         runner.stopping = True
         try:
             with waiting(what, deadline=patience, then="given back"):
@@ -454,7 +454,7 @@ class OneRollout(Pool):
             if not self.flights:
                 self.settle()
                 break
-            await some_done(self.bell, self.context.runner, f"groups of rollout {self.rollout_id}")
+            await some_done(self.bell, self.context.runner, f"groups of {rollout_name(self.rollout_id)}")
             await self._decide_ended()
             if len(self.waiting) < self.wanted:
                 self._held.close()

@@ -32,7 +32,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from slime_core.data.buffer import is_finished
-from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.deadlines import ended, some_done
@@ -250,7 +250,7 @@ class GroupProducer(Pool):
             await self.halt(None if self.args.partial_rollout else 0.0)
             raise RolloutInterrupted
         self.start(rollout_id)
-        assert rollout_id == self.rollout_id, f"rollout {self.rollout_id} is next"
+        assert rollout_id == self.rollout_id, f"{rollout_name(self.rollout_id)} is next"
         self.taking = True
         try:
             complete = await self.context.until_interrupted(self._completed())
@@ -263,7 +263,7 @@ class GroupProducer(Pool):
 
     async def _completed(self) -> None:
         """Return when enough groups wait that the current weights may train on."""
-        with waiting(f"the groups of rollout {self.rollout_id}", deadline=None, then="every group has its own"):
+        with waiting(f"the groups of {rollout_name(self.rollout_id)}", deadline=None, then="every group has its own"):
             self.wake()  # there is room for a whole rollout now
             while True:
                 if self._failure is not None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.data.dumps import dump_path, newest_version, write_samples
 from slime_core.data.ledger import Ledger, RecordedSource
-from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, RolloutEngine
 from slime_core.rollout import state
@@ -257,7 +257,7 @@ class RolloutStage:
             weight_version=weight_version,
         )
 
-    @named("rollout {0}", then="its groups and samples have deadlines; --rollout-stall-timeout")
+    @named("{0}", then="its groups and samples have deadlines; --rollout-stall-timeout")
     def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
         """Return the groups of one rollout, not yet a batch, and its metrics. Raises the errors of `generate`."""
         if self.never_stops:
@@ -275,7 +275,7 @@ class RolloutStage:
         output = train_output(self._run_function(self.parts.rollout_function, rollout_id, evaluation=False))
         groups = output.samples
         if not any(groups):
-            raise RolloutError(f"rollout {rollout_id}: the rollout function returned no samples")
+            raise RolloutError(f"{rollout_name(rollout_id)}: the rollout function returned no samples")
         if self.args.load_debug_rollout_data:
             self.weight_version = newest_version(groups, self.weight_version)
         decided.sort(key=lambda g: g[0].group_index or 0)
@@ -327,9 +327,9 @@ class RolloutStage:
         metrics = {**rollout_metrics(self.args, groups, self.weight_version), **extra}
         if metrics.get("rollout/routing_replay_fraction") == 0:
             logger.warning(
-                "rollout %d: --use-rollout-routing-replay, but no sample says which experts the engine used; servers"
+                "%s: --use-rollout-routing-replay, but no sample says which experts the engine used; servers"
                 " need --enable-return-routed-experts, generate functions append_response_tokens(meta_info=...)",
-                rollout_id,
+                rollout_name(rollout_id),
             )
         metrics["perf/rollout_time"] = seconds
         metrics |= self._lag.take()
@@ -358,7 +358,7 @@ class RolloutStage:
             return extra
         return {**eval_metrics(data), **extra}
 
-    @named("evaluation at rollout {0}", deadline="eval_timeout", then=TIMEOUT, stop=True)
+    @named("evaluation at {0}", deadline="eval_timeout", then=TIMEOUT, stop=True)
     def evaluate_samples(self, rollout_id: int) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         """Return evaluated samples per data set, and timing. Raises RolloutError, RolloutInterrupted if interrupted."""
         if self._interrupted:
@@ -392,7 +392,7 @@ class RolloutStage:
             # A plain function may post to the engine, which replies in this loop: the function needs its own thread.
             running = start() if is_async else on_thread(start)
             if evaluation and is_async:
-                name = f"evaluation at rollout {rollout_id}"
+                name = f"evaluation at {rollout_name(rollout_id)}"
                 running = evaluated(self._evaluations, running, name, self.args.eval_timeout)
             with self._lag.counting():
                 results.append(await running)

@@ -82,7 +82,7 @@ def test_no_prompt_is_skipped_and_none_trained_twice(save: Path, capsys: pytest.
     assert sum(facts["dropped"].values()) >= 3
     assert facts["groups"] == 4 * ROLLOUTS + sum(facts["dropped"].values()) + facts["open"].get("buffered", 0)
     for rollout_id in range(ROLLOUTS):
-        assert _verify(save, capsys, "--commit", str(rollout_id))[0] == 0
+        assert _verify(save, capsys, "--commit", str(rollout_id + 1))[0] == 0
 
 
 def test_show(save: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -286,7 +286,7 @@ def test_save_and_load_in_thudms_places(make: Any, data: str, tmp_path: Path) ->
     resumed = make(data, load=str(tmp_path / "run"))
     resumed.load(3)
     assert resumed.get_samples(5) == expected
-    with pytest.raises(CheckpointError, match="no data source state of rollout 4"):
+    with pytest.raises(CheckpointError, match="no data source state of rollout 5"):
         resumed.load(4)
     make(data, load=None).load(3)
 

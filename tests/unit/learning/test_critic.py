@@ -157,7 +157,7 @@ def test_a_value_that_is_not_finite_is_said_before_the_weights_change() -> None:
         critic.weight[batch.tokens[2][1]] = float("nan")
     before = critic.weight.detach().clone()
     learner = Learner(args, actor, ActorCritic(args), PolicyLoss(args, ActorCritic(args)), critic=critic)
-    with pytest.raises(TrainError, match=r"rollout 5: the loss of a micro-batch is nan .* values not finite\)"):
+    with pytest.raises(TrainError, match=r"rollout 6: the loss of a micro-batch is nan .* values not finite\)"):
         learner.train(5, batch)
     assert torch.equal(critic.weight.detach().nan_to_num(), before.nan_to_num())
     assert "train_step" not in actor.calls

@@ -149,7 +149,7 @@ def test_what_the_hook_may_not_leave(key: str, value: Any, message: str) -> None
     batch = make_batch()
     if value == "halves":
         value = [[0.5] * n for n in batch.response_lengths]
-    with pytest.raises(PluginError, match=r"--rollout-data-postprocess-path\), rollout 0: .*" + message):
+    with pytest.raises(PluginError, match=r"--rollout-data-postprocess-path\), rollout 1: .*" + message):
         learn(make_args(), batch, ToyTrainer(), spoil(key, value))
 
 

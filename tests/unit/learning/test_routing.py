@@ -55,5 +55,5 @@ def test_a_batch_without_the_column_gets_empty_ones(model: RoutedLayers) -> None
 
 @pytest.mark.parametrize("wrong", [GIVEN[:2], GIVEN[:, :2], GIVEN[:, :, :1], np.where(GIVEN == 7, 8, GIVEN)])
 def test_another_models_experts_are_named(model: RoutedLayers, wrong: np.ndarray) -> None:
-    with pytest.raises(TrainError, match=r"sample 1 of rollout 2: .*3 layers and 2 of 8 experts per token"):
+    with pytest.raises(TrainError, match=r"sample 1 of rollout 3: .*3 layers and 2 of 8 experts per token"):
         routing_arrays(batch(None, wrong), model)

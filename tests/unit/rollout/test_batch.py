@@ -141,7 +141,7 @@ def test_a_reward_that_is_no_number() -> None:
 
 
 def test_no_samples() -> None:
-    with pytest.raises(RolloutError, match="rollout 3 returned no samples"):
+    with pytest.raises(RolloutError, match="rollout 4 returned no samples"):
         build([])
 
 

@@ -188,7 +188,7 @@ async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
     assert generator.evaluated == {True}
     args.group_timeout_policy = "stop"
     (group,) = Source().get_samples(1)
-    with pytest.raises(RolloutError, match="evaluated group 0 at rollout 3: not done"):
+    with pytest.raises(RolloutError, match="evaluated group 0 at rollout 4: not done"):
         await deadlines.group_runner(runner)(group, {}, rollout_id=3, evaluation=True)
 
 
@@ -214,7 +214,7 @@ async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
     before = set(current())  # what the garbage collector has not yet ended of other tests
     start_board(tmp_path, "rollout")
     try:
-        with pytest.raises(RolloutError, match=r"group 0 of rollout 3: not done within 0.03 s .*stalls/.*\.txt"):
+        with pytest.raises(RolloutError, match=r"group 0 of rollout 4: not done within 0.03 s .*stalls/.*\.txt"):
             await _roll(_args(group_timeout_policy="stop"), Generator(hangs=[1]))
     finally:
         stop_board()
@@ -277,7 +277,7 @@ async def test_hanging_groups_count_as_failures_in_a_row() -> None:
 
 @in_virtual_time
 async def test_a_rollout_in_which_no_sample_ends_stops_the_run() -> None:
-    with pytest.raises(RolloutError, match=r"groups of rollout 3: not done within 0\.03 s"):
+    with pytest.raises(RolloutError, match=r"groups of rollout 4: not done within 0\.03 s"):
         await _roll(_args(group_timeout=None, rollout_stall_timeout=STEP), Generator(hangs=[1, 2]))
 
 

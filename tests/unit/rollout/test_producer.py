@@ -326,7 +326,7 @@ async def test_dropped_groups_are_replaced_and_shown_to_the_hooks() -> None:
 
 async def test_a_take_ends_when_nothing_is_ever_kept() -> None:
     world = World(_args(dynamic_sampling_budget=3), keep=lambda args, group: False)
-    with pytest.raises(RolloutError, match=r"rollout 0: .* raise --dynamic-sampling-budget"):
+    with pytest.raises(RolloutError, match=r"rollout 1: .* raise --dynamic-sampling-budget"):
         await world.producer.take(0)
     await world.producer.stop()
 

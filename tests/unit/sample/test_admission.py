@@ -125,7 +125,7 @@ def test_what_is_refused_is_data(make: Callable[[], Sample], message: str) -> No
 
 
 def test_a_batch_of_which_nothing_may_be_trained_ends_the_run() -> None:
-    with pytest.raises(RolloutError, match="rollout 3: cannot train on any of its 1 samples; sample 5: error: loss_m"):
+    with pytest.raises(RolloutError, match="rollout 4: cannot train on any of its 1 samples; sample 5: error: loss_m"):
         make_batch(ARGS, 3, [[told(loss_mask=[1, 1, 1, 1])]], None)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from slime_core.config import Settings
-from slime_core.errors import ConfigError, TrainError
+from slime_core.errors import ConfigError, TrainError, rollout_name
 from slime_core.models.config import load_model_config, read_hf_config
 from slime_core.models.family import decoder_shape
 from slime_core.models.hf_io import read_weights
@@ -285,7 +285,9 @@ class EmbeddedTrainer:
             TrainError: No micro-batch, or gradients not finite in several steps in a row.
         """
         if not micro_batches:
-            raise TrainError(f"rollout {batch.rollout_id}: an optimizer step without micro-batches on rank {self.rank}")
+            raise TrainError(
+                f"{rollout_name(batch.rollout_id)}: an optimizer step without micro-batches on rank {self.rank}"
+            )
         if self.settings.reset_optimizer_states and batch.rollout_id != self._last_rollout:
             self.optimizer.reset_moments()
         self._last_rollout = batch.rollout_id
