@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import math
 import os
 import pickle
 import threading
@@ -264,6 +265,8 @@ class RewardCaller:
     def _number(self, value: Any, sample: Sample) -> float:
         if hasattr(value, "item") and hasattr(value, "size"):
             value = value.item()  # a numpy or torch scalar
+        if value is None and getattr(self.args, "skips_none", False):
+            return math.nan
         if not isinstance(value, (int, float)):
             raise PluginError(
                 f"{self.label} returned {type(value).__name__} for sample {sample.index};"
