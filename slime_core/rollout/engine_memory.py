@@ -1,6 +1,6 @@
 """State of the memory of the stage's engine, under `--offload-rollout`.
 
-`RolloutStage` calls this; `launch.offload` decides when. The state is kept with the engine and not in the loop: after a
+`RolloutStage` calls this; `launch.drive` decides when. The state is kept with the engine and not in the loop: after a
 trainer's failure in the middle of a step, the loop may start again while the engine keeps running. Only engines with
 `release_memory` and `resume_memory` (`protocols.RolloutEngine`) are used.
 """

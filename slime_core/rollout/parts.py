@@ -1,6 +1,6 @@
 """The parts of a rollout stage (`RolloutParts`) and its result (`RolloutResult`).
 
-`launch.rollout_factory` fills in the parts; `rollout.stage` uses them.
+`launch.prepare` fills in the parts; `rollout.stage` uses them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which rewards the rows of a data set name for themselves, found before anything starts.
 
-A row's `metadata` may hold `rm_type` or `custom_rm_path`; `launch.rollout_factory` resolves every name once, so that a
+A row's `metadata` may hold `rm_type` or `custom_rm_path`; `launch.prepare` resolves every name once, so that a
 typo in row 90,000 ends the command and not, an hour later, its sample. JSONL is searched as bytes and only rows with a
 new name are parsed, which takes about a second per GB; names that escape this search (spelled with backslashes, past
 the first GiB, past row 10,000 of another format) fail their samples instead.

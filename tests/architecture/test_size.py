@@ -18,8 +18,6 @@ DEMO_CEILING = 218
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
     "slime_weight_transport_delta",
-    "slime_core.launch.follow",
-    "slime_core.launch.trainer_thread",
     "slime_core.rollout.producer",
     "slime_command_models",
     "slime_embedded.trainer.lora",
