@@ -63,12 +63,12 @@ $(READERS)/.installed: $(STAMP) requirements-readers.txt
 	touch $@
 
 # The page of `slime view` with uPlot, as wheels contain it: needs Node and npm. Without it the page's sources are served.
-VIEW := plugins/commands/view
-VIEW_BUILT := $(VIEW)/slime_command_view/built/main.js
+VIEW := plugins/runs
+VIEW_BUILT := $(VIEW)/slime_runs/view/built/main.js
 
 view-assets: $(VIEW_BUILT)
 
-$(VIEW_BUILT): $(VIEW)/package-lock.json $(wildcard $(VIEW)/slime_command_view/page/*)
+$(VIEW_BUILT): $(VIEW)/package-lock.json $(wildcard $(VIEW)/slime_runs/view/page/*)
 	npm ci --prefix $(VIEW) --no-audit --no-fund --ignore-scripts
 	npm run build --prefix $(VIEW)
 
@@ -109,7 +109,7 @@ test-smoke: install $(NEEDS_SGLANG)
 test-readers: export OMP_NUM_THREADS := 1
 test-readers: export TORCH_COMPILE_DISABLE := 1
 test-readers: install $(READERS)/.installed
-	PYTHONPATH=$(CURDIR)/$(READERS) $(PYTEST) -k "trackio or inspect or collector" plugins/hooks/trackers/tests tests/integration/test_export.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/$(READERS) $(PYTEST) -k "trackio or inspect or collector" plugins/hooks/tests tests/integration/test_export.py $(ARGS)
 
 # The whole, or one part of it: make test-backends PART=ray
 PARTS_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill)

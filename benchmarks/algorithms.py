@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DEMO = str(ROOT / "plugins/commands/init/slime_command_init/templates/demo.yaml")
+DEMO = str(ROOT / "plugins/commands/slime_commands/init/templates/demo.yaml")
 SLIME = str(Path(sys.executable).with_name("slime"))
 REFERENCE = "grpo"
 LEAST_GAIN = 0.2
@@ -57,7 +57,7 @@ def inputs_flags(inputs: Path, seed: int) -> list[str]:
 def make_inputs(inputs: Path, seed: int) -> None:
     """Warm up the seed's model once, so that the time is not part of a run."""
     code = (
-        "import sys; from slime_core.config import load_settings; from slime_command_init.prepare import prepare;"
+        "import sys; from slime_core.config import load_settings; from slime_commands.init.prepare import prepare;"
         "prepare(load_settings(sys.argv[1:]).args)"
     )
     argv = [

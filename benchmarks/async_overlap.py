@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 from _harness import table
 from _long_tail import Case, Trace, long_tail, run_case
-from slime_command_plan.simulate import Plan, Prediction, simulate
-from slime_command_plan.workload import GroupWork, Speed, Workload
+from slime_commands.plan.simulate import Plan, Prediction, simulate
+from slime_commands.plan.workload import GroupWork, Speed, Workload
 
 TOLERANCE = 0.10
 EDGE = 2

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DEMO = str(ROOT / "plugins/commands/init/slime_command_init/templates/demo.yaml")
+DEMO = str(ROOT / "plugins/commands/slime_commands/init/templates/demo.yaml")
 SLIME = str(Path(sys.executable).with_name("slime"))
 
 RANDOM_REWARD = '''

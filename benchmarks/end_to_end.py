@@ -57,7 +57,7 @@ def reward(args, sample):
 '''
 GENERATE = '''"""single_turn with the end token ignored: every answer has the length drawn for it."""
 
-import slime_generator_single_turn
+import slime_generators.single_turn
 
 LENGTHS = %s
 
@@ -65,7 +65,7 @@ LENGTHS = %s
 async def generate(args, sample, sampling_params, *, context):
     length = LENGTHS[sample.index %% len(LENGTHS)]
     params = {**sampling_params, "ignore_eos": True, "max_new_tokens": length}
-    return await slime_generator_single_turn.generate(args, sample, params, context=context)
+    return await slime_generators.single_turn.generate(args, sample, params, context=context)
 '''
 
 
@@ -141,8 +141,8 @@ class Measured:
 
 def write_inputs(work: Path, num_prompts: int, shape: str) -> tuple[Path, Path, Path]:
     """Write a model like the quick start's with random weights, its prompts as text, and the reward function."""
-    from slime_command_init import task
-    from slime_command_init.tiny_model import hf_config, write_tokenizer
+    from slime_commands.init import task
+    from slime_commands.init.tiny_model import hf_config, write_tokenizer
     from slime_embedded.models.decoder import init_weights
 
     from slime_core.data.tokenizer import load_tokenizer, render_prompt

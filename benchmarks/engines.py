@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import torch
 from _harness import Parser, spread, table
-from slime_command_init.tiny_model import write_random_model
+from slime_commands.init.tiny_model import write_random_model
 from slime_embedded.engine.engine import EmbeddedEngine
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.engine import SglangEngine

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import math_verify
-import slime_reward_deepscaler
 import slime_reward_math
+import slime_rewards.deepscaler
 
 from slime_core import Sample
 
@@ -34,7 +34,7 @@ def math(answer: str, label: str) -> bool:
 
 def deepscaler(answer: str, label: str) -> bool:
     """slime's reward `deepscaler`."""
-    return slime_reward_deepscaler.reward(None, Sample(response=rf"</think>\boxed{{{answer}}}", label=label)) == 1.0
+    return slime_rewards.deepscaler.reward(None, Sample(response=rf"</think>\boxed{{{answer}}}", label=label)) == 1.0
 
 
 def verified(answer: str, label: str) -> bool:

@@ -78,7 +78,7 @@ def cpu_below(pid: int) -> float:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument(
-        "--config", default=str(HERE.parent / "plugins/commands/init/slime_command_init/templates/demo.yaml")
+        "--config", default=str(HERE.parent / "plugins/commands/slime_commands/init/templates/demo.yaml")
     )
     parser.add_argument("--rollouts", type=int, default=4, help="per run; 3 at least")
     parser.add_argument("--repeats", type=int, default=2)

@@ -112,8 +112,8 @@ def compare(others: dict[str, list[str]], repeats: int) -> None:
 
 def write_inputs(directory: Path) -> list[str]:
     """Write the quick start's model and problems, without its warm-up; return the flags that name them."""
-    from slime_command_init import task
-    from slime_command_init.tiny_model import write_random_model
+    from slime_commands.init import task
+    from slime_commands.init.tiny_model import write_random_model
 
     train, held_out = task.split_problems()
     flags = ["--hf-checkpoint", str(directory / "model")]
@@ -181,7 +181,7 @@ def imports(repeats: int) -> float:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument(
-        "--config", default=str(HERE.parent / "plugins/commands/init/slime_command_init/templates/demo.yaml")
+        "--config", default=str(HERE.parent / "plugins/commands/slime_commands/init/templates/demo.yaml")
     )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()

@@ -36,7 +36,7 @@ _DRAWS = 2_000
 EVERY_OTHER = """
 import collections, functools, json, sys, time
 from slime_core.cli.main import main
-from slime_hook_invariants import Invariants
+from slime_hooks.invariants import Invariants
 from slime_runs.store import SampleStore
 
 watch, parity = sys.argv[1].split(), int(sys.argv[2])

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from _harness import Parser, spread, table
 from safetensors.torch import save_file
-from slime_command_init import task
-from slime_command_init.tiny_model import write_random_model
+from slime_commands.init import task
+from slime_commands.init.tiny_model import write_random_model
 from slime_weight_transport_delta.apply import apply
 from slime_weight_transport_delta.writer import DeltaWriter
 

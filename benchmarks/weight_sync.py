@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from _harness import Parser, ratio, spread, table
 from _measure import wait_for
-from slime_command_init.tiny_model import write_random_model
+from slime_commands.init.tiny_model import write_random_model
 from slime_embedded.kernels import load, pointers
 
 from slime_core.config import load_settings

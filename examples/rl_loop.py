@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from slime_command_init.prepare import prepare
+from slime_commands.init.prepare import prepare
 from slime_embedded.engine.engine import EmbeddedEngine
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 

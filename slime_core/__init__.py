@@ -74,16 +74,16 @@ _EXPORTS = exports(__file__)
 __all__ = ["__version__", *_EXPORTS]
 
 _OF_PLUGINS = {
-    "Candidate": "slime_generator_best_of_n",
-    "Dialogue": "slime_environment_session",
-    "EnvironmentSession": "slime_environment_session",
-    "JsonClient": "slime_reward_remote",
-    "Observations": "slime_generator_multi_turn",
+    "Candidate": "slime_generators.best_of_n",
+    "Dialogue": "slime_environments.session",
+    "EnvironmentSession": "slime_environments.session",
+    "JsonClient": "slime_rewards.remote",
+    "Observations": "slime_generators.multi_turn",
     "Trajectory": "slime_agent_base_url",
-    "candidate_rewards": "slime_generator_best_of_n",
+    "candidate_rewards": "slime_generators.best_of_n",
     "get_model_url": "slime_engine_sglang",
     "planned_models": "slime_engine_sglang",
-    "sample_candidates": "slime_generator_best_of_n",
+    "sample_candidates": "slime_generators.best_of_n",
 }
 """Name -> the package of a plugin that has it."""
 

@@ -140,8 +140,8 @@ class TinyRun:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     """A random 330k-parameter model, 200 sums, and a reward in a file."""
-    from slime_command_init import task
-    from slime_command_init.tiny_model import write_random_model
+    from slime_commands.init import task
+    from slime_commands.init.tiny_model import write_random_model
 
     root = tmp_path_factory.mktemp("tiny")
     write_random_model(root / "model", seed=0)

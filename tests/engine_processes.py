@@ -25,7 +25,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
         "slime_embedded.engine.loading",
-        "slime_command_serve.native",
+        "slime_serving.native",
         "transformers.models.auto",
         "transformers.tokenization_utils_tokenizers",
         "transformers.models.auto.tokenization_auto",
@@ -40,8 +40,8 @@ _START_S, _GONE_S = 180.0, 60.0
 
 def _serve(model: str, port: int, told: Any) -> None:
     import torch
-    from slime_command_serve.native import serve_in_loop
     from slime_embedded.engine.engine import EmbeddedEngine
+    from slime_serving.native import serve_in_loop
 
     torch.set_num_threads(1)
 

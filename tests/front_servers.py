@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slime_command_serve.front.app import add_front
-from slime_command_serve.front.engine_desk import EngineDesk
-from slime_command_serve.http.application import application, bind, listen
-from slime_command_serve.native import serve_socket
 from slime_embedded.engine.engine import EmbeddedEngine
+from slime_serving.front.app import add_front
+from slime_serving.front.engine_desk import EngineDesk
+from slime_serving.http.application import application, bind, listen
+from slime_serving.native import serve_socket
 
 from slime_core import GenerationOutput
 from slime_core.config import Args

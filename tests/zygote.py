@@ -39,9 +39,10 @@ IMPORTED = (
     "slime_core.launch.inline", "slime_core.learning.learner", "slime_core.observability.jsonl",
     "slime_core.observability.progress",
     "slime_core.plugins.presets", "slime_core.rollout.evaluate", "slime_embedded.trainer.trainer",
-    "numpy.ma", "slime_buffer_fifo", "slime_command_inspect.attacked_reward", "slime_command_plan.check",
-    "slime_core.plugins.commands", "slime_engine_sglang.foreign", "slime_estimator_grpo", "slime_generator_single_turn",
-    "slime_hook_invariants", "slime_hook_shadow", "slime_hook_trackers.tensorboard", "slime_launcher_ray.plugin",
+    "numpy.ma", "slime_buffers.fifo", "slime_runs.inspect.attacked_reward", "slime_commands.plan.check",
+    "slime_core.plugins.commands", "slime_engine_sglang.foreign", "slime_estimators.grpo",
+    "slime_generators.single_turn", "slime_hooks.invariants", "slime_hooks.shadow", "slime_hooks.trackers.tensorboard",
+    "slime_launcher_ray.plugin",
     "slime_runs.profiler", "slime_runs.store", "slime_trainer_megatron.arguments", "tensorboard.compat.proto.event_pb2",
     "tensorboard.summary.writer.record_writer", "zstandard",
 )  # fmt: skip

@@ -91,14 +91,14 @@ def names(module: str) -> Callable[[str], Any]:
     return missing
 
 
-def plugin(module: str, distribution: str, wanted_by: str) -> ModuleType:
-    """Import a plugin's package. Raises an ImportError that names the distribution to install."""
+def plugin(module: str, wanted_by: str) -> ModuleType:
+    """Import a plugin's module. Raises an ImportError that says how to install it."""
     from importlib import import_module
 
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        reason = "is not installed" if error.name == module else f"lacks {error.name!r}"
+        reason = "is not installed" if f"{module}.".startswith(f"{error.name}.") else f"lacks {error.name!r}"
         raise ImportError(
-            f"{wanted_by} is {distribution}'s, which {reason}; type: pip install {distribution}", name=module
+            f"{wanted_by} needs {module} of slime-rl, which {reason}; type: pip install slime-rl", name=module
         ) from error

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from slime.rollout import rm_hub
 from slime.utils.misc import SingletonMeta
-from slime_command_init.tiny_model import write_tokenizer
+from slime_commands.init.tiny_model import write_tokenizer
 
 
 class Engine(ThreadingHTTPServer):

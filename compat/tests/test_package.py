@@ -87,9 +87,11 @@ def test_the_finder_is_installed_once_and_minds_its_own_names() -> None:
 
 
 def test_a_plugin_that_is_not_installed_is_asked_for() -> None:
-    with pytest.raises(ImportError, match="pip install slime-reward-absent") as caught:
-        _missing.plugin("slime_reward_absent", "slime-reward-absent", "slime.rollout.rm_hub.absent")
-    assert "slime.rollout.rm_hub.absent is slime-reward-absent's, which is not installed" in str(caught.value)
+    with pytest.raises(ImportError, match="pip install slime-rl") as caught:
+        _missing.plugin("slime_rewards.absent", "slime.rollout.rm_hub.absent")
+    assert "slime.rollout.rm_hub.absent needs slime_rewards.absent of slime-rl, which is not installed" in str(
+        caught.value
+    )
 
 
 def test_the_hints_are_about_things_that_are_not_there() -> None:

@@ -177,11 +177,11 @@ def test_gpqa_and_ifbench() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "plugin"),
     [
-        ("deepscaler", "get_deepscaler_rule_based_reward", "slime_reward_deepscaler"),
-        ("math_utils", "grade_answer_sympy", "slime_reward_deepscaler"),
-        ("math_dapo_utils", "compute_score", "slime_reward_dapo"),
-        ("gpqa", "compute_gpqa_reward", "slime_reward_gpqa"),
-        ("ifbench", "compute_ifbench_reward", "slime_reward_ifbench"),
+        ("deepscaler", "get_deepscaler_rule_based_reward", "slime_rewards.deepscaler"),
+        ("math_utils", "grade_answer_sympy", "slime_rewards.deepscaler"),
+        ("math_dapo_utils", "compute_score", "slime_rewards.dapo"),
+        ("gpqa", "compute_gpqa_reward", "slime_rewards.gpqa"),
+        ("ifbench", "compute_ifbench_reward", "slime_rewards.ifbench"),
     ],
 )
 def test_a_grader_without_its_plugin_says_what_to_install(
@@ -189,9 +189,9 @@ def test_a_grader_without_its_plugin_says_what_to_install(
 ) -> None:
     function = getattr(importlib.import_module(f"slime.rollout.rm_hub.{module}"), name)
     monkeypatch.setitem(sys.modules, plugin, None)
-    with pytest.raises(ImportError, match=f"pip install {plugin.replace('_', '-')}") as caught:
+    with pytest.raises(ImportError, match="pip install slime-rl") as caught:
         function("x", "y")
-    assert f"slime.rollout.rm_hub.{module}.{name}" in str(caught.value)
+    assert f"slime.rollout.rm_hub.{module}.{name} needs {plugin} " in str(caught.value)
 
 
 # -- filters ---------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_command_init import calculator
-from slime_command_init.calculator import Problem
-from slime_command_init.warmup import Recipe, make_missing
+from slime_commands.init import calculator
+from slime_commands.init.calculator import Problem
+from slime_commands.init.warmup import Recipe, make_missing
 
 RECIPE = Recipe("code_sandbox")
 NUM_TRAIN, NUM_HELD_OUT = 4000, 128

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from slime_command_init.warmup import Recipe, make_missing_model, write_missing
+from slime_commands.init.warmup import Recipe, make_missing_model, write_missing
 
 RECIPE = Recipe("signs")
 PROMPT = "walk"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from slime_command_init import task
-from slime_command_init.warmup import PHASES, Recipe, make_missing_model, write_missing
+from slime_commands.init import task
+from slime_commands.init.warmup import PHASES, Recipe, make_missing_model, write_missing
 
 RECIPE = Recipe("planner_and_solver")
 NUM_HELD_OUT = 200

@@ -13,10 +13,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from slime_command_init.warmup import PHASES, Recipe, make_missing_model
-from slime_environment_reasoning_gym import Options
-from slime_environment_reasoning_gym import prepare as write_held_out
-from slime_environment_reasoning_gym.tasks import TaskRows
+from slime_commands.init.warmup import PHASES, Recipe, make_missing_model
+from slime_environments.reasoning_gym import Options
+from slime_environments.reasoning_gym import prepare as write_held_out
+from slime_environments.reasoning_gym.tasks import TaskRows
 
 from slime_core import options
 

@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from slime_command_init.warmup import Recipe, make_missing, write_jsonl
+from slime_commands.init.warmup import Recipe, make_missing, write_jsonl
 
 Fact: TypeAlias = tuple[str, str]
 """A name and its number."""

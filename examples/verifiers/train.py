@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from slime_command_init.tiny_model import write_random_model
+from slime_commands.init.tiny_model import write_random_model
 
 from slime_core.cli.main import main as slime
 

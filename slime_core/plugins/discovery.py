@@ -191,8 +191,8 @@ def sources() -> list[InstalledComponents | DirectoryComponents]:
     found: list[InstalledComponents | DirectoryComponents] = [InstalledComponents()]
     found += [DirectoryComponents(directory) for directory in plugin_directories()]
     if (root := checkout_root()) is not None:
-        found.append(DirectoryComponents(root, RANK_CHECKOUT, layouts=("pyproject.toml",)))
-        found.append(DirectoryComponents(root / "plugins", RANK_CHECKOUT))
+        core = DirectoryComponents(root, RANK_CHECKOUT, layouts=("pyproject.toml",))
+        found += [core, DirectoryComponents(root / "plugins", RANK_CHECKOUT)]
     return found
 
 

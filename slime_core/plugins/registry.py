@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import slime_core
 from slime_core.distributions import BUNDLE, AllowList, installed, is_own, normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError, did_you_mean
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
@@ -27,16 +26,17 @@ RANK_EXPLICIT, RANK_INSTALLED, RANK_CHECKOUT = 0, 1, 2
 def source_hash(file: Path, distribution: str = "") -> str:
     """Return the SHA-256 of a component's source: of its module, or of all modules of a plugin's package.
 
-    For a user's file and for the core, only the file is hashed: other files next to a user's file are unrelated, and
-    the core has one version.
+    For a user's file, only the file is hashed: other files next to it are unrelated. slime's own packages hold many
+    components: a component there is its module, or the folder of its `__init__.py`.
     """
     import hashlib  # not loaded to list names
 
     digest = hashlib.sha256(file.read_bytes())
-    top = file.parent
-    while (top.parent / "__init__.py").is_file():
+    top, own = file.parent, is_own(distribution)
+    while not own and (top.parent / "__init__.py").is_file():
         top = top.parent
-    if distribution and (top / "__init__.py").is_file() and top != Path(slime_core.__file__).parent:
+    alone = own and file.name != "__init__.py"
+    if distribution and not alone and (top / "__init__.py").is_file():
         for other in sorted(top.rglob("*.py")):
             digest.update(other.relative_to(top).as_posix().encode() + b"\0" + other.read_bytes())
     return digest.hexdigest()

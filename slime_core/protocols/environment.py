@@ -1,7 +1,7 @@
 """Protocol of environments, in which a policy acts; each sample has its own instance.
 
 Plugins of kind `environments` implement it. The generator `multi_turn` drives it, like any other code that opens a
-`slime_generator_multi_turn.EnvironmentSession`. This module needs the standard library only, so an environment can be
+`slime_generators.multi_turn.EnvironmentSession`. This module needs the standard library only, so an environment can be
 written and tested without torch. An instance serves one sample and is never reused. State that samples share (a data
 file, a connection) belongs to the class or the module.
 """

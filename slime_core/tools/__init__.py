@@ -40,5 +40,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     parsing = "MarkedParser ToolParserBase call_of json_call json_objects named_call read_json typed_value"
     if name in parsing.split():
-        raise ImportError(f"slime_core.tools has no {name}; type: from slime_tool_parser_families import {name}")
+        raise ImportError(f"slime_core.tools has no {name}; type: from slime_tool_parsers import {name}")
     raise AttributeError(f"module 'slime_core.tools' has no attribute {name!r}")

@@ -66,7 +66,7 @@ class ParsedTurn:
 class ToolParser(Protocol):
     """The tool-call format of a model family. Constructed without arguments; keeps no state between calls.
 
-    Derive from `slime_tool_parser_families.ToolParserBase`, which implements everything except the format of a call.
+    Derive from `slime_tool_parsers.ToolParserBase`, which implements everything except the format of a call.
     """
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = (), *, reasoning_open: bool = False) -> ParsedTurn:

@@ -23,7 +23,7 @@ ALLOWED = {
     "procs/leftovers.py:watch": "ends what user code starts, after this process",
     "slime_engine_sglang/environment.py:_asked": _ASKS,
     "slime_engine_sglang/flag_list.py:introspected": _ASKS,
-    "slime_command_plugins/contracts.py:_pytest": "pytest in the foreground, with a deadline",
+    "slime_commands/plugins/contracts.py:_pytest": "pytest in the foreground, with a deadline",
     "slime_sandbox_local/inside/": "in a sandbox, below a guard",
 }
 

@@ -19,7 +19,7 @@ DEMO_CEILING = 218
 NOT_OF_THE_DEMO = (
     "slime_weight_transport_delta",
     "slime_core.rollout.producer",
-    "slime_command_models",
+    "slime_commands.models",
     "slime_embedded.trainer.lora",
     "slime_core.tools",
 )

@@ -12,28 +12,42 @@ Node = TypeVar("Node", bound=ast.AST)
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "slime_core"
-KINDS = ("agents", "commands", "engines", "launchers", "sandboxes", "testing", "trainers", "weight_transports")
 LOCKSTEP = sorted(
-    package
+    ROOT / "plugins" / place
     for place in (
-        "embedded",
-        "python",
-        *(f"{kind}/*" for kind in KINDS),
-        "environments/session",
-        "hooks/trackers",
-        "hooks/shadow",
-        "models/vision_language",
+        "agents/base_url/slime_agent_base_url",
+        "commands/slime_commands",
+        "embedded/slime_embedded",
+        "engines/sglang/slime_engine_sglang",
+        "environments/slime_environments/session",
+        "hooks/slime_hooks/shadow",
+        "hooks/slime_hooks/trackers",
+        "launchers/ray/slime_launcher_ray",
+        "models/slime_models/vision_language",
+        "python/slime_python",
+        "runs/slime_runs",
+        "sandboxes/local/slime_sandbox_local",
+        "serving/slime_serving",
+        "testing/slime_testing_contracts",
+        "testing/slime_testing_probes",
+        "trainers/megatron/slime_trainer_megatron",
+        "weight_transports/delta/slime_weight_transport_delta",
     )
-    for package in ROOT.glob(f"plugins/{place}/slime_*")
 )
-"""Packages that use more of the core than its public names, and are held to the same rules."""
+"""Folders of packages that use more of the core than its public names, and are held to the same rules."""
 
 
 def files() -> list[tuple[Path, str]]:
-    """(file, its name in lists of exceptions) of the core and of those packages."""
+    """Return (file, its name in lists of exceptions) of the core and of those folders."""
     core = [(file, file.relative_to(CORE).as_posix()) for file in sorted(CORE.rglob("*.py"))]
-    rest = [(file, file.relative_to(top.parent).as_posix()) for top in LOCKSTEP for file in sorted(top.rglob("*.py"))]
+    rest = [(file, _from_package(file)) for top in LOCKSTEP for file in sorted(top.rglob("*.py"))]
     return core + rest
+
+
+def _from_package(file: Path) -> str:
+    """Return the path from the folder that has the package."""
+    parts = file.relative_to(ROOT / "plugins").parts
+    return "/".join(parts[next(i for i, part in enumerate(parts) if part.startswith("slime_")) :])
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_check import check
+from slime_commands.check import check
 
 from tests.conftest import SLIME, TinyRun
 

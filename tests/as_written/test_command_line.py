@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slime_command_check.other_trainers import _OURS
-from slime_command_plugins.command import _COMMANDS as PLUGINS
+from slime_commands.check.other_trainers import _OURS
+from slime_commands.plugins.command import _COMMANDS as PLUGINS
 
 from slime_core.cli.main import main
 from slime_core.config.help import FIRST

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-import slime_reward_dapo
-import slime_reward_deepscaler
 import slime_reward_math
+import slime_rewards.dapo
+import slime_rewards.deepscaler
 from slime.rollout.rm_hub import math_dapo_utils, math_utils
 
 from slime_core import Sample, same_number
@@ -39,11 +39,11 @@ def math(answer: str, label: str) -> bool:
 
 
 def dapo(answer: str, label: str) -> bool:
-    return slime_reward_dapo.reward(Args(), Sample(response=f"Answer: {answer}", label=label)) == 1.0
+    return slime_rewards.dapo.reward(Args(), Sample(response=f"Answer: {answer}", label=label)) == 1.0
 
 
 def deepscaler(answer: str, label: str) -> bool:
-    return slime_reward_deepscaler.reward(None, Sample(response=rf"</think>\boxed{{{answer}}}", label=label)) == 1.0
+    return slime_rewards.deepscaler.reward(None, Sample(response=rf"</think>\boxed{{{answer}}}", label=label)) == 1.0
 
 
 def grade_answer_verl(answer: str, label: str) -> bool:

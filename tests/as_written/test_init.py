@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slime_command_init.command import TEMPLATES
+from slime_commands.init.command import TEMPLATES
 
 from slime_core.cli.main import main
 from slime_core.config import load_settings

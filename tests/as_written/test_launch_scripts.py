@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from slime_command_check.check import check_flags
-from slime_command_models.presets import find_preset
+from slime_commands.check.check import check_flags
+from slime_commands.models.presets import find_preset
 from slime_trainer_megatron.checks import check_run
 from slime_trainer_megatron.trainer import MegatronTrainer
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slime_command_plan.memory import FACTOR, Parameters, Sharding, total, trainer_items
+from slime_commands.plan.memory import FACTOR, Parameters, Sharding, total, trainer_items
 from slime_embedded.models.decoder import init_weights
 
 from slime_core.config import Args

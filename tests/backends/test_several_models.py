@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from slime_command_init.tiny_model import write_random_model
+from slime_commands.init.tiny_model import write_random_model
 
 from tests.backends.whole_runs import Run, hold, release, running, samples
 from tests.conftest import SLIME, TinyRun

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_serve.http.application import bind, listen
-from slime_command_view import server
 from slime_runs.index import Filter
 from slime_runs.run import Run
+from slime_runs.view import server
+from slime_serving.http.application import bind, listen
 
 from slime_core.cli.main import main
 from tests.conftest import TinyRun

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_check import check
-from slime_command_check.overlap import overlap
+from slime_commands.check import check
+from slime_commands.check.overlap import overlap
 from slime_testing_probes import fresh_process
 from slime_testing_probes.probes import PROBES, Bench, WrongAnswer
 
@@ -55,7 +55,7 @@ def test_a_sound_run_is_ready(slime: Slime, tiny: TinyRun, tmp_path: Path) -> No
 def test_plugins_have_a_say(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = "from slime_core import Finding, Level, hookimpl\n@hookimpl\ndef slime_check(settings):\n"
     told += "    return [Finding('acme', Level.ERROR, settings.command)]\n"
-    monkeypatch.setattr("slime_command_check.preflight.preflight", lambda run: [])
+    monkeypatch.setattr("slime_commands.check.preflight.preflight", lambda run: [])
     with forgotten():
         install(tmp_path, "acme-check", {"slime.plugins": {"acme": "acme_check"}}, acme_check=told)
         status, findings = _check(*tiny.argv(tmp_path / "run"))
@@ -287,7 +287,7 @@ def test_inputs_that_a_recipe_makes_are_made_elsewhere(slime: Slime, tmp_path: P
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
     done = slime(
         "check",
-        "plugins/commands/init/slime_command_init/templates/demo.yaml",
+        "plugins/commands/slime_commands/init/templates/demo.yaml",
         "--hf-checkpoint",
         model,
         "--prompt-data",

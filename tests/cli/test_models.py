@@ -102,7 +102,7 @@ def check(name: str, checkpoint: Path, *argv: str) -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    from slime_command_models.presets import find_preset
+    from slime_commands.models.presets import find_preset
 
     write_config(tmp_path, find_preset("qwen3-4B").config)
     return tmp_path

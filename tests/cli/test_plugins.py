@@ -94,7 +94,7 @@ def test_show_a_name_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["plugins", "show", "rewards/f1"]) == 0
     shown = capsys.readouterr().out
     assert "--rm-type, --custom-rm-path" in shown
-    assert "slime_reward_f1/__init__.py:" in shown
+    assert "slime_rewards/f1.py:" in shown
     assert "SQuAD" in shown
     file = tmp_path / "my_rm.py"
     file.write_text(REWARD)

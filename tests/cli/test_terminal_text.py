@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from slime_command_eval.command import print_table
+from slime_commands.eval.command import print_table
 
 from slime_core.cli.main import main
 from tests.made_run import MadeRun

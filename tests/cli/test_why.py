@@ -107,7 +107,7 @@ def test_a_finished_run_is_told_why_it_did_not_learn(run_dir, capsys) -> None:
 
 @pytest.mark.slow
 def test_stacks(run_dir, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("slime_command_inspect.why._STACKS_WITHIN", 2.0)
+    monkeypatch.setattr("slime_runs.inspect.why._STACKS_WITHIN", 2.0)
     monkeypatch.setattr(board_module, "_TICK", 0.01)
     _foreign(run_dir, "node9-7", 1.0)
     start_board(run_dir, "rank 0")
@@ -132,7 +132,7 @@ def test_json(run_dir, capsys) -> None:
 
 def test_watch_ends_with_the_run(run_dir, capsys, monkeypatch) -> None:
     start_board(run_dir, "rank 0")
-    monkeypatch.setattr("slime_command_inspect.why.time.sleep", lambda seconds: stop_board())
+    monkeypatch.setattr("slime_runs.inspect.why.time.sleep", lambda seconds: stop_board())
     assert main(["why", str(run_dir), "--watch"]) == 1
     out = capsys.readouterr().out
     assert "rank 0" in out

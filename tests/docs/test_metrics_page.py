@@ -30,7 +30,7 @@ def reward(args, sample, **kwargs):
 """
 
 GENERATE = """
-from slime_generator_single_turn import generate as single_turn
+from slime_generators.single_turn import generate as single_turn
 
 async def generate(args, sample, sampling_params, *, context):
     sample = await single_turn(args, sample, sampling_params, context=context)

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from slime_command_serve.native import serve_in_loop
 from slime_embedded.engine.engine import EmbeddedEngine
+from slime_serving.native import serve_in_loop
 
 from slime_core.cli.main import main
 from slime_core.config import Args

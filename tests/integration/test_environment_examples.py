@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from slime_command_init import warmup
+from slime_commands.init import warmup
 
 from slime_core.config import load_settings
 from slime_core.launch import run

@@ -62,7 +62,7 @@ def reward(args, sample):
 '''
 TOOLS = '''
 from slime_core.tools import ParsedTurn, ToolCall
-from slime_tool_parser_families import ToolParserBase
+from slime_tool_parsers import ToolParserBase
 
 def add(a: int, b: int) -> int:
     """Add.
@@ -107,7 +107,7 @@ async def program(args, sample, *, base_url, api_key, sandbox):
 
 WORDS = '''
 from slime_core import RewardTraits, declares, resolve
-from slime_environment_reasoning_gym import reward
+from slime_environments.reasoning_gym import reward
 
 declares(RewardTraits(execution="thread"))(reward)  # where the environment has imported the package, which takes long
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_inspect.ledger_verify import verify
 from slime_runs.history import read_history
+from slime_runs.inspect.ledger_verify import verify
 from slime_testing_contracts.loop import LoopRun, run_loop
 from slime_testing_contracts.tiny import write_rows
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from slime_command_serve.front.answer import token_bytes
-from slime_command_serve.http import application, connections, guard, threads
-from slime_command_serve.http.application import bind
-from slime_command_serve.http.guard import Access
-from slime_command_serve.native import serve_socket
 from slime_embedded.engine.engine import EmbeddedEngine
 from slime_engine_sglang.api.engine import HttpEngine
+from slime_serving.front.answer import token_bytes
+from slime_serving.http import application, connections, guard, threads
+from slime_serving.http.application import bind
+from slime_serving.http.guard import Access
+from slime_serving.native import serve_socket
 
 from slime_core.cli.main import main
 from slime_core.config import Args, load_settings

@@ -25,7 +25,7 @@ FLAGS: dict[str, Any] = {
 }  # fmt: skip
 HOSTILE = """
 import asyncio, os, signal, sys, threading, time
-from slime_generator_single_turn import generate as single_turn
+from slime_generators.single_turn import generate as single_turn
 
 async def deaf():
     while True:                             # without an event loop it would never return

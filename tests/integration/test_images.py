@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from slime_command_view.server import make_app
+from slime_runs.view.server import make_app
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model
 from starlette.testclient import TestClient
 

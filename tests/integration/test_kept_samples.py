@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from slime_command_view.server import make_app
 from slime_runs import Run
 from slime_runs.files import FOLDER, file_name, sample_files, write_file
 from slime_runs.index import Facts, Filter, is_thinned
 from slime_runs.store import SampleStore, _Writer
+from slime_runs.view.server import make_app
 from starlette.testclient import TestClient
 
 from slime_core.data.dumps import read_samples

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_init.tiny_model import hf_config
+from slime_commands.init.tiny_model import hf_config
 from slime_embedded.models.decoder import init_weights
 
 from slime_core.config import load_settings

@@ -276,7 +276,7 @@ def test_the_quick_start_learns(outside: Outside, tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "outputs" / "demo" / "summary.json").read_text())
     assert summary["eval_after"] > summary["eval_before"] + 0.2
     assert summary["versions"]["slime-rl-core"] == summary["versions"]["slime-rl"] == slime_core.__version__
-    if (ROOT / "plugins/commands/view/slime_command_view/built/main.js").is_file():  # make view-assets
+    if (ROOT / "plugins/runs/slime_runs/view/built/main.js").is_file():  # make view-assets
         run(outside.bin / "slime", "report", "outputs/demo", cwd=tmp_path, PATH="")  # without Node
         assert "uplot" in (tmp_path / "report.html").read_text()
 

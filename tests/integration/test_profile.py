@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_view.server import make_app
-from slime_command_view.watched import WatchedRun
 from slime_runs import Run
 from slime_runs.profile import profile
+from slime_runs.view.server import make_app
+from slime_runs.view.watched import WatchedRun
 from starlette.testclient import TestClient
 
 from tests.conftest import TinyRun

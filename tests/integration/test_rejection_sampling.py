@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_sft.sampled_rows import KEY
+from slime_commands.sft.sampled_rows import KEY
 
 from tests.conftest import TinyRun
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from slime_command_serve.native import serve_in_loop
 from slime_embedded.engine.engine import EmbeddedEngine
+from slime_serving.native import serve_in_loop
 from slime_testing_contracts import ScriptedService
 
 from slime_core import RewardCaller, Sample, resolve

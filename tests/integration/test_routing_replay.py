@@ -51,7 +51,7 @@ def test_partial_samples_keep_their_experts_over_a_resume(slime: Slime, tiny_moe
     """Continued samples, some of them from a checkpoint, still know every token's experts."""
     generate = tmp_path / "gen.py"
     generate.write_text(
-        "from slime_generator_single_turn import generate as single_turn\n\n"
+        "from slime_generators.single_turn import generate as single_turn\n\n"
         "async def generate(args, sample, sampling_params, *, context):\n"
         "    room = 6 if sample.group_index % 2 else 40  # the long half is cut when the short one is done\n"
         "    params = {**sampling_params, 'max_new_tokens': room}\n"

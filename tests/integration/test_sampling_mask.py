@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_hook_invariants.samples import sampled_among
+from slime_hooks.invariants.samples import sampled_among
 
 from slime_core import Sample
 from tests.conftest import TinyRun
@@ -51,7 +51,7 @@ def test_partial_samples_keep_it_over_a_resume(slime, tiny: TinyRun, tmp_path: P
     """Samples from a checkpoint, continued, say of every token what it was sampled among."""
     generate = tmp_path / "gen.py"
     generate.write_text(
-        "from slime_generator_single_turn import generate as single_turn\n\n"
+        "from slime_generators.single_turn import generate as single_turn\n\n"
         "async def generate(args, sample, sampling_params, *, context):\n"
         "    room = 6 if sample.group_index % 2 else 40  # the long half is cut when the short one is done\n"
         "    params = {**sampling_params, 'max_new_tokens': room}\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_view.server import make_app
 from slime_runs import Run
 from slime_runs.shadows import rank_correlation, summary
+from slime_runs.view.server import make_app
 from starlette.testclient import TestClient
 
 from tests.conftest import TinyRun

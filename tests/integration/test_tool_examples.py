@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_init.warmup import PHASES, STAMP, Recipe, make_missing_model
+from slime_commands.init.warmup import PHASES, STAMP, Recipe, make_missing_model
 from slime_sandbox_local import isolation_here
 
 from slime_core.config import Args, load_settings
@@ -17,7 +17,7 @@ from slime_core.plugins.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
-    "tools": ("plugins/commands/init/slime_command_init/templates/tools.yaml", "calculator", "calculator"),
+    "tools": ("plugins/commands/slime_commands/init/templates/tools.yaml", "calculator", "calculator"),
     "code_sandbox": ("examples/code_sandbox/train.yaml", "examples/code_sandbox/prepare.py", "python"),
     "search": ("examples/search/train.yaml", "examples/search/prepare.py", "search"),
 }

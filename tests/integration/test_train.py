@@ -272,7 +272,7 @@ def test_rollout_and_eval_commands(tiny: TinyRun, tmp_path: Path, slime) -> None
 
 @pytest.mark.slow
 def test_sft_lowers_the_loss(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    from slime_command_init import task
+    from slime_commands.init import task
 
     rows, _ = task.warmup_rows(task.split_problems()[0], seed=0)
     data = tmp_path / "sft.jsonl"

@@ -18,7 +18,7 @@ GAP = "train/train_rollout_logprob_abs_diff_max"
 
 PARSER = '''
 from slime_core.tools import ParsedTurn, ToolCall
-from slime_tool_parser_families import ToolParserBase
+from slime_tool_parsers import ToolParserBase
 
 
 class EveryTurn(ToolParserBase):

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from slime_command_view.server import make_app, static_folder
 from slime_runs import Run
 from slime_runs.files import file_name, write_file
+from slime_runs.view.server import make_app, static_folder
 from starlette.testclient import TestClient
 
 from slime_core.cli.main import main

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from slime_command_view.server import make_app
 from slime_runs import Run
 from slime_runs.index import Filter
+from slime_runs.view.server import make_app
 from starlette.testclient import TestClient
 
 from tests.conftest import TinyRun

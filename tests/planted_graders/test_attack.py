@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from slime_command_inspect.attack_answers import case_of
-from slime_command_inspect.reward_attack import Report, audit
+from slime_runs.inspect.attack_answers import case_of
+from slime_runs.inspect.reward_attack import Report, audit
 
 from slime_core.cli.main import main
 from tests.planted_graders import broken, held_broken, held_sound, sound

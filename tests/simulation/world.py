@@ -22,8 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_command_inspect.ledger_verify import verify
 from slime_runs.history import read_history
+from slime_runs.inspect.ledger_verify import verify
 from slime_testing_probes.scripted import CharTokenizer
 
 from slime_core import loop

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_init.tiny_model import write_tokenizer
+from slime_commands.init.tiny_model import write_tokenizer
 
 from slime_core.data.tokenizer import load_tokenizer
 

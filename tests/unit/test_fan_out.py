@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_correction_mis import MismatchImportanceSampling
-from slime_correction_mis.truncated import TruncatedImportanceSampling
+from slime_corrections.mis import MismatchImportanceSampling
+from slime_corrections.truncated import TruncatedImportanceSampling
 
 from slime_core.config.schema import Args
 from slime_core.fan_out import execution_rewards, executions, shares, sibling_counts

@@ -40,7 +40,7 @@ class Bug:
 
 
 def _shaped(around: Callable[..., Any]) -> Plant:
-    return wrapped("slime_estimator_grpo.group_normalize", around)
+    return wrapped("slime_estimators.grpo.group_normalize", around)
 
 
 def _advantages(change: Any) -> Plant:

@@ -233,7 +233,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-python", required=True, help="interpreter with TRL")
     own = parser.parse_args()
-    from slime_command_init.tiny_model import write_random_model
+    from slime_commands.init.tiny_model import write_random_model
 
     version = "import trl; print(trl.__version__)"
     asked = subprocess.run([own.trl_python, "-c", version], capture_output=True, text=True, check=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_inspect.learning import describe_learning
 from slime_runs import Run
+from slime_runs.inspect.learning import describe_learning
 
 from tests.zoo.bugs import BUGS
 

@@ -1,7 +1,7 @@
 """`slime.rollout.on_policy_distillation`: a teacher behind SGLang's `/generate` scores the student's tokens.
 
 Two halves, as in THUDM/slime: `--custom-rm-path` with `reward_func`, `--custom-reward-post-process-path` with
-`post_process_rewards`. The plugin `slime-reward-on-policy-distillation` does both in its reward alone.
+`post_process_rewards`. The reward `on_policy_distillation` does both in its reward alone.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def post_process_rewards(args: Any, samples: list[Sample], **kwargs: Any) -> tup
         slime_core.errors.PluginError: An answer does not score the response's tokens.
     """
     module = _missing.plugin(
-        "slime_reward_on_policy_distillation",
-        "slime-reward-on-policy-distillation",
+        "slime_rewards.on_policy_distillation",
         "slime.rollout.on_policy_distillation.post_process_rewards",
     )
     rewards: tuple[list[float], list[float]] = module.post_process_rewards(args, samples)

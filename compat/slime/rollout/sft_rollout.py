@@ -15,9 +15,9 @@ def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: b
 
     Raises:
         slime_core.errors.DataError: A row has no answer, or its template rewrites one.
-        slime_core.errors.ConfigError: See `slime_command_sft.rollout.generate_rollout`.
+        slime_core.errors.ConfigError: See `slime_commands.sft.rollout.generate_rollout`.
     """
-    from slime_command_sft.rollout import generate_rollout as supervised
+    from slime_commands.sft.rollout import generate_rollout as supervised
 
     return supervised(args, rollout_id, data_buffer, evaluation)
 

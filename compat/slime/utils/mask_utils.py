@@ -42,8 +42,8 @@ class MultiTurnLossMaskGenerator:
         Raises:
             slime_core.errors.DataError: There is no chat template, or a turn is not what its message says.
         """
-        from slime_command_sft.demonstrations import conversation_pieces
-        from slime_command_sft.mask_types import DISTILL, apply_type
+        from slime_commands.sft.demonstrations import conversation_pieces
+        from slime_commands.sft.mask_types import DISTILL, apply_type
 
         from slime_core.data.tokenizer import encode_rendered, render_messages
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from slime_engine_sglang import get_model_url
-from slime_reward_remote import JsonClient
+from slime_rewards.remote import JsonClient
 
 from slime_core import Sample
 

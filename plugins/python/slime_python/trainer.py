@@ -243,7 +243,7 @@ class Trainer:
         Raises:
             ConfigError: There is no evaluation data, or a setting is wrong.
         """
-        from slime_command_eval.evaluation import evaluate
+        from slime_commands.eval.evaluation import evaluate
 
         from slime_core.config import load_settings
         from slime_core.launch.prepare import prepare

@@ -21,8 +21,8 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from slime_command_inspect.ledger_verify import verify
 from slime_runs.history import read_history
+from slime_runs.inspect.ledger_verify import verify
 
 from slime_core.checkpoint.store import find
 from slime_core.errors import SlimeError

@@ -169,7 +169,7 @@ def test_a_reference_that_moves_is_the_embedded_trainers(slime_ranks: Slime, tin
 
 
 def test_sft_is_the_embedded_trainers(slime_ranks: Slime, tiny: TinyRun, tmp_path: Path) -> None:
-    from slime_command_init import task
+    from slime_commands.init import task
 
     rows, _ = task.warmup_rows(task.split_problems()[0], seed=0)
     data = tmp_path / "sft.jsonl"

@@ -33,7 +33,7 @@ seen = Seen()
 
 
 def test_sft_by_epochs(tiny: TinyRun, cluster: str, typed: Any, tmp_path: Path) -> None:
-    from slime_command_init import task
+    from slime_commands.init import task
 
     rows, _ = task.warmup_rows(task.split_problems()[0], seed=0)
     (tmp_path / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:64]))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from slime_agent_base_url import AgentServer, SessionLimits
 from slime_testing_contracts import ScriptedEngine
-from slime_tool_parser_families.hermes import Hermes
+from slime_tool_parsers.hermes import Hermes
 
 from slime_core import Sample
 from tests.agent_toys import PARAMS, StreamingEngine, ToyTokenizer

@@ -8,7 +8,7 @@ import pytest
 from slime_agent_base_url import prompts
 from slime_agent_base_url.prompts import PromptWriter
 from slime_agent_base_url.tree import MessageTree, Prompt, Turn
-from slime_command_serve.front.wanted import Message
+from slime_serving.front.wanted import Message
 
 from slime_core import GenerationOutput
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer

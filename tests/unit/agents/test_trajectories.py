@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from slime_agent_base_url.linearise import Line, Step, linearise
 from slime_agent_base_url.prompts import PromptWriter
 from slime_agent_base_url.tree import MessageTree, Turn
-from slime_command_serve.front.wanted import Message
-from slime_command_serve.http.errors import BadRequest
+from slime_serving.front.wanted import Message
+from slime_serving.http.errors import BadRequest
 
 from slime_core import GenerationOutput
 from slime_core.provenance import Source

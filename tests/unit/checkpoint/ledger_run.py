@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from slime_command_inspect.ledger_verify import Report, verify
 from slime_runs.history import read_history
+from slime_runs.inspect.ledger_verify import Report, verify
 
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.config import Args

@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 import pytest
-from slime_command_inspect.ledger_verify import summary, verify
 from slime_runs.history import read_history, replay
+from slime_runs.inspect.ledger_verify import summary, verify
 
 from slime_core.data.ledger_files import SEGMENTS
 from slime_core.errors import CheckpointError

@@ -102,7 +102,7 @@ def test_files_and_variables_may_spell_it_as_the_flag_is(load: Load, tmp_path: P
 def test_the_asynchronous_demo_is_the_demo_with_asynchrony() -> None:
     root = Path(__file__).parents[3]
     demo, further = (
-        root / "plugins/commands/init/slime_command_init/templates/demo.yaml",
+        root / "plugins/commands/slime_commands/init/templates/demo.yaml",
         root / "configs/demo-async.yaml",
     )
     files = [f"--config={file}" for file in (demo, further)]

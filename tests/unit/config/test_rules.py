@@ -11,7 +11,7 @@ from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
 from tests.sweeps import sweep
 
-DEMO = Path(__file__).parents[3] / "plugins/commands/init/slime_command_init/templates/demo.yaml"
+DEMO = Path(__file__).parents[3] / "plugins/commands/slime_commands/init/templates/demo.yaml"
 
 Load = Callable[..., Settings]
 

@@ -11,14 +11,14 @@ from typing import Any
 import openai
 import pytest
 from slime_agent_base_url import AgentServer
-from slime_command_init.tiny_model import write_tokenizer
-from slime_command_sft.rollout import fill_supervised
-from slime_generator_multi_agent import generate as multi_agent
-from slime_generator_multi_turn import generate as multi_turn
-from slime_generator_search import generate as search
-from slime_generator_tool_use import generate as tool_use
+from slime_commands.init.tiny_model import write_tokenizer
+from slime_commands.sft.rollout import fill_supervised
+from slime_generators.multi_agent import generate as multi_agent
+from slime_generators.multi_turn import generate as multi_turn
+from slime_generators.search import generate as search
+from slime_generators.tool_use import generate as tool_use
 from slime_testing_contracts import ScriptedEngine
-from slime_tool_parser_families.hermes import Hermes
+from slime_tool_parsers.hermes import Hermes
 
 from slime_core import GenerateContext, Sample, Step, encode_prompt
 from slime_core.config import Args

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slime_command_sft.demonstrations import Piece, conversation_pieces, end_of_turn
-from slime_command_sft.mask_types import apply_type
+from slime_commands.sft.demonstrations import Piece, conversation_pieces, end_of_turn
+from slime_commands.sft.mask_types import apply_type
 
 from slime_core.data.turns import turn_delta
 from slime_core.errors import DataError

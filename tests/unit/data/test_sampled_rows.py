@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from slime_agent_base_url.trajectory import Trajectory
-from slime_command_inspect.selection import Wanted, select
-from slime_command_sft.rollout import fill_supervised
-from slime_command_sft.sampled_rows import KEY, SampledRow, to_row
+from slime_commands.sft.rollout import fill_supervised
+from slime_commands.sft.sampled_rows import KEY, SampledRow, to_row
+from slime_runs.inspect.selection import Wanted, select
 
 from slime_core.cli.main import main
 from slime_core.config import Args

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_inspect.token_checks import FAILED, NOTE, OK, check_tokens
+from slime_runs.inspect.token_checks import FAILED, NOTE, OK, check_tokens
 
 from slime_core.cli.main import main
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer, save

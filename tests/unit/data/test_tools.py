@@ -105,7 +105,5 @@ def test_auto_with_two_claimants() -> None:
 def test_a_named_parser_asks_no_template(tmp_path: Path) -> None:
     assert type(tool_parser(Args(tool_call_parser="kimi_k2"), tokenizer("<tool_call>"))).__name__ == "KimiK2"
     path = tmp_path / "mine.py"
-    path.write_text(
-        "from slime_tool_parser_families import ToolParserBase\n\nclass ToolParser(ToolParserBase):\n    pass\n"
-    )
+    path.write_text("from slime_tool_parsers import ToolParserBase\n\nclass ToolParser(ToolParserBase):\n    pass\n")
     assert type(tool_parser(Args(tool_call_parser=str(path)), None)).__name__ == "ToolParser"

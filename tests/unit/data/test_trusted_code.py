@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from slime_embedded.engine import loading
-from slime_model_vision_language.trained import VisionLanguageModel
+from slime_models.vision_language.trained import VisionLanguageModel
 
 from slime_core.data.images import load_processor
 from slime_core.data.tokenizer import load_tokenizer

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from slime_command_sft.loss import SFTLoss
+from slime_commands.sft.loss import SFTLoss
 
 from slime_core.errors import ConfigError, TrainError
 from slime_core.estimator import EstimatorBase

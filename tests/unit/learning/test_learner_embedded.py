@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from slime_command_sft.loss import SFTLoss
+from slime_commands.sft.loss import SFTLoss
 from slime_embedded.models.decoder import init_weights
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 

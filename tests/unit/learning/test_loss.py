@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_command_sft.loss import SFTLoss
+from slime_commands.sft.loss import SFTLoss
 
 from slime_core.config import Args
 from slime_core.estimator import EstimatorBase

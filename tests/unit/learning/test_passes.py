@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from slime_command_sft.loss import SFTLoss
+from slime_commands.sft.loss import SFTLoss
 
 from slime_core.errors import PluginError, TrainError
 from slime_core.estimator import EstimatorBase

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from slime_correction_mis import MismatchImportanceSampling
-from slime_correction_mis.truncated import IcePop, TruncatedImportanceSampling
+from slime_corrections.mis import MismatchImportanceSampling
+from slime_corrections.truncated import IcePop, TruncatedImportanceSampling
 
 from slime_core.config import Args
 from slime_core.estimator import EstimatorBase

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_command_models.contradictions import FLAGS, contradictions
-from slime_command_models.megatron_flags import megatron_flags
-from slime_command_models.presets import find_preset, model_presets
+from slime_commands.models.contradictions import FLAGS, contradictions
+from slime_commands.models.megatron_flags import megatron_flags
+from slime_commands.models.presets import find_preset, model_presets
 from transformers import AutoConfig
 
 from tests.sweeps import sweep

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_models.megatron_flags import bash_array, flag_words, megatron_flags
-from slime_command_models.presets import find_preset, model_presets
+from slime_commands.models.megatron_flags import bash_array, flag_words, megatron_flags
+from slime_commands.models.presets import find_preset, model_presets
 from slime_trainer_megatron.arguments.architecture import check_architecture
 
 from slime_core.config import Settings, load_settings

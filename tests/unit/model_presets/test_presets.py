@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from slime_command_models.count import active_parameters, forward_flops_per_token, parameters
-from slime_command_models.presets import find_preset, model_presets
+from slime_commands.models.count import active_parameters, forward_flops_per_token, parameters
+from slime_commands.models.presets import find_preset, model_presets
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from slime_core.errors import ConfigError

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slime_command_models.presets import find_preset
+from slime_commands.models.presets import find_preset
 from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.models.family import decoder_shape

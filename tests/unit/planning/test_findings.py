@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_command_plan.check import slime_preflight
-from slime_command_plan.choices import complaint, usual_rate
+from slime_commands.plan.check import slime_preflight
+from slime_commands.plan.choices import complaint, usual_rate
 
 from slime_core.config.load import load_settings
 from slime_core.protocols import TrainerTraits

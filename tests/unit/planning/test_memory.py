@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_command_plan.memory import (
+from slime_commands.plan.memory import (
     Item,
     Parameters,
     Sharding,

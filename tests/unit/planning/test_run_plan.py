@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_plan import command
-from slime_command_plan.batch import longest_sample, plan_batches, schedule_in_words
-from slime_command_plan.roofline import seconds
-from slime_command_plan.run_plan import sharding_of
+from slime_commands.plan import command
+from slime_commands.plan.batch import longest_sample, plan_batches, schedule_in_words
+from slime_commands.plan.roofline import seconds
+from slime_commands.plan.run_plan import sharding_of
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError
@@ -147,7 +147,7 @@ def test_offloading_lowers_the_peak_of_shared_devices(tiny: TinyRun, capsys: pyt
 
 
 def test_a_model_that_a_recipe_makes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    demo = "plugins/commands/init/slime_command_init/templates/demo.yaml"
+    demo = "plugins/commands/slime_commands/init/templates/demo.yaml"
     shown = said(
         capsys, "--config", demo, "--device", "cpu", "--run-dir", str(tmp_path),
         "--hf-checkpoint", str(tmp_path / "model"), "--prompt-data", str(tmp_path / "train.jsonl"),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from slime_command_plan.simulate import Plan, Prediction, simulate
-from slime_command_plan.workload import GroupWork, Speed, Workload
+from slime_commands.plan.simulate import Plan, Prediction, simulate
+from slime_commands.plan.workload import GroupWork, Speed, Workload
 
 from slime_core.errors import ConfigError
 

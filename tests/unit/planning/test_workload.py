@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_command_plan.predict import WHAT, changed, describe, plan_of_trace, predictions, to_dict
-from slime_command_plan.simulate import Plan
-from slime_command_plan.workload import Recorded, fit_speed, read_workload
+from slime_commands.plan.predict import WHAT, changed, describe, plan_of_trace, predictions, to_dict
+from slime_commands.plan.simulate import Plan
+from slime_commands.plan.workload import Recorded, fit_speed, read_workload
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError

@@ -73,7 +73,7 @@ def test_a_name_that_is_not_found_may_be_left_out(monkeypatch: pytest.MonkeyPatc
 def test_slimes_own_are_core_and_bundle_what_it_requires_of_slimes_and_the_checkouts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert {"slime-rl", "slime-rl-core", "slime-reward-math", "slime-estimator-grpo"} <= own_distributions()
+    assert {"slime-rl", "slime-rl-core", "slime-reward-math", "slime-estimators"} <= own_distributions()
     named = ["slime-model-Far_Away", 'slime-of-theirs; extra == "more"', 'pytest>=8; extra == "dev"', "numpy>=1.26"]
     monkeypatch.setattr(distributions, "installed", lambda name: SimpleNamespace(requires=named))
     own = own_distributions.__wrapped__()

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from slime_command_plugins.checking import missing_requirements
+from slime_commands.plugins.checking import missing_requirements
 
 import slime_core
 from slime_core.errors import PluginIncompatibleError

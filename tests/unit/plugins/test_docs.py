@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 from slime_core.plugins.kinds import KINDS, function_flags
-from tests.architecture.trees import LOCKSTEP
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECTS = [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]
@@ -22,10 +21,11 @@ def test_the_readme_lists_every_plugin_folder() -> None:
 def test_every_plugin_has_its_parts() -> None:
     for pyproject in PROJECTS:
         folder = pyproject.parent
-        package = folder / tomllib.loads(pyproject.read_text())["project"]["name"].replace("-", "_")
-        suite = () if package in LOCKSTEP else (folder / "tests" / "test_contract.py",)
-        for part in (folder / "README.md", package / "py.typed", *suite):
+        wheel = tomllib.loads(pyproject.read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+        packages = [folder / name for name in wheel["packages"]]
+        for part in (folder / "README.md", *(package / "py.typed" for package in packages)):
             assert part.is_file(), part
+        assert {*packages} == {*folder.glob("slime_*")}
 
 
 def test_every_kind_and_flag_is_documented() -> None:

@@ -6,8 +6,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from slime_command_plugins import doctor
-from slime_command_plugins.doctor import Finding, examine, stale_installs
+from slime_commands.plugins import doctor
+from slime_commands.plugins.doctor import Finding, examine, stale_installs
 from slime_sandbox_local import Isolation, isolation
 
 from slime_core.plugins.manager import current_registry
@@ -207,7 +207,7 @@ def test_a_core_whose_files_an_old_bundle_has_or_took_away(tmp_path: Path, monke
 
     monkeypatch.setattr(doctor, "installed", here)
     installed(tmp_path, "slime-rl-core", "0.2", *CORE_FILES)
-    installed(tmp_path, "slime-rl", "0.2", "slime_buffer_fifo/__init__.py")
+    installed(tmp_path, "slime-rl", "0.2", "slime_buffers/fifo.py")
     assert list(doctor._core_files()) == []
     installed(tmp_path, "slime-rl", "0.1", *CORE_FILES)
     (tmp_path / "slime_rl-0.2.dist-info" / "METADATA").unlink()

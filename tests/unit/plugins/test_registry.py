@@ -100,5 +100,13 @@ def test_the_source_hash_covers_a_plugins_package_and_nothing_else(tmp_path: Pat
     (package / "inner" / "__init__.py").write_text("changed = 1\n")
     assert source_hash(entry, "slime-reward-thing") != before[0]
     assert source_hash(entry) == before[1]  # a user's own file has neighbours of its own
-    core = Path(slime_core.__file__)
+    core = Path(slime_core.__file__).with_name("loop.py")
     assert source_hash(core, "slime-rl") == hashlib.sha256(core.read_bytes()).hexdigest()
+    own = (
+        source_hash(package / "core.py", "slime-rewards"),
+        source_hash(package / "inner" / "__init__.py", "slime-rewards"),
+    )
+    (package / "other.py").write_text("")  # another component of the kind
+    (package / "inner" / "part.py").write_text("")
+    assert source_hash(package / "core.py", "slime-rewards") == own[0]
+    assert source_hash(package / "inner" / "__init__.py", "slime-rewards") != own[1]

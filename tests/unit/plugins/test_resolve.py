@@ -26,7 +26,7 @@ def test_a_name_of_the_checkout() -> None:
     resolved = resolve("rewards", "exact")
     assert resolved.ref.distribution == "slime-rl"
     assert resolved.ref.source_file is not None
-    assert resolved.ref.source_file.name == "__init__.py"
+    assert resolved.ref.source_file.name == "exact.py"
     assert resolve("reward", "slime-rl:exact").obj is resolved.obj
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_command_plugins.scaffold import _TOO_LARGE, plan, template_kinds, write
+from slime_commands.plugins.scaffold import _TOO_LARGE, plan, template_kinds, write
 
 import slime_core
 from slime_core import Step
@@ -168,9 +168,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_kinds_without_a_template_say_where_to_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no template; start from plugins/models/qwen3"):
+    with pytest.raises(ConfigError, match=r"no template; start from plugins/models/slime_models/qwen3"):
         plan("megatron_models", "mine", tmp_path, Registry())
-    path = "plugins/models/qwen3/slime_model_qwen3/megatron.py"
+    path = "plugins/models/slime_models/qwen3/megatron.py"
     assert (ROOT / path).is_file()
     assert any(path in reason for reason in _TOO_LARGE.values())
     with pytest.raises(PluginNotFoundError, match="Did you mean 'rewards'"):

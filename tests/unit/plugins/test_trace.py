@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slime_command_plugins.tracing import Trace, report, watched
+from slime_commands.plugins.tracing import Trace, report, watched
 
 from slime_core.config import Args
 from slime_core.errors import PluginError

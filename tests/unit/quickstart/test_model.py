@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from slime_command_init.tiny_model import write_random_model
+from slime_commands.init.tiny_model import write_random_model
 
 
 def test_transformers_opens_the_model(tmp_path: Path) -> None:

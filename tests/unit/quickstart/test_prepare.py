@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load, load_file
-from slime_command_init import prepare as recipe
-from slime_command_init import task, warmup
-from slime_command_init.tiny_model import write_random_model
+from slime_commands.init import prepare as recipe
+from slime_commands.init import task, warmup
+from slime_commands.init.tiny_model import write_random_model
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
 from slime_core.launch.prepare import prepare
 
-DEMO = Path(__file__).parents[3] / "plugins/commands/init/slime_command_init/templates/demo.yaml"
+DEMO = Path(__file__).parents[3] / "plugins/commands/slime_commands/init/templates/demo.yaml"
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from slime_command_init import task
+from slime_commands.init import task
 
 
 def test_held_out_problems_are_never_trained_on_in_either_order() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slime_command_init.tiny_model import SPECIAL_TOKENS, write_tokenizer
+from slime_commands.init.tiny_model import SPECIAL_TOKENS, write_tokenizer
 
 from slime_core.data.tokenizer import load_tokenizer
 

@@ -5,7 +5,7 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 import pytest
-from slime_command_eval.intervals import BOOTSTRAP, NONE, WILSON, bootstrap, estimate, estimates, wilson
+from slime_commands.eval.intervals import BOOTSTRAP, NONE, WILSON, bootstrap, estimate, estimates, wilson
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slime_command_inspect.reward_replay import Saved, read_saved, rescore, summary
+from slime_runs.inspect.reward_replay import Saved, read_saved, rescore, summary
 
 from slime_core.config import Args
 from slime_core.data.dumps import write_samples
@@ -73,7 +73,7 @@ async def test_batched_rewards_see_groups_and_a_label_can_be_given() -> None:
 
 
 def test_means_of_mappings_are_over_the_key() -> None:
-    from slime_command_inspect.reward_replay import Outcome
+    from slime_runs.inspect.reward_replay import Outcome
 
     outcomes = [Outcome("d", 0, {"acc": 1.0, "pred": "x"}, {"acc": 0.0, "pred": "y"})]
     assert (summary(outcomes, 1, "acc")["mean_old"], summary(outcomes, 1, "acc")["mean_new"]) == (1.0, 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_command_sft.rollout import fill_supervised, generate_rollout
+from slime_commands.sft.rollout import fill_supervised, generate_rollout
 
 from slime_core.config import Args
 from slime_core.data.prompts import DatasetSource

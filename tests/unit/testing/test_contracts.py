@@ -298,7 +298,7 @@ BAD_COMPONENTS = {
     ),
     "DropsTheSecondCall": (
         ToolParserContract,
-        "from slime_core.tools import *\nfrom slime_tool_parser_families import *\n"
+        "from slime_core.tools import *\nfrom slime_tool_parsers import *\n"
         "class ToolParser(MarkedParser):\n    begin, end = '<c>', '</c>'\n"
         "    def calls_in(self, body, tools):\n        return [json_call(body)]\n"
         "    def render(self, calls):\n        c = calls[0]\n"

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_tool_parser_families import MarkedParser, json_call, json_objects, read_json, typed_value
+from slime_tool_parsers import MarkedParser, json_call, json_objects, read_json, typed_value
 
 from slime_core.tools import IllFormedCall, ToolCall, split_reasoning
 

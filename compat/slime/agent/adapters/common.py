@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp import web
 from slime_agent_base_url.server import AgentServer, session_samples
 from slime_agent_base_url.sessions import FORK_THRESHOLD, Session, SessionLimits
-from slime_command_serve.http.guard import LARGEST_BODY
+from slime_serving.http.guard import LARGEST_BODY
 
 from slime import _missing
 from slime.agent._asgi import aiohttp_application

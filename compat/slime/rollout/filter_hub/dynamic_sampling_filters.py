@@ -20,9 +20,7 @@ def check_reward_nonzero_std_with_fallback(args: Any, samples: list[Sample], **k
 
 
 def _filtered(name: str, args: Any, samples: list[Sample]) -> DynamicFilterOutput:
-    module = _missing.plugin(
-        f"slime_filter_{name}", f"slime-filter-{name.replace('_', '-')}", f"{__name__}.check_reward_{name}"
-    )
+    module = _missing.plugin(f"slime_filters.{name}", f"{__name__}.check_reward_{name}")
     decision: DynamicFilterOutput = module.dynamic_filter(args, samples)
     return decision
 

@@ -100,7 +100,7 @@ async def batched_async_rm(args: Any, samples: list[Sample], **kwargs: Any) -> l
 
 
 async def remote_rm(args: Any, sample: Sample, max_retries: int = 10) -> Any:
-    """Score prompt, response and label with the service at `args.rm_url`, by the plugin `slime-reward-remote`.
+    """Score prompt, response and label with the service at `args.rm_url`, by the reward `remote`.
 
     Raises:
         ValueError: `max_retries` is not 10; set the plugin's option `plugins.remote_rm.attempts` instead.

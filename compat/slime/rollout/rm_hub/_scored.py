@@ -10,7 +10,6 @@ from slime_core.sample import Sample
 
 
 def scored(module: str, name: str, response: str, label: Any, metadata: dict[str, Any] | None = None) -> Any:
-    """The answer of the function `reward` of plugin `slime-reward-<name>` to a response and its label."""
-    package = f"slime_reward_{name}"
-    plugin = _missing.plugin(package, f"slime-reward-{name}", module)
+    """Return the score of `slime_rewards.<name>.reward` for a response and its label."""
+    plugin = _missing.plugin(f"slime_rewards.{name}", module)
     return plugin.reward(None, Sample(response=response, label=label, metadata=copy.deepcopy(metadata or {})))

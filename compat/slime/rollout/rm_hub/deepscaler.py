@@ -1,4 +1,4 @@
-"""`slime.rollout.rm_hub.deepscaler`: the plugin `slime-reward-deepscaler` as a function of texts."""
+"""`slime.rollout.rm_hub.deepscaler`: the reward `deepscaler` as a function of texts."""
 
 from __future__ import annotations
 

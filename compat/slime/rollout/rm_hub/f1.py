@@ -1,6 +1,6 @@
 """`slime.rollout.rm_hub.f1`: token F1 of two texts, normalised as by SQuAD's script (Rajpurkar et al., 2016).
 
-The plugin `slime-reward-f1` keeps an article that is the whole answer; here it goes, as in THUDM/slime.
+The reward `f1` keeps an article that is the whole answer; here it goes, as in THUDM/slime.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`slime.rollout.rm_hub.gpqa`: the plugin `slime-reward-gpqa` as a function of texts."""
+"""`slime.rollout.rm_hub.gpqa`: the reward `gpqa` as a function of texts."""
 
 from __future__ import annotations
 

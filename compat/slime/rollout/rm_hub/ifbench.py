@@ -1,4 +1,4 @@
-"""`slime.rollout.rm_hub.ifbench`: the plugin `slime-reward-ifbench` as a function of texts.
+"""`slime.rollout.rm_hub.ifbench`: the reward `ifbench` as a function of texts.
 
 Nothing is cloned or installed at import, as in THUDM/slime; the checks are the plugin's own.
 """

@@ -1,4 +1,4 @@
-r"""`slime.rollout.rm_hub.math_dapo_utils`: the plugin `slime-reward-dapo` as functions of texts.
+r"""`slime.rollout.rm_hub.math_dapo_utils`: the reward `dapo` as functions of texts.
 
 Labels need not be integers here (THUDM/slime passes every label through int).
 """
@@ -75,7 +75,7 @@ def is_correct_strict_box(pred: str, gt: str) -> tuple[int, str | None]:
 
 
 def _dapo(name: str) -> Any:
-    return _missing.plugin("slime_reward_dapo", "slime-reward-dapo", f"{__name__}.{name}")
+    return _missing.plugin("slime_rewards.dapo", f"{__name__}.{name}")
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-r"""`slime.rollout.rm_hub.math_utils`: boxes, and the graders of the plugin `slime-reward-deepscaler`.
+r"""`slime.rollout.rm_hub.math_utils`: boxes, and the graders of the reward `deepscaler`.
 
 `grade_answer_sympy` does not evaluate expressions that would not fit in memory (`9^{9^{9}}`). It has no time limit of
 its own; a reward has one (`--rm-timeout`).
@@ -12,7 +12,7 @@ from typing import Any
 from slime import _missing
 from slime_core.plugins.boxed import last_boxed
 
-_PLUGIN = ("slime_reward_deepscaler", "slime-reward-deepscaler")
+_PLUGIN = "slime_rewards.deepscaler"
 
 
 def last_boxed_only_string(string: str) -> str | None:
@@ -59,7 +59,7 @@ def grade_answer_sympy(given_answer: str, ground_truth: str) -> bool:
     Raises:
         ImportError: The plugin is not installed.
     """
-    module = _missing.plugin(*_PLUGIN, f"{__name__}.grade_answer_sympy")
+    module = _missing.plugin(_PLUGIN, f"{__name__}.grade_answer_sympy")
     return bool(module.equal(str(given_answer), str(ground_truth)))
 
 
@@ -76,8 +76,8 @@ def grade_answer_verl(solution_str: str, ground_truth: str) -> bool:
 
 
 def _spelling(wanted_by: str) -> Any:
-    _missing.plugin(*_PLUGIN, wanted_by)
-    return _missing.plugin("slime_reward_deepscaler.spelling", _PLUGIN[1], wanted_by).normalized
+    _missing.plugin(_PLUGIN, wanted_by)
+    return _missing.plugin(f"{_PLUGIN}.spelling", wanted_by).normalized
 
 
 __all__ = [

@@ -21,12 +21,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from slime_command_serve.front.answer import Answer, LiveText, Piece, TurnReader, calls_of, finish_of
-from slime_command_serve.front.prompts import check_conversation
-from slime_command_serve.front.sampling import api_name
-from slime_command_serve.front.wanted import Wanted
-from slime_command_serve.http.errors import BadRequest, Refused
-from slime_command_serve.http.threads import DeadlineThreads
+from slime_serving.front.answer import Answer, LiveText, Piece, TurnReader, calls_of, finish_of
+from slime_serving.front.prompts import check_conversation
+from slime_serving.front.sampling import api_name
+from slime_serving.front.wanted import Wanted
+from slime_serving.http.errors import BadRequest, Refused
+from slime_serving.http.threads import DeadlineThreads
 
 from slime_agent_base_url.prompts import PromptWriter
 from slime_agent_base_url.sessions import Session, session_key

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_command_serve.front.prompts import quoted, render
-from slime_command_serve.front.wanted import Message
-from slime_command_serve.http.errors import BadRequest
+from slime_serving.front.prompts import quoted, render
+from slime_serving.front.wanted import Message
+from slime_serving.http.errors import BadRequest
 
 from slime_agent_base_url.tree import Place, Prompt, Rendering, Turn
 from slime_core.data.tokenizer import encode_rendered

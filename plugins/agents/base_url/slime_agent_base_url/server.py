@@ -7,7 +7,7 @@ A harness starts a server in the rollout's event loop and opens a session per sa
        |                        |
        key = session            `-- MessageTree --finish_session--> samples
 
-The routes are the front's (`slime_command_serve.front`), without `/v1/completions` and with `/healthz`. The API key
+The routes are the front's (`slime_serving.front`), without `/v1/completions` and with `/healthz`. The API key
 alone identifies the session of a request. There is no default session: a request with an unknown key gets 401, from
 any address.
 """
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from slime_command_serve.front.answer import TurnReader
-from slime_command_serve.front.app import add_front
-from slime_command_serve.http.application import application, bind, listen
-from slime_command_serve.http.errors import Refused, explain
-from slime_command_serve.http.guard import Access
+from slime_serving.front.answer import TurnReader
+from slime_serving.front.app import add_front
+from slime_serving.http.application import application, bind, listen
+from slime_serving.http.errors import Refused, explain
+from slime_serving.http.guard import Access
 
 from slime_agent_base_url.answering import AgentDesk
 from slime_agent_base_url.linearise import Line, Step, linearise

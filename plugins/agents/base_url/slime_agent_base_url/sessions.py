@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_command_serve.front.wanted import Conversations
-from slime_command_serve.http.errors import Refused
+from slime_serving.front.wanted import Conversations
+from slime_serving.http.errors import Refused
 
 from slime_agent_base_url.tree import MessageTree
 from slime_core.types import Sample

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from slime_command_serve.front.answer import finish_of
-from slime_command_serve.front.wanted import Message
+from slime_serving.front.answer import finish_of
+from slime_serving.front.wanted import Message
 
 from slime_core.provenance import Source
 from slime_core.types import GenerationOutput

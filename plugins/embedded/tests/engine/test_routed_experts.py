@@ -12,10 +12,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from slime_command_serve.native import serve_in_loop
 from slime_embedded.engine.core import CoreOptions, EngineCore
 from slime_embedded.engine.engine import EmbeddedEngine
 from slime_embedded.engine.sequence import Sequence
+from slime_serving.native import serve_in_loop
 from slime_testing_contracts.tiny import tiny_model, tiny_moe_model
 
 from slime_core.config import Args

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from slime_command_models.megatron_flags import megatron_flags
-from slime_command_models.presets import ModelPreset, model_presets
+from slime_commands.models.megatron_flags import megatron_flags
+from slime_commands.models.presets import ModelPreset, model_presets
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.families import Architecture
 

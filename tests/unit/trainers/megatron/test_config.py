@@ -8,7 +8,7 @@ import pytest
 import torch
 from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.enums import AttnBackend
-from slime_command_models.presets import model_presets
+from slime_commands.models.presets import model_presets
 from slime_trainer_megatron.arguments.architecture import COMPARED
 from slime_trainer_megatron.arguments.config import (
     ddp_config,

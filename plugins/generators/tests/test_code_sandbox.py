@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from slime_generators.code_sandbox import HISTORY, STATS, find_code, generate
+from slime_sandbox_local import SandboxError, isolation_here, pool_of
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
+
+from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
+from slime_core.errors import ConfigError
+from slime_core.protocols import GenerateTraits, traits_of
+
+pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
+TOKENIZER = CharTokenizer()
+
+
+def prompt(**metadata: Any) -> Sample:
+    return Sample(index=0, prompt="12*34=?", tokens=TOKENIZER.encode("12*34=?"), metadata=metadata)
+
+
+def run(script: Any, *samples: Sample, limit: int = 600, concurrency: int = 4, **options: Any) -> list[Sample]:
+    """Play each sample against an engine of its own; afterwards no sandbox is left."""
+    args = Args(
+        plugins={"code_sandbox": {"observation": "[{result}]", "timeout": 20.0, **options}},
+        sandbox_concurrency=concurrency,
+    )
+    params = {"max_new_tokens": limit, "stop": None}
+
+    async def play() -> list[Sample]:
+        engines = [ScriptedEngine(script if callable(script) else list(script)) for _ in samples]
+        results = await asyncio.gather(
+            *(generate(args, s, dict(params), context=GenerateContext(e, TOKENIZER)) for s, e in zip(samples, engines))
+        )
+        assert all("</code>" in request.sampling_params["stop"] for e in engines for request in e.requests)
+        from slime_sandbox_local import pool as module
+
+        assert [p.live for p in module._pools[asyncio.get_running_loop()].values()] == [0]
+        return list(results)
+
+    return asyncio.run(play())
+
+
+def test_state_stays_between_calls_and_observations_are_not_trained_on() -> None:
+    (sample,) = run(["<code>x = 12 * 34</code>", "<code>print(x)\nx + 1</code>", "409"], prompt())
+    text = "<code>x = 12 * 34</code><|end|>[(no output)]<code>print(x)\nx + 1</code><|end|>[408\n409]409<|end|>"
+    assert TOKENIZER.decode(sample.response_tokens) == text
+    assert sample.status == SampleStatus.COMPLETED
+    assert sample.loss_mask is not None
+    shown = [token for token, trained in zip(sample.response_tokens, sample.loss_mask) if not trained]
+    assert TOKENIZER.decode(shown) == "[(no output)][408\n409]"
+    stats = sample.metadata[STATS]["python"]
+    assert (stats["calls"], stats["errors"], stats["timeouts"], stats["replayed"]) == (2, 0, 0, 0)
+    assert sample.metadata["num_turns"] == 3
+    assert sample.non_generation_time > 0
+
+
+def test_what_code_raises_is_shown() -> None:
+    (sample,) = run(["<code>1/0</code>", "no"], prompt())
+    assert 'File "<code>", line 1, in <module>\nZeroDivisionError: division by zero]' in sample.response
+    assert sample.metadata[STATS]["python"]["errors"] == 1
+
+
+@pytest.mark.slow
+def test_code_that_never_ends_costs_its_state_and_says_so() -> None:
+    script = [
+        "<code>x = 1</code>",
+        "<code>print('so far', flush=True)\nwhile True: pass</code>",
+        "<code>x</code>",
+        "no",
+    ]
+    (sample,) = run(script, prompt(), timeout=2.0)
+    assert "[so far\nerror: time limit of 2 s; the interpreter was restarted, names are gone]" in sample.response
+    assert "NameError: name 'x' is not defined" in sample.response
+    stats = sample.metadata[STATS]["python"]
+    assert (stats["timeouts"], stats["restarts"]) == (1, 1)
+
+
+def test_an_interrupted_sample_gets_its_state_back() -> None:
+    (sample,) = run(["<code>x = 41</code>", Reply("<code>x", "abort")], prompt())
+    assert sample.status == SampleStatus.ABORTED
+    assert sample.metadata[HISTORY] == ["x = 41"]
+    (again,) = run([" + 1</code>", "42"], sample)
+    assert again.status == SampleStatus.COMPLETED
+    assert again.response.endswith("<code>x + 1</code>[42]42")
+    assert again.metadata[STATS]["python"]["replayed"] == 1
+
+
+def test_more_samples_than_sandboxes() -> None:
+    def script(number: int) -> Callable[[Any], str]:
+        def reply(request: Any) -> str:
+            turn = TOKENIZER.decode(request.input_ids).count("[")
+            return (f"<code>x = {number}</code>", "<code>x += 1</code>", "<code>x</code>", "done")[turn]
+
+        return reply
+
+    samples = [prompt(number=n) for n in range(3)]
+    args_of = {id(s): script(int(s.metadata["number"])) for s in samples}
+
+    async def play() -> None:
+        args = Args(plugins={"code_sandbox": {"observation": "[{result}]"}}, sandbox_concurrency=1)
+        await asyncio.gather(
+            *(
+                generate(
+                    args, s, {"max_new_tokens": 600}, context=GenerateContext(ScriptedEngine(args_of[id(s)]), TOKENIZER)
+                )
+                for s in samples
+            )
+        )
+
+    asyncio.run(play())
+    for sample in samples:
+        assert f"[{sample.metadata['number'] + 1}]done" in sample.response
+
+
+def test_a_cancelled_sample_leaves_no_sandbox() -> None:
+    async def play() -> None:
+        args = Args(plugins={"code_sandbox": {"observation": "[{result}]"}}, sandbox_concurrency=2)
+        engine = ScriptedEngine(["<code>import time; time.sleep(1000)</code>"])
+        call = generate(args, prompt(), {"max_new_tokens": 600}, context=GenerateContext(engine, TOKENIZER))
+        task = asyncio.create_task(call)
+        from slime_sandbox_local import pool as module
+
+        loop = asyncio.get_running_loop()
+        while not any(i for p in module._pools.get(loop, {}).values() for i in p._busy.values()):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [p.live for p in module._pools[loop].values()] == [0]
+
+    asyncio.run(play())
+
+
+def test_turns_and_tokens_are_limited() -> None:
+    (sample,) = run(lambda request: "<code>1</code>", prompt(), max_turns=2)
+    assert sample.status == SampleStatus.TRUNCATED
+    assert sample.response.count("<code>") == 2
+    (sample,) = run(["<code>'x' * 100</code>"], prompt(), limit=60)
+    assert sample.status == SampleStatus.TRUNCATED
+    assert "xxx" not in sample.response
+    (sample,) = run(["<code>'x' * 1000</code>", "no"], prompt(), output_tokens=20)
+    assert " ... (cut)]" in sample.response
+
+
+@pytest.mark.parametrize(
+    ("turn", "form", "code"),
+    [
+        ("so <code>a\nb</code><|end|>", "tag", "a\nb"),
+        ("<code>a</code> then", "tag", None),
+        ("<code>a</code><code>b</code>", "tag", "b"),
+        ("```python\na\n```", "fence", "a"),
+        ("```py\na\n```\n<|im_end|>", "fence", "a"),
+        ("```bash\na\n```", "fence", None),
+        ("```python\na", "fence", None),
+        ("```python\na\n```\n```python\nb\n```\n", "fence", "b"),
+        ("<code>a</code>", "fence", None),
+    ],
+)
+def test_code_is_found(turn: str, form: Any, code: str | None) -> None:
+    assert find_code(turn, form) == code
+
+
+def test_pools_are_shared_by_equal_limits() -> None:
+    from slime_sandbox_local import SandboxLimits
+
+    async def look() -> None:
+        args = Args(sandbox_concurrency=3, sandbox_isolation="require")
+        assert pool_of(args, SandboxLimits()) is pool_of(args, SandboxLimits())
+        assert pool_of(args, SandboxLimits()) is not pool_of(args, SandboxLimits(memory_mb=5))
+        assert pool_of(args, SandboxLimits()).size == 3
+
+    asyncio.run(look())
+
+
+def test_a_machine_that_cannot_isolate_ends_the_run_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(mode: str) -> None:
+        raise SandboxError(f"{mode} needs user namespaces")
+
+    monkeypatch.setattr("slime_sandbox_local.isolation.require_isolation", refuses)
+    check: Any = traits_of(generate, GenerateTraits).check
+    with pytest.raises(ConfigError, match=r"^--sandbox-isolation require: require needs user namespaces$"):
+        check(Args(sandbox_isolation="require"), training=True)

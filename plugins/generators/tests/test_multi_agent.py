@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_generators.multi_agent import generate
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
+
+from slime_core import GenerateContext, Sample, SampleStatus, SlimeError
+from slime_core.config import Args
+from slime_core.errors import ConfigError
+
+TOKENIZER = CharTokenizer()
+ROLES = [
+    {"name": "solver", "again": "critic: {critic}"},
+    {"name": "critic", "prompt": "{question} was answered {solver}", "system": "Be strict."},
+]
+
+
+def prompt(**fields: Any) -> Sample:
+    messages = [{"role": "user", "content": "1+1=?"}]
+    tokens = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True)
+    assert isinstance(tokens, list)
+    return Sample(group_index=4, index=3, prompt=messages, tokens=tokens, label="2", session_id="s", **fields)
+
+
+def run(engine: ScriptedEngine, sample: Sample, limit: int = 200, **given: Any) -> list[Sample]:
+    args = Args(**{"plugins": {"multi_agent": {"roles": ROLES}}, **given})
+    context = GenerateContext(engine, TOKENIZER)
+    result = asyncio.run(generate(args, sample, {"max_new_tokens": limit}, context=context))
+    return result if isinstance(result, list) else [result]
+
+
+def text(ids: list[int]) -> str:
+    return TOKENIZER.decode(ids)
+
+
+def test_each_role_has_a_trajectory_with_its_own_log_probs() -> None:
+    replies = [Reply("3<|end|>", log_probs=(-1.0, -2.0)), Reply("no<|end|>", log_probs=(-3.0, -4.0, -5.0)), "2"]
+    engine = ScriptedEngine(replies, weight_version=6)
+    solver, critic = run(engine, prompt())
+    between = "<|user|>critic: no<|end|><|assistant|>"
+    assert text(solver.response_tokens) == f"3<|end|>{between}2<|end|>"
+    told = len(TOKENIZER.encode(between))
+    assert solver.loss_mask == [1, 1, *[0] * told, 1, 1]
+    assert solver.rollout_log_probs == [-1.0, -2.0, *[0.0] * told, -0.5, -0.5]
+    assert solver.token_weight_versions == [6, 6, *[-1] * told, 6, 6]
+    asked = "<|system|>Be strict.<|end|><|user|>1+1=? was answered 3<|end|><|assistant|>"
+    assert text(critic.prompt_tokens) == asked
+    assert (critic.rollout_log_probs, critic.loss_mask) == ([-3.0, -4.0, -5.0], [1, 1, 1])
+    assert [s.metadata["role"] for s in (solver, critic)] == ["solver", "critic"]
+    assert [s.metadata["num_turns"] for s in (solver, critic)] == [2, 1]
+    assert {s.rollout_id for s in (solver, critic)} == {3}
+    assert (critic.group_index, critic.label, critic.session_id) == (4, "2", "s-critic")
+    assert [r.input_ids for r in engine.requests][1] == critic.prompt_tokens
+    assert engine.requests[2].input_ids == solver.tokens[:-2], "the second answer follows exactly what was sampled"
+
+
+def test_rounds_repeat_what_follows_the_first_turn() -> None:
+    roles = [ROLES[0], {**ROLES[1], "again": "now {solver}"}]
+    engine = ScriptedEngine(["a", "b", "c", "d", "e"])
+    solver, critic = run(engine, prompt(), plugins={"multi_agent": {"roles": roles, "rounds": 2}})
+    assert text(critic.response_tokens) == "b<|end|><|user|>now c<|end|><|assistant|>d<|end|>"
+    assert text(solver.response_tokens).endswith("critic: d<|end|><|assistant|>e<|end|>")
+
+
+def test_roles_that_are_not_trained() -> None:
+    roles = [ROLES[0], {**ROLES[1], "trainable": False}]
+    solver, critic = run(ScriptedEngine(["3", "no", "2"]), prompt(), multi_agent={"roles": roles}, plugins={})
+    assert (solver.remove_sample, critic.remove_sample) == (False, True)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.parametrize("partial", ["", "x"])
+def test_an_interruption_at_any_turn_is_picked_up(cut: int, partial: str) -> None:
+    replies: list[Any] = ["3", "no", "2"]
+    replies[cut] = Reply(partial, "abort")
+    (stopped,) = run(ScriptedEngine(replies), prompt())
+    assert stopped.status == SampleStatus.ABORTED
+    stopped = Sample.from_dict(stopped.to_dict())
+    rest = ["3", "no", "2"][cut:]
+    engine = ScriptedEngine(rest)
+    solver, critic = run(engine, stopped)
+    words = ["3", "no", "2"]
+    words[cut] = partial + words[cut]
+    assert text(solver.response_tokens) == (
+        f"{words[0]}<|end|><|user|>critic: {words[1]}<|end|><|assistant|>{words[2]}<|end|>"
+    )
+    assert text(critic.response_tokens) == f"{words[1]}<|end|>"
+    assert "multi_agent" not in solver.metadata
+    assert len(engine.requests) == len(rest)
+
+
+def test_a_turn_that_is_cut_ends_the_conversation() -> None:
+    (solver,) = run(ScriptedEngine([Reply("3" * 50)]), prompt(), limit=5)
+    assert (solver.status, solver.response_length) == (SampleStatus.TRUNCATED, 5)
+    roles = [{**ROLES[0], "max_new_tokens": 3}, ROLES[1]]
+    engine = ScriptedEngine(["3", "no", Reply("2" * 9)])
+    solver, critic = run(engine, prompt(), plugins={"multi_agent": {"roles": roles}})
+    assert (solver.status, critic.status) == (SampleStatus.TRUNCATED, SampleStatus.COMPLETED)
+    assert [r.sampling_params["max_new_tokens"] for r in engine.requests] == [3, 200, 3]
+
+
+def test_all_roles_get_the_last_answers_reward() -> None:
+    answers = ["3", "no", r"\boxed{2}"]
+    samples = run(ScriptedEngine(answers), prompt(), rm_type="exact", rm_timeout=30.0)
+    assert [s.reward for s in samples] == [1.0, 1.0]
+
+
+def test_a_function_may_reward_each_role(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "async def rewards(args, samples, reward):\n"
+        "    return {name: reward + 10 * (name == 'critic') for name in samples}\n"
+        "def forgets(args, samples, reward):\n    return {'solver': 1.0}\n"
+    )
+    own = {"roles": ROLES, "reward_path": f"{file}:rewards"}
+    samples = run(
+        ScriptedEngine(["3", "no", r"\boxed{2}"]),
+        prompt(), rm_type="exact", rm_timeout=30.0, plugins={"multi_agent": own},
+    )  # fmt: skip
+    assert [s.reward for s in samples] == [1.0, 11.0]
+    with pytest.raises(ValueError, match=r"returned rewards of \['solver'\]; expected \['critic', 'solver'\]"):
+        run(
+            ScriptedEngine(["3", "no", "2"]),
+            prompt(), plugins={"multi_agent": {**own, "reward_path": f"{file}:forgets"}},
+        )  # fmt: skip
+
+
+def test_reasoning_stays_with_the_role_that_thought() -> None:
+    _, critic = run(ScriptedEngine(["<think>hm</think>3", "no", "2"]), prompt())
+    assert text(critic.prompt_tokens).endswith("was answered 3<|end|><|assistant|>")
+
+
+def test_braces_in_answers_are_text() -> None:
+    _, critic = run(ScriptedEngine([r"\boxed{critic}", "no", "2"]), prompt())
+    assert r"\boxed{critic}" in text(critic.prompt_tokens)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"roles": []}, "give at least one"),
+        ({"roles": ROLES, "order": ["solver", "judge"]}, "order .* name roles of"),
+        ({"roles": ROLES, "order": ["critic", "solver"]}, "begin with 'solver'"),
+        ({"roles": ROLES, "order": ["solver"]}, "have all of"),
+        ({"roles": [{"name": "a"}], "order": ["a", "a"]}, "speaks more than once and needs `again`"),
+        ({"roles": [{"name": "a", "prompt": "{judge}"}], "order": ["a"]}, r"has \['judge'\]; known: {question}, {a}"),
+        ({"roles": [{"name": "a", "system": "x"}], "order": ["a"]}, "`system` goes with `prompt`"),
+        ({"roles": [{"name": "A"}], "order": ["A"]}, "pattern"),
+    ],
+)
+def test_options_that_do_not_fit(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SlimeError, match=message):
+        run(ScriptedEngine([]), prompt(), plugins={"multi_agent": given})
+
+
+def test_a_rendered_prompt_has_no_question() -> None:
+    sample = prompt()
+    sample.prompt = "<|user|>1+1=?<|end|><|assistant|>"
+    with pytest.raises(ConfigError, match="leave --apply-chat-template out"):
+        run(ScriptedEngine([]), sample, apply_chat_template=True)

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_generators.search import STATS, generate
+from slime_generators.search import corpus as corpus_module
+from slime_generators.search.corpus import open_corpus
+from slime_generators.search.documents import Document, read_document
+from slime_generators.search.server import read_answer
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
+
+from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
+from slime_core.errors import ConfigError, DataError
+
+TOKENIZER = CharTokenizer()
+ROWS = [
+    {"id": "0", "contents": '"Lima"\nLima is the capital of Peru.'},
+    {"id": "1", "contents": "Paris is the capital of France."},
+    {"title": "Rivers", "text": "The Seine flows through Paris; \u00e9t\u00e9."},
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS) + "\n\n", encoding="utf-8")
+    return path
+
+
+def run(script: Any, sample: Sample | None = None, limit: int = 900, **options: Any) -> Sample:
+    args = Args(plugins={"search": options})
+    sample = sample or Sample(index=0, prompt="?", tokens=TOKENIZER.encode("?"))
+    context = GenerateContext(ScriptedEngine(script), TOKENIZER)
+    return asyncio.run(generate(args, sample, {"max_new_tokens": limit}, context=context))
+
+
+def test_documents_come_back_untrained(corpus: Path) -> None:
+    sample = run(["<search>capital of Peru</search>", "<answer>Lima</answer>"], corpus=str(corpus), top_k=1)
+    seen = "\n\n<information>Doc 1(Title: Lima) Lima is the capital of Peru.\n</information>\n\n"
+    text = f"<search>capital of Peru</search><|end|>{seen}<answer>Lima</answer><|end|>"
+    assert TOKENIZER.decode(sample.response_tokens) == text
+    assert sample.status == SampleStatus.COMPLETED
+    assert sample.loss_mask is not None
+    untrained = [token for token, trained in zip(sample.response_tokens, sample.loss_mask) if not trained]
+    assert TOKENIZER.decode(untrained) == seen
+    assert sample.metadata[STATS]["search"]["calls"] == 1
+    assert sample.metadata["num_turns"] == 2
+
+
+def test_the_best_come_first_and_strangers_not_at_all(corpus: Path) -> None:
+    found = open_corpus(corpus)
+    assert [d.text[:5] for d in found.search("Paris capital", 3)] == ["Paris", "The S", "Lima "] or found.search(
+        "Paris capital", 1
+    )[0].text.startswith("Paris")
+    assert found.search("Seine", 3) == [Document("Rivers", "The Seine flows through Paris; \u00e9t\u00e9.")]
+    assert found.search("zebra", 3) == []
+    assert found.search("the", 3) == []
+    assert len(found) == 3
+
+
+def test_the_index_is_made_once_and_again_for_another_corpus(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    real = corpus_module._make_index
+    monkeypatch.setattr(corpus_module, "_make_index", lambda p, i: (made.append(i), real(p, i)))
+
+    async def many() -> list[Any]:
+        ask = corpus_module.search_corpus
+        calls = [ask(str(corpus), "Peru", 1, index_dir=None, timeout=60, threads=2) for _ in range(20)]
+        return list(await asyncio.gather(*calls))
+
+    assert all(found == [Document("Lima", "Lima is the capital of Peru.")] for found in asyncio.run(many()))
+    open_corpus(corpus)
+    assert len(made) == 1
+    assert sorted(p.name for p in corpus.with_name("corpus.jsonl.bm25").iterdir()) == [made[0].name]
+    with corpus.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"text": "Quito is in Ecuador."}) + "\n")
+    assert open_corpus(corpus).search("Ecuador", 1)[0].text == "Quito is in Ecuador."
+    assert len(made) == 2
+    open_corpus(corpus, str(corpus.parent / "elsewhere"))
+    assert (corpus.parent / "elsewhere").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"text": "a"}\n{"body": "b"}\n', r"corpus.jsonl:2: a document needs"),
+        ("{\n", r"corpus.jsonl:1: "),
+        ("", "no documents in it"),
+        (None, "No such file"),
+    ],
+)
+def test_a_corpus_that_cannot_be_used(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "corpus.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        run(["<search>a</search>"], corpus=str(path))
+
+
+def test_one_of_corpus_and_url() -> None:
+    for options in ({}, {"corpus": "a", "url": "b"}):
+        with pytest.raises(ConfigError, match="give one of them"):
+            run(["x"], **options)
+
+
+def test_a_corpus_that_is_not_there_is_told_before_a_query_needs_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        run(["an answer without a query"], corpus=str(tmp_path / "corpus.jsonl"))
+
+
+def test_limits(corpus: Path) -> None:
+    sample = run(lambda request: "<search>Peru</search>", corpus=str(corpus), max_turns=2)
+    assert sample.status == SampleStatus.TRUNCATED
+    assert sample.response.count("<search>") == 2
+    sample = run(["<search>Peru</search>"], corpus=str(corpus), limit=40)
+    assert sample.status == SampleStatus.TRUNCATED
+    assert "<information>" not in sample.response
+    sample = run(["<search>Peru</search>", "x"], corpus=str(corpus), document_tokens=4)
+    assert "Doc 1(Title: Lima) Lima ... (cut)\n" in sample.response
+    sample = run(["<search> </search>", "x"], corpus=str(corpus))
+    assert "<information>error: the query is empty</information>" in sample.response
+    sample = run(["<search>zebra</search>", "x"], corpus=str(corpus))
+    assert "<information>nothing found</information>" in sample.response
+
+
+def test_an_interruption_is_picked_up(corpus: Path) -> None:
+    sample = run(["<search>Peru</search>", Reply("<search>Fra", "abort")], corpus=str(corpus))
+    assert sample.status == SampleStatus.ABORTED
+    sample = run(["nce</search>", "done"], sample, corpus=str(corpus), top_k=1)
+    assert "Doc 1 Paris is the capital of France." in sample.response
+    assert sample.status == SampleStatus.COMPLETED
+
+
+# -- a server ----------------------------------------------------------------------------------------------------------
+
+
+class Retriever(BaseHTTPRequestHandler):
+    """Answers as Search-R1's retrieval server; the first `failures` requests with 503."""
+
+    failures = 0
+    asked: list[Any] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).asked.append(body)
+        if type(self).failures:
+            type(self).failures -= 1
+            self.send_error(503)
+            return
+        found = [{"document": row, "score": 1.0} for row in ROWS]
+        answer = json.dumps({"result": [found for _ in body["queries"]]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    service = ThreadingHTTPServer(("127.0.0.1", 0), Retriever)
+    thread = threading.Thread(target=service.serve_forever, daemon=True)
+    thread.start()
+    Retriever.asked, Retriever.failures = [], 0
+    yield f"http://127.0.0.1:{service.server_address[1]}/retrieve"
+    service.shutdown()
+    service.server_close()
+    thread.join(60)
+
+
+def test_a_server_is_asked_as_search_r1s(server: str) -> None:
+    Retriever.failures = 1
+    sample = run(["<search>q</search>", "x"], url=server, top_k=2)
+    assert Retriever.asked == [{"queries": ["q"], "topk": 2, "return_scores": True}] * 2, "a failure is tried again"
+    assert "Doc 1(Title: Lima) Lima is the capital of Peru.\nDoc 2 Paris is" in sample.response
+    assert "Doc 3" not in sample.response
+    assert sample.metadata[STATS]["search"]["errors"] == 0
+
+
+def test_a_server_that_fails_is_an_error_for_the_model(server: str) -> None:
+    Retriever.failures = 2
+    sample = run(["<search>q</search>", "x"], url=server, attempts=2)
+    assert "<information>error: the search failed: POST http" in sample.response
+    assert sample.status == SampleStatus.COMPLETED
+    assert sample.metadata[STATS]["search"]["errors"] == 1
+
+
+def test_forms() -> None:
+    assert read_document({"contents": '"T"\nx\ny'}) == Document("T", "x\ny")
+    assert read_document({"contents": "x\ny"}) == Document("", "x\ny")
+    assert read_answer({"result": [[{"text": "a"}]]}) == [Document("", "a")]
+    for bad in ({}, {"result": []}, {"result": [[1]]}, [], {"result": [[{"document": {}}]]}):
+        with pytest.raises(ValueError, match=r"the answer is not|a document needs"):
+            read_answer(bad)

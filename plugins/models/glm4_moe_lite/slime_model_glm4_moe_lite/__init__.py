@@ -1,1 +1,0 @@
-"""The GLM-4.7-Flash family: latent attention and experts."""

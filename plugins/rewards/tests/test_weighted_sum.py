@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_rewards.weighted_sum import WeightedSum
+from slime_testing_contracts import ScriptedService
+
+from slime_core import RewardCaller, Sample, resolve
+from slime_core.config import Args
+from slime_core.errors import ConfigError, PluginError, PluginNotFoundError
+
+RIGHT = Sample(prompt="1+1=", response="Answer: 2", label="2", index=0)
+WRONG = Sample(prompt="1+1=", response="Answer: 3", label="2", index=1)
+
+FILE = """
+import asyncio
+from slime_core import RewardTraits, declares
+
+def length(args, sample):
+    return float(len(sample.response))
+
+async def waits(args, sample):
+    await asyncio.sleep(0)
+    return 0.5
+
+@declares(RewardTraits(scores_groups=True))
+def ranks(args, samples):
+    return [float(i) for i in range(len(samples))]
+
+def parts(args, sample):
+    return {"a": 1.0, "b": 2.0}
+
+def broken(args, sample):
+    raise ValueError("no idea")
+
+async def slow(args, sample):
+    await asyncio.sleep(20)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "rm.py").write_text(FILE)
+    return str(tmp_path / "rm.py")
+
+
+def settings(*terms: dict[str, Any], **more: Any) -> Args:
+    return Args(**{"reward_key": None, "plugins": {"weighted_sum": {"terms": list(terms)}}, **more})
+
+
+def score(args: Args, *samples: Sample, evaluation: bool = False) -> list[Any]:
+    caller = RewardCaller(resolve("rewards", "weighted_sum"), args)
+    return asyncio.run(caller.score(list(samples), evaluation))
+
+
+def test_terms_of_every_form(file: str) -> None:
+    args = settings(
+        {"reward": "dapo", "weight": 2.0}, {"reward": f"{file}:length", "weight": 0.1, "name": "length"},
+        {"reward": f"{file}:waits", "name": "waits"}, {"reward": f"{file}:ranks", "weight": 10, "name": "ranks"},
+        {"reward": f"{file}:parts", "key": "b", "weight": -1, "name": "parts"},
+        {"reward": "boxed_exact"},
+    )  # fmt: skip
+    assert score(args, RIGHT, WRONG) == pytest.approx([2 + 0.9 + 0.5 - 2, -2 + 0.9 + 0.5 + 10 - 2])
+    args.reward_key = "score"
+    rows = score(args, RIGHT, WRONG)
+    assert rows[1] == pytest.approx(
+        {"score": 7.4, "dapo": -1, "length": 9, "waits": 0.5, "ranks": 1, "parts": 2, "boxed_exact": 0}
+    )
+    assert list(rows[0]) == ["score", "dapo", "length", "waits", "ranks", "parts", "boxed_exact"]
+
+
+def test_training_and_evaluation_may_read_it_differently() -> None:
+    args = settings({"reward": "dapo"}, eval_reward_key="score")
+    assert score(args, RIGHT) == [1.0]
+    assert score(args, RIGHT, evaluation=True) == [{"score": 1.0, "dapo": 1.0}]
+
+
+def test_a_failing_term_is_named(file: str) -> None:
+    args = settings({"reward": "dapo"}, {"reward": f"{file}:broken", "name": "bad"})
+    with pytest.raises(PluginError, match=r"^term 'bad': ValueError: no idea$"):
+        score(args, RIGHT)
+    with pytest.raises(PluginError, match=r"^term .*parts.*needs `key`"):
+        score(settings({"reward": f"{file}:parts"}), RIGHT)
+    with pytest.raises(PluginError, match=r"term 'slow': .*--rm-timeout 0\.\d"):
+        score(settings({"reward": f"{file}:slow", "name": "slow"}, rm_timeout=1.0), RIGHT)
+
+
+def test_a_remote_term() -> None:
+    with ScriptedService(lambda asked: 0.25) as service:
+        args = settings({"reward": "remote", "weight": 4}, {"reward": "dapo"}, rm_url=service.url, rm_timeout=10.0)
+        assert score(args, RIGHT) == [2.0]
+
+
+def test_where_it_runs(file: str) -> None:
+    def execution(*terms: dict[str, Any]) -> Any:
+        return WeightedSum(settings(*terms)).traits.execution
+
+    assert execution({"reward": f"{file}:waits"}) is None  # on the event loop, as any async reward
+    assert execution({"reward": "random"}) is None
+    assert execution({"reward": f"{file}:waits"}, {"reward": "math"}) == "process"
+    assert WeightedSum(settings({"reward": f"{file}:ranks"})).traits.scores_groups
+    assert not WeightedSum(settings({"reward": "math"})).traits.scores_groups
+
+
+@pytest.mark.parametrize(
+    ("terms", "error", "message"),
+    [
+        ([], ConfigError, r"plugins\.weighted_sum\.terms"),
+        ([{"weight": 1}], ConfigError, r"plugins\.weighted_sum\.terms\.0\.reward: must be given"),
+        ([{"reward": "exact", "wieght": 1}], ConfigError, r"plugins\.weighted_sum\.terms\.0\.wieght"),
+        ([{"reward": "exact", "weight": float("nan")}], ConfigError, "finite"),
+        ([{"reward": "exact"}, {"reward": "exact"}], ConfigError, "'exact' is taken; give each term a name"),
+        ([{"reward": "exact", "name": "score"}], ConfigError, "'score' is taken"),
+        ([{"reward": "weighted_sum"}], ConfigError, "cannot be a term of itself"),
+        ([{"reward": "exakt"}], PluginNotFoundError, r"^plugins\.weighted_sum\.terms\[0\]\.reward: .*exakt.*exact"),
+        ([{"reward": "length_penalty"}], ConfigError, r"plugins\.length_penalty\.max_length"),
+    ],
+)
+def test_wrong_terms_stop_the_run_before_it_starts(
+    terms: list[dict[str, Any]], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        WeightedSum(settings(*terms))
