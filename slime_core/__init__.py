@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from slime_core.estimator import EstimatorBase as EstimatorBase
     from slime_core.fan_out import execution_rewards as execution_rewards
     from slime_core.fan_out import executions as executions
-    from slime_core.launch.findings import Finding as Finding
-    from slime_core.launch.findings import Level as Level
     from slime_core.learning.corrections import CorrectionInputs as CorrectionInputs
     from slime_core.learning.corrections import CorrectionOutputs as CorrectionOutputs
     from slime_core.plugins.adapters import GenerateCaller as GenerateCaller
@@ -56,6 +54,8 @@ if TYPE_CHECKING:
     from slime_core.protocols.environment import Environment as Environment
     from slime_core.protocols.environment import Step as Step
     from slime_core.protocols.environment import Turn as Turn
+    from slime_core.protocols.finding import Finding as Finding
+    from slime_core.protocols.finding import Level as Level
     from slime_core.provenance import Source as Source
     from slime_core.provenance import Span as Span
     from slime_core.types import DynamicFilterOutput as DynamicFilterOutput

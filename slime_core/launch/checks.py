@@ -60,6 +60,8 @@ _NEEDS = (
     ("multimodal_keys", "train_backend", "takes_images", "trains on text only", "type --train-backend embedded"),
 )  # fmt: skip
 """(setting, setting that names a component, trait that the component needs, error text, what to do)."""
+_OF_TRAINING = ("true_on_policy_mode", "use_sampling_mask")
+"""Settings of `_NEEDS` that a run without training does not use."""
 
 
 def check_components(settings: Settings, parts: Components, generators: Sequence[GenerateCaller]) -> None:
@@ -70,8 +72,8 @@ def check_components(settings: Settings, parts: Components, generators: Sequence
             _warn_of_unread(settings, parts)
             _check_roles(settings, parts)
         _check_loss(settings, parts.loss)
-    for setting, cited in _asked(settings):
-        named = {name: part for part, name in _chosen(parts)}
+    named = {name: part for part, name in _chosen(parts)}
+    for setting, cited in _asked(settings, trains=parts.trainer is not None):
         for of, name, trait, wrong, way in _NEEDS:
             if of == setting and name in named and not getattr(traits_of(named[name], _TRAITS[name]), trait):
                 raise ConfigError(
@@ -103,10 +105,12 @@ def _check_loss(settings: Settings, loss: Any) -> None:
             )
 
 
-def _asked(settings: Settings) -> Iterator[tuple[str, str]]:
+def _asked(settings: Settings, *, trains: bool) -> Iterator[tuple[str, str]]:
     """Yield (setting of `_NEEDS`, its name in messages) for each that is set, by an evaluation data set too."""
     args = settings.args
-    yield from ((name, settings.cite(name)) for name in dict.fromkeys(row[0] for row in _NEEDS) if getattr(args, name))
+    for name in dict.fromkeys(row[0] for row in _NEEDS):
+        if getattr(args, name) and (trains or name not in _OF_TRAINING):
+            yield name, settings.cite(name)
     for dataset in args.eval_datasets:
         if dataset.multimodal_keys and dataset.multimodal_keys != args.multimodal_keys:
             yield "multimodal_keys", f"multimodal_keys of evaluation data set {dataset.name!r}"

@@ -25,7 +25,6 @@ from slime_core.distributions import BUNDLE
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.launch.checks import check_component_settings, check_routed_model, settle_offload
 from slime_core.launch.components import Components, resolve_components
-from slime_core.launch.findings import Finding, Level
 from slime_core.launch.lock import file_lock
 from slime_core.launch.ranks import is_leader, processes_of, set_up_process
 from slime_core.launch.resolver import Resolver
@@ -36,6 +35,7 @@ from slime_core.plugins.manager import build_manager, current_registry, hook_plu
 from slime_core.plugins.options import check_plugin_options
 from slime_core.plugins.registry import Resolved
 from slime_core.protocols import Args, TrainerTraits, traits_of
+from slime_core.protocols.finding import Finding, Level
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.reward import RewardStage
@@ -286,33 +286,25 @@ def _check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) 
         path, step = getattr(args, name), getattr(args, _STEPS.get(name, ""), None)
         if not path or path == args.hf_checkpoint or (may_come and find_source(path) is None):
             continue
-        try:
-            source = required_source(
-                path, step, cite=settings.cite(name), folder="critic" if role == "critic" else None
-            )
-        except CheckpointError as error:
-            raise ConfigError(str(error)) from error
-        _check_format(settings, name, source, trainer)
+        source = _named_source(settings, trainer, name, step, folder="critic" if role == "critic" else None)
         told.append(f"{role}: weights of {source.directory}, {source}")
     if args.initial_megatron_checkpoint and not may_come:
-        cited = settings.cite("initial_megatron_checkpoint")
-        try:
-            _check_format(
-                settings, "initial_megatron_checkpoint",
-                required_source(args.initial_megatron_checkpoint, None, cite=cited), trainer,
-            )  # fmt: skip
-        except CheckpointError as error:
-            raise ConfigError(str(error)) from error
-    loaded = _of_load(settings)
-    if loaded is not None:
-        _check_format(settings, "load", loaded, trainer)
+        _named_source(settings, trainer, "initial_megatron_checkpoint")
+    if args.load and not is_checkpoint(args.load) and (loaded := source_in(Path(args.load))) is not None:
+        _check_format(settings, "load", loaded, trainer)  # `launch/resume.py` checks commits
     return told
 
 
-def _of_load(settings: Settings) -> Source | None:
-    """Return the model that `--load` names; None for a commit, which `launch/resume.py` handles."""
-    load = settings.args.load
-    return None if not load or is_checkpoint(load) else source_in(Path(load))
+def _named_source(
+    settings: Settings, trainer: Any, name: str, step: int | None = None, folder: str | None = None
+) -> Source:
+    """Return the model that a setting names. Raises ConfigError if there is none that the trainer reads."""
+    try:
+        source = required_source(getattr(settings.args, name), step, cite=settings.cite(name), folder=folder)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    _check_format(settings, name, source, trainer)
+    return source
 
 
 def _check_steps(settings: Settings) -> None:

@@ -14,10 +14,10 @@ from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.config import Settings
 from slime_core.data.dumps import check_saved
 from slime_core.errors import CheckpointError, SlimeError
-from slime_core.launch.findings import Finding, Level
 from slime_core.launch.journal import Journal
 from slime_core.observability.run_dir import CONFIG, OUTPUT, check_run_dir, run_dir_of
 from slime_core.protocols import Args
+from slime_core.protocols.finding import Finding, Level
 
 if TYPE_CHECKING:
     from slime_core.launch.prepare import Prepared

@@ -17,7 +17,7 @@ from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
-    from slime_core.launch.findings import Finding
+    from slime_core.protocols.finding import Finding
 
 COMMANDS = ("train", "sft", "rollout", "eval")
 
@@ -48,10 +48,10 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     own, rest = parser.parse_known_args(argv)
     from slime_core.config.backends import BACKENDS
-    from slime_core.launch.findings import Finding, Level
     from slime_core.launch.prepare import preflight, prepare
     from slime_core.launch.resume import starting
     from slime_core.plugins.presets import load_settings
+    from slime_core.protocols.finding import Finding, Level
 
     if own.flags_only:
         settings = check_flags(rest, command=own.command)

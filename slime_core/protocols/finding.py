@@ -1,4 +1,4 @@
-"""`Finding`: a line of the report on a run before it starts; hooks `slime_preflight` return findings."""
+"""`Finding`: a line of the report on a run before it starts, returned by hooks `slime_preflight` and `slime_check`."""
 
 from __future__ import annotations
 
