@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from slime_core.plugins.adapters import RewardCaller as RewardCaller
     from slime_core.plugins.answers import answer_extractor as answer_extractor
     from slime_core.plugins.answers import answer_of as answer_of
+    from slime_core.plugins.answers import right_answers as right_answers
     from slime_core.plugins.boxed import last_boxed as last_boxed
     from slime_core.plugins.hookspecs import hookimpl as hookimpl
     from slime_core.plugins.numerals import same_number as same_number

@@ -23,7 +23,6 @@ from slime_core.launch.checks import check_components, warn_without_effect
 from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.boundary import guarded, user_code
 from slime_core.plugins.hooks import Hooks, bare_manager, nobody
 from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import absolute_spec
@@ -33,6 +32,7 @@ from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.weights.sync import NO_NAMES
 from slime_core.weights.transports import transport_traits
+from slime_core.workers.call import guarded, user_code
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Processes that train together: their number, their set-up, and, on this machine, their start and their end.
 
 `launch/inline.py` calls `start_ranks` if the trainer's class needs processes and torchrun has not started any. This
-process starts the same command once per rank, each under a guard (`procs/guard.py`), and hosts the store at which they
-meet::
+process starts the same command once per rank, each under a guard (`workers/guard.py`), and hosts the store at which
+they meet::
 
     slime train ...   checks everything, starts the ranks, waits
       rank 0          the run; its output is the command's
@@ -42,10 +42,10 @@ from slime_core.errors import ConfigError, SlimeError, TrainError
 from slime_core.launch.drain import Drain
 from slime_core.launch.launchers import launcher_traits
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
-from slime_core.procs.guarded import Guarded, python, signal_of
 from slime_core.protocols import Args
 from slime_core.text import plain
 from slime_core.waits import waiting
+from slime_core.workers.process import Guarded, python, signal_of
 
 if TYPE_CHECKING:
     from slime_core.launch.prepare import Prepared

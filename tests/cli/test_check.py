@@ -153,9 +153,20 @@ def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, t
 
 
 LABELS: list[tuple[str, list[Any], dict[str, Any], str | None]] = [
-    ("exact", ["2", None], {}, None),
-    ("exact", [None, None], {}, "pays 0.0 for every answer, since it compares with the label, and none of the 2 rows"),
-    *((name, [None, None], {}, "none of the 2 rows read has one") for name in ("f1", "dapo", "gpqa", "boxed_exact")),
+    ("exact", ["2", None], {}, "row 2: ValueError: no label (--label-key NAME names its column)"),
+    *((name, [None], {}, "row 1: ValueError: no label (--label-key NAME") for name in ("f1", "gpqa", "boxed_exact")),
+    *(
+        (name, ["2", {"answer": "2"}], {}, "the label {'answer': '2'}: expected a text, a number")
+        for name in ("exact", "f1", "math", "dapo", "deepscaler", "weighted_sum")
+    ),
+    ("ifbench", [None], {}, "row 1: ValueError: the label holds no instructions: None"),
+    ("code", ["42"], {}, "row 1: ValueError: a test asserts nothing, so that every program passes: '42'"),
+    (
+        "pays_equal.py",
+        [None, None],
+        {},
+        "pays 0.0 for every answer, since it compares with the label, and none of the 2",
+    ),
     ("gpqa", [None, None], {"correct_letter": "B"}, None),
     ("random", [None, None], {}, None),
     ("own.py", [{"n": 1}, {"m": 2}], {}, "row 2: KeyError: 'n'"),
@@ -168,15 +179,18 @@ def test_labels_are_read_before_the_run(
     spec: str, labels: list[Any], metadata: dict[str, Any], said: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text("def reward(args, sample):\n    return float(sample.label['n'])\n")
+    equal = "def reward(args, sample):\n    return float(sample.response == sample.label)\n"
+    (tmp_path / "pays_equal.py").write_text(equal)
     spec = str(tmp_path / spec) if spec.endswith(".py") else spec
     rows = [{"place": f"row {n}", "spec": spec, "prompt": "1+1=", "label": label, "metadata": metadata}
             for n, label in enumerate(labels, start=1)]  # fmt: skip
-    bench = Bench(Args(group_rm=False), rows)
+    sums = {"weighted_sum": {"terms": [{"reward": "exact"}]}}
+    bench = Bench(Args(group_rm=False, plugins=sums if spec == "weighted_sum" else {}), rows)
     resolved = resolve("rewards", spec)
     if said is None:
         PROBES["rewards"](bench, resolved)
         return
-    with pytest.raises((WrongAnswer, KeyError)) as caught:
+    with pytest.raises((WrongAnswer, KeyError, ValueError)) as caught:
         PROBES["rewards"](bench, resolved)
     assert said in f"{bench.row['place']}: {type(caught.value).__name__}: {caught.value}"
 
@@ -199,7 +213,7 @@ def test_a_run_without_labels_is_not_ready(tiny: TinyRun, tmp_path: Path) -> Non
     status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", eval_prompt_data=None, eval_interval=None, **flags))
     assert status == 1
     (error,) = [f["message"] for f in findings if f["level"] == "error"]
-    assert "none of the 1 rows read has one; name the column: --label-key NAME" in error
+    assert f"{data}, row 1 (no --label-key): ValueError: no label (--label-key NAME names its column)" in error
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slime_core import Args, RewardTraits, Sample, declares, last_boxed, same_number
+from slime_core import Args, RewardTraits, Sample, declares, last_boxed, right_answers, same_number
 
 TAIL = 300
 """Number of characters that are read at the end of the response."""
@@ -52,11 +52,16 @@ def reward(args: Args, sample: Sample, evaluation: bool = False) -> float | dict
 
 
 def score(response: str, label: Any) -> dict[str, Any]:
-    """Return `score` (+1.0 or -1.0), `acc` (bool) and `pred` (the normalised answer, or "[INVALID]" without one)."""
-    given = _answered(response)
+    """Return `score` (+1.0 or -1.0), `acc` (bool) and `pred` (the normalised answer, or "[INVALID]" without one).
+
+    Any of a list of labels is right.
+
+    Raises:
+        ValueError: The label cannot be read (`right_answers`).
+    """
+    labels, given = right_answers(label, parses=True), _answered(response)
     answer = None if given is None else normalized(given)
-    expected = None if label is None else _bare(str(label))
-    correct = bool(given and answer and expected is not None and _alike(given, expected))
+    correct = bool(given and answer and any(_alike(given, _bare(text)) for text in labels))
     return {"score": 1.0 if correct else -1.0, "acc": correct, "pred": "[INVALID]" if answer is None else answer}
 
 
@@ -85,6 +90,8 @@ def _alike(given: str, expected: str) -> bool:
     if any(same_number(sides[0], side) is False for side in sides[1:]):
         return False  # 5 = 4
     answer, label = normalized(given), normalized(expected)
+    if label in ("True", "False"):  # a label of a JSON bool
+        answer = answer.capitalize()
     return answer == label or bool(same_number(answer, label))
 
 

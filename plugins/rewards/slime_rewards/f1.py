@@ -3,8 +3,8 @@
 Both sides are lower-cased and stripped of punctuation, articles and repeated blanks. The sign and the point of a number
 are not punctuation; curly quotes and the marks of other scripts are, unlike in SQuAD's script. The answers yes, no and
 noanswer must match exactly, since they share no meaning with longer texts. A label of one character (A is a choice, not
-an article) and an empty label, which means that there is no answer, must also match exactly. A whole number of type
-float counts as an integer. The best score over a list of labels counts.
+an article) and an empty label or list, which means that there is no answer, must also match exactly. A whole number of
+type float counts as an integer. The best score over a list of labels counts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from typing import Any
 
-from slime_core import Args, RewardTraits, Sample, declares
+from slime_core import Args, RewardTraits, Sample, declares, right_answers
 
 _ARTICLES = ("a", "an", "the")
 _MARK = re.compile(r"(?!(?<![\w.])-(?=[\d.])|(?<=\d)[./](?=\d))(?:[^\w\s]|_)")
@@ -24,13 +23,9 @@ _EXACT = {"yes", "no", "noanswer"}
 
 @declares(RewardTraits(execution="thread"))
 def reward(args: Args, sample: Sample) -> float:
-    """Return F1 in [0, 1]; 0.0 without a label."""
-    labels = sample.label if isinstance(sample.label, (list, tuple)) else [sample.label]
-    return max((f1_score(sample.response, _text(label)) for label in labels if label is not None), default=0.0)
-
-
-def _text(label: Any) -> str:
-    return str(int(label) if isinstance(label, float) and label.is_integer() else label)
+    """Return F1 in [0, 1]. Raises ValueError if the label cannot be read (`right_answers`)."""
+    labels = [""] if sample.label in ("", [], [""]) else right_answers(sample.label)
+    return max(f1_score(sample.response, label) for label in labels)
 
 
 def f1_score(prediction: str, label: str) -> float:

@@ -127,10 +127,11 @@ class LlmJudge:
 
     def question(self, sample: Sample) -> str:
         """Return the filled-in template; inserted text is not searched for fields again."""
+        label = "" if sample.label is None else sample.label
         fields = {
             "prompt": _text(sample.prompt),
             "response": sample.response,
-            "label": "" if sample.label is None else str(sample.label),
+            "label": label if isinstance(label, str) else json.dumps(label, default=str),
             "mark": _mark(sample.response),
         }
         return _FIELD.sub(lambda match: fields[match[1]], self.template)

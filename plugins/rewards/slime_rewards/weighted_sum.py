@@ -68,6 +68,7 @@ class WeightedSum:
 
         Raises:
             PluginError: A term failed, or returned a mapping although it has no `key`; the message names the term.
+            ValueError: A term cannot read the label.
         """
         columns = await asyncio.gather(*(self._column(i, samples, evaluation) for i in range(len(self.terms))))
         totals = [sum(t.weight * v for t, v in zip(self.terms, row)) for row in zip(*columns)]
@@ -92,6 +93,8 @@ class WeightedSum:
             else:
                 parts = await asyncio.gather(*(caller.score([sample], evaluation) for sample in samples))
                 values = [value for part in parts for value in part]
+        except ValueError as error:
+            raise ValueError(f"term {self.names[index]!r}: {error}") from error
         except Exception as error:
             hint = "" if term.key else " (a term that is a mapping needs `key`)" if "mapping" in str(error) else ""
             raise PluginError(f"term {self.names[index]!r}: {type(error).__name__}: {error}{hint}") from error

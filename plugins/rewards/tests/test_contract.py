@@ -19,12 +19,13 @@ TERMS = [{"reward": "exact", "weight": 1.0}, {"reward": "f1", "weight": 0.5}]
 
 REWARDS = {
     "code": {
+        "label": "assert add(1, 2) == 3",
         "examples": [
             ("add", RIGHT, "assert add(1, 2) == 3", 1.0),
             ("add", WRONG, "assert add(1, 2) == 3", 0.0),
             ("add", "def add(a, b): return a + b", "assert add(1, 2) == 3", 0.0),
             ("add", RIGHT, ["assert add(1, 2) == 3", "assert add(0, 0) == 1"], 0.0),
-        ]
+        ],
     },
     "dapo": {
         "examples": [
@@ -114,6 +115,7 @@ REWARDS = {
 @pytest.mark.slow  # the same paths; test_judge.py asks for fractions
 class TestFractionOfCode(RewardContract):
     component = "code"
+    label = "assert add(1, 2) == 3"
     args = {"plugins": {"code": {"score": "fraction"}}}
     examples = [("add", RIGHT, ["assert add(1, 2) == 3", "assert add(0, 0) == 1"], 0.5)]
 

@@ -44,19 +44,25 @@ def test_f1(prediction: str, label: str, expected: float) -> None:
         ("42", 42, 1.0),
         ("42", 42.5, 0.0),
         ("42.5", 42.5, 1.0),
-        ("nan", float("nan"), 1.0),
         ("\u201cParis\u201d", "Paris", 1.0),
         ("\u300cParis\u300d\u3002", "Paris", 1.0),
         ("\u2212" + "3", "-3", 1.0),
         ("Rome", ["Paris", "Rome"], 1.0),
         ("in Rome", ["Paris", "Rome"], 2 / 3),
         ("Rome", [], 0.0),
-        ("Rome", [None], 0.0),
-        ("Rome", {}, 0.0),
+        ("", [], 1.0),
+        ("Rome", "", 0.0),
+        ("true", True, 1.0),
     ],
 )
 def test_labels_that_are_no_text_and_marks_that_are_not_ascii(response: str, label: object, expected: float) -> None:
     assert reward(None, Sample(response=response, label=label)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("label", [None, float("nan"), [None], [["Rome"]], {}, {"text": ["Rome"]}], ids=repr)
+def test_a_label_that_cannot_be_read_is_an_error(label: object) -> None:
+    with pytest.raises(ValueError, match="expected a text, a number, or a list of them"):
+        reward(None, Sample(response="Rome", label=label))
 
 
 @settings(deadline=None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -122,8 +123,7 @@ CHOICES = ["an electron", "a muon", "the tau", "a quark"]
         ("Answer: C", 2, {}, 1.0),
         ("Answer: C", 2.0, {}, 1.0),
         ("Answer: C", "2", {}, 1.0),
-        ("Answer: C", 99, {}, 0.0),
-        ("Answer: C", float("nan"), {}, 0.0),
+        ("Answer: C", ["C"], {}, 1.0),
         ("Answer: B", "A muon.", {"choices": CHOICES}, 1.0),
         ("Answer: C", "A muon.", {"choices": CHOICES}, 0.0),
         ("Answer: B", "a muon", {"choices": dict(zip("ABCD", CHOICES))}, 1.0),
@@ -141,16 +141,24 @@ CHOICES = ["an electron", "a muon", "the tau", "a quark"]
         ("anything but a muon", None, {"correct_answer": "a muon"}, 0.0),
         ("I first thought of a muon.\nA kaon.", None, {"correct_answer": "a muon"}, 0.0),
         ("surely amuon!", "muon", {}, 0.0),
-        ("Answer: F", "F", {"choices": CHOICES}, 0.0),
         ("Answer: K", "K", {"valid_letters": ["K", "L"]}, 1.0),
-        ("Answer: A", None, {}, 0.0),
-        ("", "", {}, 0.0),
     ],
 )
 def test_reward(response: str, label: Any, metadata: dict[str, Any], expected: float) -> None:
     assert reward(None, Sample(response=response, label=label, metadata=metadata)) == expected
 
 
+_UNREADABLE = (None, "", 99, float("nan"), True, [], ["A", "B"], {"answer": "A"}, '{"answer": "A"}', '["A"]')
+
+
+@pytest.mark.parametrize("label", _UNREADABLE, ids=repr)
+def test_a_label_that_cannot_be_read_is_an_error(label: Any) -> None:
+    with pytest.raises(ValueError, match="expected the correct choice's letter"):
+        reward(None, Sample(response="Answer: A", label=label))
+    assert reward(None, Sample(response="Answer: A", label=label, metadata={"correct_letter": "A"})) == 1.0
+
+
 @given(st.text(), st.one_of(st.none(), st.text(), st.integers(), st.floats(), st.booleans()), st.lists(st.text()))
 def test_odd_text_never_raises(text: str, label: Any, choices: list[str]) -> None:
-    assert reward(None, Sample(response=text, label=label, metadata={"choices": choices})) in (0.0, 1.0)
+    with contextlib.suppress(ValueError):  # the label cannot be read
+        assert reward(None, Sample(response=text, label=label, metadata={"choices": choices})) in (0.0, 1.0)

@@ -73,6 +73,7 @@ def _access(namespace: argparse.Namespace) -> Access:
 
 async def _serve(namespace: argparse.Namespace, engine: EmbeddedEngine) -> int:
     import asyncio
+    import gc
     import signal
 
     from slime_serving.http.application import bind
@@ -89,6 +90,7 @@ async def _serve(namespace: argparse.Namespace, engine: EmbeddedEngine) -> int:
         await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.is_set():
             await starting
+            gc.freeze()  # the collector would look at every object of the libraries while all clients wait
             host, port, stop = await serve_socket(engine, sock, namespace.served_model_name, _access(namespace))
             print(f"slime: serving {namespace.hf_checkpoint} on http://{host}:{port}", flush=True)
             await ended

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import orjson
 from fastapi import FastAPI, Request, Response
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from slime_embedded.engine.sampler import derive_seed
@@ -143,8 +144,10 @@ def add_generate(app: FastAPI, engine: EmbeddedEngine) -> None:
         app.add_api_route("/generate", generate, methods=[method], operation_id=f"generate_{method.lower()}")
 
 
-async def _answered(engine: EmbeddedEngine, item: _Item) -> dict[str, Any]:
-    return answer(engine, item, await engine.generate(item.ids, item.params, **item.options()))
+async def _answered(engine: EmbeddedEngine, item: _Item) -> orjson.Fragment:
+    """Return the answer as JSON: a large one is encoded in pieces, and no longer held as objects for the collector."""
+    output = await engine.generate(item.ids, item.params, **item.options())
+    return orjson.Fragment(orjson.dumps(answer(engine, item, output)))
 
 
 async def _stream(engine: EmbeddedEngine, items: list[_Item], single: bool) -> AsyncIterator[bytes]:

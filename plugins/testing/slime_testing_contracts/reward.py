@@ -13,12 +13,17 @@ from slime_runs.inspect.attack_answers import case_of, made_cases
 from slime_runs.inspect.attacked_reward import scored_by
 from slime_runs.inspect.reward_attack import audit
 
-from slime_core.plugins.adapters import RewardCaller
-from slime_core.plugins.execution import execution_of
+from slime_core.plugins.adapters import RewardCaller, execution_of
 from slime_core.plugins.signatures import construct, is_async
 from slime_core.types import Sample, SampleStatus
 from slime_testing_contracts.base import Contract, only_where
 from slime_testing_contracts.samples import answered_sample
+
+_LABELS: tuple[Any, ...] = (
+    None, "", 5, 2.5, math.nan, True, [], ["2"], [["2"]], [None], {}, {"answer": "2"}, '["2"]', '{"answer": "2"}',
+)  # fmt: skip
+"""Labels of every form that rows have."""
+_FORMS = ("{}", r"\boxed{{{}}}", r"</think>\boxed{{{}}}", "Answer: {}", "The answer is ({}).")
 
 
 class RewardContract(Contract):
@@ -49,10 +54,6 @@ class RewardContract(Contract):
         ("response", "label", "status"),
         [
             ("", "2", SampleStatus.COMPLETED),
-            ("2", None, SampleStatus.COMPLETED),
-            ("", None, SampleStatus.COMPLETED),
-            ("2", "", SampleStatus.COMPLETED),
-            ("2", 2, SampleStatus.COMPLETED),
             ("the answer is", "2", SampleStatus.TRUNCATED),
             ("the ans", "2", SampleStatus.ABORTED),
             (r"\boxed{", "2", SampleStatus.TRUNCATED),
@@ -67,15 +68,13 @@ class RewardContract(Contract):
             ("\n\n\t \r\n", "2", SampleStatus.COMPLETED),
         ],
         ids=[
-            "empty-response", "no-label", "nothing-at-all", "empty-label", "number-label", "truncated", "aborted",
-            "open-box", "empty-box", "unicode", "100k-characters", "unbalanced", "odd-unicode", "5000-digits",
-            "not-finite", "impossible-number", "white-space",
+            "empty-response", "truncated", "aborted", "open-box", "empty-box", "unicode", "100k-characters",
+            "unbalanced", "odd-unicode", "5000-digits", "not-finite", "impossible-number", "white-space",
         ],
     )  # fmt: skip
     def test_odd_inputs_get_a_reward(self, response: str, label: Any, status: SampleStatus) -> None:
         """No text of a model makes the reward raise, or return a value that is not a finite number."""
-        if label and self.label != "2":
-            label = self.label
+        label = self.label
         sample = answered_sample("1+1=", response, label, status)
         try:
             (found,) = self.score(sample)
@@ -86,21 +85,33 @@ class RewardContract(Contract):
             )
         _check(found, response, label)
 
-    @pytest.mark.parametrize("label", [None, "", 5, 2.5, [], ["2"], {}], ids=repr)
-    def test_the_examples_with_other_labels(self, label: Any) -> None:
-        """Labels of any type get a reward; the reward may raise ValueError for a type that it does not read."""
-        for prompt, response, _, _ in self.examples:
+    @pytest.mark.parametrize("label", _LABELS, ids=repr)
+    def test_another_label_is_read_or_refused(self, label: Any) -> None:
+        """A label of any form decides the reward, or raises ValueError whatever the response."""
+        examples = self.examples or [("1+1=", str(self.label), self.label, None)]
+        _, _, right, _ = examples[0]
+        own = {repr(self.score(answered_sample(*each, right))) for each in _responses(examples[:1], right)}
+        found, refused = set(), []
+        for prompt, response in _responses(examples, label):
             try:
-                (found,) = self.score(answered_sample(prompt, response, label))
-            except ValueError:  # the row cannot be scored
+                (reward,) = self.score(answered_sample(prompt, response, label))
+            except ValueError as error:  # the row cannot be scored
+                refused.append(str(error))
                 continue
             except Exception as error:
                 pytest.fail(
-                    f"for the example's response {_short(response)} with the label {label!r} it raised"
-                    f" {type(error).__name__}: {error}; return 0 for a label that says nothing, and raise a ValueError"
-                    " that names a label which the reward cannot read"
+                    f"for the response {_short(response)} with the label {label!r} it raised {type(error).__name__}:"
+                    f" {error}; raise a ValueError that names a label which the reward cannot read"
                 )
-            _check(found, response, label)
+            _check(reward, response, label)
+            found.add(repr(reward))
+        assert not (found and refused), (
+            f"the label {label!r} is refused for some responses only ({refused[:1]}); read the label first"
+        )
+        assert len(found) != 1 or len(own) == 1, (
+            f"with the label {label!r} every response gets {found.pop()}; raise a ValueError that names a label which"
+            " the reward cannot read (slime_core.right_answers reads texts, numbers and lists of them)"
+        )
 
     def test_chat_prompt(self) -> None:
         """Prompts may be chat messages."""
@@ -179,6 +190,15 @@ class RewardContract(Contract):
         built = construct(obj, self.settings) if inspect.isclass(obj) else obj
         function = built.compute_reward if callable(getattr(built, "compute_reward", None)) else built
         execution_of(built, self.component, is_async=is_async(function), default="process")
+
+
+def _responses(examples: Sequence[tuple[Any, str, Any, Any]], label: Any) -> list[tuple[Any, str]]:
+    """Return (prompt, response) of the examples, of the examples with `label` as their answer, and of bare answers."""
+    texts = [str(label), *map(str, label)] if isinstance(label, list) and label else [str(label)]
+    found = [(prompt, response) for prompt, response, _, _ in examples]
+    found += [(p, r.replace(str(right), text)) for p, r, right, _ in examples for text in texts if str(right)]
+    bare = [form.format(text) for form in _FORMS for text in [*texts, "2", *"ABCDEFGHIJ"]]
+    return [*found, *((examples[0][0], text) for text in ["", *bare])]
 
 
 def _check(found: Any, response: str, label: Any) -> None:

@@ -333,21 +333,29 @@ BAD_COMPONENTS = {
         ("float(sample.label.split()[0] == '2')", "'NoneType' object has no attribute 'split'"),
         ("float(sample.label)", "TypeError"),
         ("float('nan') if sample.label is None else 1.0", "finite number"),
-        ("float(str(sample.label) == '2')", None),
+        ("float(str(sample.label) == '2')", "every response gets"),
+        ("float(bool(sample.label) and sample.response == str(sample.label))", "the label None every response gets"),
+        ("float(sample.response in right_answers(sample.label))", None),
+        ("sample.response == '' or float(sample.response in right_answers(sample.label))", "refused for some"),
     ],
 )
 def test_rewards_are_tried_with_other_labels_than_their_examples_have(
     tmp_path: Path, body: str, complaint: str | None
 ) -> None:
     file = tmp_path / "my_reward.py"
-    file.write_text(f"def reward(args, sample):\n    return {body}\n")
+    file.write_text(f"from slime_core import right_answers\ndef reward(args, sample):\n    return {body}\n")
     members = {"component": str(file), "examples": [("1+1=", "2", "2", 1.0)]}
     suite = type("TestMine", (RewardContract,), members)()
+
+    def all_labels() -> None:
+        for label in ("", None, ["2"], {"answer": "2"}):
+            suite.test_another_label_is_read_or_refused(label)
+
     if complaint is None:
-        suite.test_the_examples_with_other_labels(None)
+        all_labels()
         return
     with pytest.raises((AssertionError, pytest.fail.Exception), match=complaint):
-        suite.test_the_examples_with_other_labels(None)
+        all_labels()
 
 
 @pytest.fixture(scope="module")
@@ -398,8 +406,7 @@ def test_the_good_ones_of_this_file_pass(tmp_path: Path) -> None:
 
 
 def test_every_suite_has_bad_components() -> None:
-    from slime_core.plugins.hooks import hook_flags
-    from slime_core.plugins.kinds import KINDS, function_flags
+    from slime_core.plugins.kinds import KINDS, function_flags, hook_flags
 
     tried = {contract.kind for contract, *_ in BAD_COMPONENTS.values()}
     assert {hook for hook in hook_flags() if "megatron" not in hook} <= tried

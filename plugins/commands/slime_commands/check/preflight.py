@@ -81,7 +81,9 @@ def _data(run: Prepared) -> tuple[list[_Scored], list[Finding]]:
             said = [Finding("data", Level.ERROR, text if text.startswith(origin) else f"{origin}: {text}")]
         else:
             default = of.custom_rm_path or of.rm_type or args.custom_rm_path or args.rm_type
-            scored += [(f"{path}, row {number}", _reward_of(sample) or default, sample) for number, sample in read]
+            label = f"label from --label-key {columns.label!r}" if columns.label else "no --label-key"
+            places = [f"{path}, row {number} ({label})" for number, _ in read]
+            scored += [(place, _reward_of(sample) or default, sample) for place, (_, sample) in zip(places, read)]
         findings += said
     return scored, [*findings, *overlap(args)]
 

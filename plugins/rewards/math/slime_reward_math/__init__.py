@@ -2,7 +2,8 @@ r"""Reward 1.0 if response and label are mathematically equal, else 0.0.
 
 The answer is the content of the last `\boxed{...}`. Without a box it is the expression that math-verify finds in the
 last 500 characters (LaTeX first, then a plain expression). A response that is a bare expression (`boxed_math` passes
-the box's content) is read as if it were boxed. The label may be boxed or bare.
+the box's content) is read as if it were boxed. The label may be boxed or bare, a number, or a list (also as text,
+`["34"]`), of which any is right.
 
 Answer and label are brought into a common spelling (`spelling`), split into parts (`shape`) and compared as exact
 values by sympy (`values`), within 2 s of processor time (`limit`). Answers whose powers or factorials would not fit in
@@ -19,7 +20,7 @@ from collections.abc import Callable
 import math_verify
 from sympy.core.cache import clear_cache
 
-from slime_core import Args, RewardTraits, Sample, declares, last_boxed, same_number
+from slime_core import Args, RewardTraits, Sample, declares, last_boxed, right_answers, same_number
 from slime_reward_math.limit import within
 from slime_reward_math.shape import same_answer
 from slime_reward_math.size import explodes
@@ -72,12 +73,15 @@ def extract_answer(sample: Sample) -> str | None:
 
 @declares(RewardTraits(extract_answer=extract_answer))
 def reward(args: Args, sample: Sample) -> float:
-    """Return 1.0 if response and label are equal, else 0.0; also 0.0 if either cannot be parsed."""
-    if sample.label is None:
-        return 0.0
-    label = str(sample.label).strip()
-    boxed = last_boxed(label)
-    return float(equal(final_answer(sample.response), f"{_OPENING}{label if boxed is None else boxed}}}"))
+    """Return 1.0 if response and label are equal, else 0.0; also 0.0 if either is no mathematics.
+
+    Raises:
+        ValueError: The label cannot be read (`right_answers`).
+    """
+    labels, answer = right_answers(sample.label, parses=True), final_answer(sample.response)
+    boxes = [last_boxed(label) for label in labels]
+    contents = [label.strip() if box is None else box for label, box in zip(labels, boxes)]
+    return float(any(equal(answer, f"{_OPENING}{content}}}") for content in contents))
 
 
 def final_answer(response: str) -> str:

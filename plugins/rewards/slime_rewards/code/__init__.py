@@ -57,11 +57,11 @@ def reward(args: Args, sample: Sample) -> float:
     Raises:
         ValueError: The tests are missing, or not in a known form.
     """
+    wanted = options(args, "code", Options)
+    tests = read_tests(sample.metadata.get("tests") or sample.label, sample.metadata)
     program = extract_program(sample.response)
     if program is None:
         return 0.0
-    wanted = options(args, "code", Options)
-    tests = read_tests(sample.metadata.get("tests") or sample.label, sample.metadata)
     until = float("inf") if args.rm_timeout is None else time.monotonic() + 0.9 * args.rm_timeout
     with ThreadPoolExecutor(1) as thread:  # as a term of weighted_sum it is called where an event loop runs
         passed = thread.submit(asyncio.run, _passed(program, tests, wanted, until, args.sandbox_isolation)).result()

@@ -17,6 +17,7 @@ enter the process that runs the program.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -80,6 +81,7 @@ def _read(given: Any, metadata: Mapping[str, Any]) -> Tests:
         return Asserts([])
     if isinstance(given, str):
         entry = metadata.get("entry_point")
+        _check_python(given)
         given = [f"{given}\ncheck({entry})\n" if entry and "def check(" in given else given]
     if isinstance(given, Mapping) and isinstance(given.get("test_cases"), list):
         return _read(given["test_cases"], metadata)
@@ -92,6 +94,8 @@ def _read(given: Any, metadata: Mapping[str, Any]) -> Tests:
             return Calls(str(function), [_arguments(x) for x in inputs], list(outputs))
         return Programs([_text(x) for x in inputs], [_text(x) for x in outputs])
     if isinstance(given, Sequence) and all(isinstance(x, str) for x in given):
+        for text in given:
+            _check_python(text)
         setup = metadata.get("setup") or metadata.get("test_setup_code") or ""
         return Asserts([f"{setup}\n{text}" if setup else text for text in given])
     if isinstance(given, Sequence) and all(isinstance(x, Mapping) and {"input", "output"} <= x.keys() for x in given):
@@ -100,6 +104,16 @@ def _read(given: Any, metadata: Mapping[str, Any]) -> Tests:
         "tests must be Python text, a list of them, {'inputs', 'outputs'[, 'fn_name']}"
         f" or a list of {{'input', 'output'}}; got {type(given).__name__}: {given!r:.80}"
     )
+
+
+def _check_python(text: str) -> None:
+    """Raise ValueError for a text that no program fails: it calls, asserts and raises nothing, or is no Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"a test is no Python text: {text!r:.80}: {error}") from None
+    if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in ast.walk(tree)):
+        raise ValueError(f"a test asserts nothing, so that every program passes: {text!r:.80}")
 
 
 def _cases(given: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> Tests:

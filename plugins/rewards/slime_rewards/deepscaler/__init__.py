@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 from slime_reward_math import equal_contents
 
-from slime_core import Args, RewardTraits, Sample, declares, last_boxed, same_number
+from slime_core import Args, RewardTraits, Sample, declares, last_boxed, right_answers, same_number
 from slime_rewards.deepscaler.spelling import normalized
 
 MARKERS = ("</think>", "###Response")
@@ -35,12 +34,13 @@ def extract_answer(sample: Sample) -> str | None:
 
 @declares(RewardTraits(execution="process", extract_answer=extract_answer))  # sympy takes seconds
 def reward(args: Args, sample: Sample) -> float:
-    """1.0 or 0.0; what cannot be parsed, on either side, is unequal unless spelt alike."""
-    answer = _boxed_answer(sample.response)
-    if answer is None or sample.label is None:
-        return 0.0
-    labels = sample.label if isinstance(sample.label, (list, tuple)) else [sample.label]
-    return float(any(equal(answer, _bare(label)) for label in labels))
+    """Return 1.0 or 0.0; an answer or label that is no mathematics is equal only if spelt alike.
+
+    Raises:
+        ValueError: The label cannot be read (`right_answers`).
+    """
+    labels, answer = right_answers(sample.label, parses=True), _boxed_answer(sample.response)
+    return float(answer is not None and any(equal(answer, _bare(label)) for label in labels))
 
 
 def _boxed_answer(response: str) -> str | None:
@@ -69,9 +69,6 @@ def _is_unreduced(fraction: re.Match[str]) -> bool:
     return math.gcd(above, below) > 1
 
 
-def _bare(label: Any) -> str:
-    if isinstance(label, float) and label.is_integer():
-        label = int(label)
-    text = str(label)
+def _bare(text: str) -> str:
     boxed = last_boxed(text)
     return text if boxed is None else boxed

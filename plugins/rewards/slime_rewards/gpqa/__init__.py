@@ -26,6 +26,8 @@ _DENIAL = re.compile(
     re.IGNORECASE,
 )
 """In English, German, French and Spanish."""
+_NO_TEXT = re.compile(r"""\s*(?:\S?\s*\Z|[\[{]\s*["'])""")
+"""A label that is one character, or the JSON text of a list or an object."""
 _SENTENCE = re.compile(r"(?<=[.!?;\n])\s+|\n")
 _NOT_ALPHANUMERIC = re.compile(r"(?:(?!(?<![\w.])-(?=[\d.])|(?<=\d)[./](?=\d))[\W_])+")
 """But the sign of a number, and what stands between its digits."""
@@ -39,16 +41,27 @@ def extract_answer(sample: Sample) -> str | None:
 
 @declares(RewardTraits(extract_answer=extract_answer))
 def reward(args: Args, sample: Sample) -> float:
-    """1.0 or 0.0; without anything that says which choice is correct, 0.0."""
+    """Return 1.0 or 0.0.
+
+    Raises:
+        ValueError: Neither label nor metadata names the correct choice.
+    """
     metadata, response = sample.metadata, sample.response.rpartition("</think>")[2]
     choices = _choices(metadata.get("choices"))
     letters = _valid_letters(metadata, choices)
-    correct, chosen = correct_letter(sample.label, metadata, choices, letters), chosen_letter(response, letters)
+    label = sample.label[0] if isinstance(sample.label, (list, tuple)) and len(sample.label) == 1 else sample.label
+    correct, chosen = correct_letter(label, metadata, choices, letters), chosen_letter(response, letters)
     if correct and chosen:
         return float(correct == chosen)
     texts = [choices.get(correct or ""), metadata.get("correct_answer"), metadata.get("answer_text")]
-    texts += [sample.label] if isinstance(sample.label, str) and not correct and len(sample.label.strip()) > 1 else []
+    texts += [label] if isinstance(label, str) and not correct and not _NO_TEXT.match(label) else []
     right = [_plain(text) for text in texts if text is not None and _plain(text)]
+    if not correct and not right:
+        said = "no label (--label-key NAME names its column)" if sample.label is None else f"label {sample.label!r:.80}"
+        raise ValueError(
+            f"{said}: expected the correct choice's letter (one of {letters}), its number from 0, or its text;"
+            " metadata['correct_letter'] or metadata['correct_answer'] may hold it instead"
+        )
     return float(_says_one_of(right, [_plain(text) for text in choices.values()], response))
 
 

@@ -46,16 +46,16 @@ class Options(PluginOptions):
 
 @declares(RewardTraits(execution="process"))  # language detection and regular expressions on odd text
 def reward(args: Args, sample: Sample) -> float:
-    """Return a score in [0, 1]; 0.0 for an empty response, and for a sample without instructions.
+    """Return a score in [0, 1]; 0.0 for an empty response.
 
     Raises:
-        ValueError: The instructions cannot be read, an instruction is unknown, or its kwargs do not fit it.
+        ValueError: The instructions are missing or cannot be read, an instruction is unknown, or its kwargs do not fit.
     """
     ids, kwargs = instructions(sample)
     wanted = options(args, "ifbench", Options)
     checks = [_bound(ident, given) for ident, given in zip(ids, kwargs)]
     response = _without_end_tokens(sample.response.rpartition("</think>")[2])
-    if not checks or not response.strip():
+    if not response.strip():
         return 0.0
     texts = _loosened(response) if wanted.loose else [response]
     followed = [any(text.strip() and check(text) for text in texts) for check in checks]
@@ -63,14 +63,12 @@ def reward(args: Args, sample: Sample) -> float:
 
 
 def instructions(sample: Sample) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return ids and kwargs of the sample, both empty if it has neither instructions in its metadata nor a label.
+    """Return ids and kwargs of the sample's instructions, of which there is at least one.
 
     Raises:
-        ValueError: Ids or kwargs cannot be read, or are not lists of the same length.
+        ValueError: Ids or kwargs are missing, cannot be read, or are not lists of the same length.
     """
     given: Any = sample.metadata if _IDS & sample.metadata.keys() else sample.label
-    if given is None or given == "":
-        return [], []
     source = _read(given)
     if isinstance(source, list) and len(source) == 1:
         source = _read(source[0])  # open-instruct's label is a list of one
@@ -83,7 +81,7 @@ def instructions(sample: Sample) -> tuple[list[str], list[dict[str, Any]]]:
     ids = [ids] if isinstance(ids, str) else ids
     kwargs = _read(source.get("kwargs"))
     kwargs = [kwargs] if isinstance(kwargs, Mapping) else kwargs or [{}] * len(ids or [])
-    if not isinstance(ids, list) or not isinstance(kwargs, list) or len(ids) != len(kwargs):
+    if not isinstance(ids, list) or not ids or not isinstance(kwargs, list) or len(ids) != len(kwargs):
         raise ValueError(f"instruction_id_list and kwargs must be lists of the same length; got {ids!r} and {kwargs!r}")
     read = [_read(each) or {} for each in kwargs]
     if unfit := [each for each in read if not isinstance(each, Mapping)]:

@@ -152,6 +152,7 @@ class Exchange(Response):
             async with aclosing(content):
                 async for data in content:
                     await self._pass_on(send, data)
+                    await asyncio.sleep(0)  # pieces that are ready would follow without a turn for other clients
             await asyncio.sleep(0)  # so that a connection lost meanwhile is detected
             self._settle(not gone.done())
             await send({"type": "http.response.body", "body": b""})
@@ -190,7 +191,12 @@ class Exchange(Response):
             async for _ in pieces:
                 pass
         answers = [self._finished(asked) for asked in self.asked]
-        yield orjson.dumps(self.api.reply(self.wanted, self.ident, answers))
+
+        def written() -> bytes:
+            return orjson.dumps(self.api.reply(self.wanted, self.ident, answers))
+
+        long = self.wanted.top_logprobs is not None and len(answers) > 1
+        yield await asyncio.to_thread(written) if long else written()
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         stream = self.api.Stream(self.wanted, self.ident, self.asked[0].prompt_tokens)

@@ -25,6 +25,8 @@ from slime_serving.http.guard import Access, Guard
 from slime_serving.http.streams import json_response
 
 _BACKLOG = 2048
+_ACCEPTED_AT_ONCE = 16
+"""Connections accepted in a turn of the event loop: asyncio would accept as many as wait, before any is closed."""
 _KEEP_ALIVE_S = 600
 """Seconds to keep idle connections: with uvicorn's 5 s they would be closed while the loop trains."""
 _CONNECTIONS = 4096
@@ -103,7 +105,7 @@ async def listen(app: FastAPI, sock: socket.socket) -> tuple[str, int, Callable[
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     config = uvicorn.Config(
         app, http=Connection,  # by h11, which limits headers: httptools accepted 4 MB
-        log_level="warning", access_log=False, lifespan="off", backlog=_BACKLOG,
+        log_level="warning", access_log=False, lifespan="off", backlog=_ACCEPTED_AT_ONCE,
         timeout_keep_alive=_KEEP_ALIVE_S, limit_concurrency=max(min(_CONNECTIONS, files - _FILES_LEFT), 16),
     )  # fmt: skip
     server = _Server(config)
@@ -112,6 +114,7 @@ async def listen(app: FastAPI, sock: socket.socket) -> tuple[str, int, Callable[
         if task.done():
             await task
         await asyncio.sleep(0.005)
+    sock.listen(_BACKLOG)  # asyncio took `backlog` for the kernel's queue as well
     host, port = sock.getsockname()[:2]
 
     async def stop() -> None:

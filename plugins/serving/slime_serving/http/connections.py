@@ -17,7 +17,8 @@ HEADERS_S = 10.0
 """Seconds for the headers of a request, from the first byte, or the connection's beginning, on."""
 _SPARE = 8
 """Places below the limit from which on others are closed: a closed one is there until the event loop's next turn."""
-_CLOSED_AT_ONCE = 2
+_CLOSED_AT_ONCE = 16
+"""Connections closed when places run out; they are sorted each time."""
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 

@@ -43,6 +43,7 @@ async def event_stream(
         yield first
         async for item in events:
             yield item
+            await asyncio.sleep(0)  # events that are ready would follow without a turn for other clients
 
     return StreamingResponse(body(), headers=headers, media_type="text/event-stream")
 
