@@ -81,10 +81,10 @@ def _from_file(args: Args, path: str, place: str) -> tuple[list[EvalDataset], li
     if not isinstance(listed, dict | list):
         raise ConfigError(f"{path}: 'datasets' must be a list of mappings with 'name' and 'path'.")
     datasets = []
-    for key in listed if isinstance(listed, dict) else range(len(listed)):
-        keys = (*root, "datasets", key)
+    for each in listed if isinstance(listed, dict) else range(len(listed)):
+        keys = (*root, "datasets", each)
         entry = _values(document.items(*keys, expected="a mapping with 'name' and 'path'."), warnings)
-        named = {"name": str(key)} if isinstance(listed, dict) else {}
+        named = {"name": str(each)} if isinstance(listed, dict) else {}
         datasets.append(_make(args, named | entry, defaults, document.where(*keys)))
     _check_names([d.name for d in datasets], path)
     return datasets, warnings

@@ -120,6 +120,8 @@ def collect(
     _read_env(below, env)
     layers = (upper.values, parsed.values, below.values, layered.values)
     named = _highest("config", layers)
+    if named and named.origin.kind == "env":
+        named = replace(named, value=[env[named.origin.where]])  # one path, with any blanks in it
     for path in (named.value if isinstance(named.value, list) else [named.value]) if named else ():
         cited = f"--config {str(path)!r} ({named.origin})"
         if files and not os.path.exists(path):

@@ -27,7 +27,7 @@ class Origin:
 
     def of(self, key: str) -> str:
         """Return the name of a setting that this source gave under `key`, for messages."""
-        return f"{self.where}: {key}" if self.kind == "file" else self.where
+        return self.where if self.kind in ("env", "argument") else f"{self.where}: {key}"
 
 
 DEFAULT = Origin("default")
