@@ -119,14 +119,15 @@ def collect(
             raise ConfigError(f"argument {name}={_plain(value)!r:.80}: no such setting.{layered.unknown(name)}")
     _read_env(below, env)
     layers = (upper.values, parsed.values, below.values, layered.values)
-    named = _highest("config", layers)
-    if named and named.origin.kind == "env":
-        named = replace(named, value=[env[named.origin.where]])  # one path, with any blanks in it
-    for path in (named.value if isinstance(named.value, list) else [named.value]) if named else ():
-        cited = f"--config {str(path)!r} ({named.origin})"
-        if files and not os.path.exists(path):
-            raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
-        _add_file(layered, str(path), cited, files=files, own_keys=False)
+    if named := _highest("config", layers):
+        paths = named.value if isinstance(named.value, list) else [named.value]
+        if named.origin.kind == "env":
+            paths = [env[named.origin.where]]  # one path, with any blanks in it
+        for path in map(str, paths):
+            cited = f"--config {path!r} ({named.origin})"
+            if files and not os.path.exists(path):
+                raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
+            _add_file(layered, path, cited, files=files, own_keys=False)
     own = _highest("custom_config_path", layers)
     if own and own.value:
         cited = f"--custom-config-path {own.value!r} ({own.origin})"

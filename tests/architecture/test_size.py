@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 220, "tokens": 205_399, "public_names": 1_188, "kinds": 21}
+CEILINGS = {"modules": 220, "tokens": 205_424, "public_names": 1_188, "kinds": 21}
 WORDS_CEILING = 70_000
 """Words of Markdown written by hand, in the whole repository."""
 DEMO_CEILING = 218
