@@ -46,12 +46,17 @@ def named_model(name: str, origin: str, argv: Sequence[str]) -> NamedModel:
     Raises:
         ConfigError: No model has this name.
     """
+    return pick(named_models(argv), name, origin)
+
+
+def named_models(argv: Sequence[str]) -> Mapping[str, NamedModel]:
+    """Return every model by each of its names, without those of plugins that the command line disables."""
     allow = AllowList.of(argv)
     found: dict[str, NamedModel] = {}
     for entry_name, entry, distribution in entry_points(GROUP):
         if allow.allows(entry_name, distribution):
             found = {**entry.load()(), **found}
-    return pick(found, name, origin)
+    return found
 
 
 def pick(models: Mapping[str, M], name: str, origin: str = "") -> M:

@@ -8,7 +8,7 @@ weights and the journal work in a thread of their own::
     main thread      loop.train (a coroutine)
     trainer thread   Learner.train, WeightSync.push, Journal      one call at a time
     stage threads    RolloutStage.generate_groups, evaluate       wait for the loop thread
-    loop thread      engine, generate functions, rewards          takes turns (`rollout.loop_thread`)
+    loop thread      engine, generate functions, rewards          takes turns (`rollout.event_loop`)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 from slime_core import loop
 from slime_core.checkpoint.store import rollout_of
 from slime_core.data.dumps import check_saved
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, rollout_name
 from slime_core.launch import drain
 from slime_core.launch.journal import Journal
 from slime_core.launch.lock import open_run_dir
@@ -44,7 +44,7 @@ from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
 from slime_core.protocols import Args
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_core.waits import waiting
 from slime_core.weights.sync import WeightReceiver, WeightSync
 
@@ -156,7 +156,7 @@ async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int) ->
         await loop.answer(stages.rollout.start())
         with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
             draining.on_ask(parts.stage.interrupt)
-            stages = replace(stages, stop=lambda: draining.asked)
+            stages = replace(stages, stop=draining.stops)
             try:
                 return await loop.train(args, timed_stages(stages, args, start), start)
             except parts.survives as error:
@@ -247,9 +247,9 @@ class TrainerThread:
 
         return replace(
             stages,
-            learner=moved(stages.learner, train="training on rollout {}"),
+            learner=moved(stages.learner, train="training on {}"),
             weights=moved(stages.weights, push="the weight update"),
-            journal=moved(stages.journal, log="the journal", step_end="the journal", save="the commit of rollout {}"),
+            journal=moved(stages.journal, log="the journal", step_end="the journal", save="the commit of {}"),
         )
 
     async def _call(self, text: str, fn: Callable[..., Any], *args: Any) -> Any:
@@ -257,7 +257,7 @@ class TrainerThread:
         future: Future[Any] = Future()
         self._queue.put((future, partial(fn, *args)))
         deadlines = "its own deadline: --train-timeout, --weight-push-timeout, ..."
-        with waiting(text.format(*args), deadline=None, then=deadlines):
+        with waiting(text.format(*map(rollout_name, args[:1])), deadline=None, then=deadlines):
             return await asyncio.wrap_future(future)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime_core.checkpoint.sources import Source, find_source, required_source, source_in
 from slime_core.checkpoint.store import is_checkpoint
@@ -37,14 +37,10 @@ from slime_core.plugins.registry import Resolved
 from slime_core.protocols import Args, TrainerTraits, traits_of
 from slime_core.protocols.finding import Finding, Level
 from slime_core.rollout.evaluate import dataset_args
-from slime_core.rollout.filters import FilterStage
-from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.reward_specs import check_named_rewards
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.reward import RewardStage, check_named_rewards
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.waits import part_of_start, waiting
-
-if TYPE_CHECKING:
-    from slime_core.rollout.eval_record import EvalRecord
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +66,8 @@ class Prepared:
         """Return the values of the settings."""
         return self.settings.args
 
-    def rollout_stage(self, *, draws: bool = True, eval_record: EvalRecord | None = None) -> RolloutStage:
+    def rollout_stage(self, *, draws: bool = True) -> RolloutStage:
         """Build a rollout stage in this process without starting it; without `draws` it can only evaluate.
-
-        A resumable evaluation keeps its progress in `eval_record`.
 
         Raises:
             ConfigError: The data cannot be used, or a row names an unknown reward.
@@ -88,7 +82,7 @@ class Prepared:
             raise ConfigError(str(error)) from error
         runner = None
         if args.async_training:
-            from slime_core.rollout.loop_thread import LoopThread
+            from slime_core.rollout.event_loop import LoopThread
 
             runner = LoopThread()
         return RolloutStage(
@@ -109,7 +103,6 @@ class Prepared:
                 needs_address=parts.needs_address and not args.sglang_router_port,
                 hooks=self.hooks,
                 timeline=open_timeline(args) if draws else None,
-                eval_record=eval_record,
                 user=parts.user,
             ),
             runner,

@@ -29,8 +29,8 @@ from slime_core.errors import CheckpointError, RolloutError
 from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args, Trainer
-from slime_core.routed_experts import json_default
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import json_default
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:
