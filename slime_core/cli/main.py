@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from slime_core import __version__
@@ -152,16 +153,14 @@ def overview(argv: Sequence[str] = ()) -> str:
     """Return the text that `slime --help` prints."""
     from slime_core.plugins.commands import offered
 
-    rows = [*offered(argv), ("version", "print the version")]
-    width = max(len(name) for name, _ in rows)
+    rows = [*offered(argv), ("plugins", "version", "print the version")]
+    width = max(len(name) for _, name, _ in rows)
     lines = [
         "usage: slime <command> [arguments]",
         "",
         "Reinforcement-learning post-training of language models, extended by plugins.",
-        "",
-        "commands:",
-        *(f"  {name:<{width}}  {text}" for name, text in rows),
-        "",
-        "`slime <command> --help` explains one command; `slime train --help-all` lists every setting.",
     ]
+    for title, members in groupby(rows, key=lambda row: row[0]):
+        lines += ["", f"{title}:", *(f"  {name:<{width}}  {text}" for _, name, text in members)]
+    lines += ["", "`slime <command> --help` explains one command; `slime train --help-all` lists every setting."]
     return "\n".join(lines)

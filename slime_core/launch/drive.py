@@ -31,7 +31,7 @@ from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
 from slime_core.protocols import Args
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_core.weights.sync import WeightReceiver, WeightSync
 
 
@@ -143,7 +143,7 @@ async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int) ->
         await loop.answer(stages.rollout.start())
         with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
             draining.on_ask(parts.stage.interrupt)
-            stages = replace(stages, stop=lambda: draining.asked)
+            stages = replace(stages, stop=draining.stops)
             try:
                 return await loop.train(args, timed_stages(stages, args, start), start)
             except parts.survives as error:

@@ -26,8 +26,8 @@ from slime_core.errors import RolloutError
 from slime_core.launch.device import current_device, use_device
 from slime_core.launch.trainers import Trainers
 from slime_core.protocols import Trainer
-from slime_core.routed_experts import json_default
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import json_default
 from slime_core.waits import waiting
 
 _AT_WORK = {"do": "wait"}

@@ -74,7 +74,7 @@ class Journal:
         self.log(rollout_id + 1, metrics)
         self._hooks.slime_step_end(rollout_id=rollout_id, metrics=metrics)
 
-    @named("checkpoint of rollout {0}", deadline="save_timeout", then="the process ends (--save-timeout)", stop=True)
+    @named("checkpoint of {0}", deadline="save_timeout", then="the process ends (--save-timeout)", stop=True)
     def save(self, rollout_id: int) -> None:
         """Commit a checkpoint. Raises CheckpointError."""
         state = {**self._facts(), "evals": self.evals, "seconds": self.seconds(), "plugins": self.plugins}

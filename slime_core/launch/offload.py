@@ -25,7 +25,7 @@ from slime_core.config import Settings
 from slime_core.launch.components import Components
 from slime_core.loop import Stages
 from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 if TYPE_CHECKING:
     from slime_core.launch.follow import LedTrainers

@@ -36,8 +36,7 @@ from slime_core.rollout.stage import RolloutStage
 from slime_core.waits import part_of_start, waiting
 
 if TYPE_CHECKING:
-    from slime_core.rollout.eval_record import EvalRecord
-    from slime_core.rollout.loop_thread import LoopThread
+    from slime_core.rollout.event_loop import LoopThread
 
 
 @dataclass
@@ -61,16 +60,13 @@ class Prepared:
         """Return the values of the settings."""
         return self.settings.args
 
-    def rollout_stage(
-        self, *, draws: bool = True, runner: LoopThread | None = None, eval_record: EvalRecord | None = None
-    ) -> RolloutStage:
+    def rollout_stage(self, *, draws: bool = True, runner: LoopThread | None = None) -> RolloutStage:
         """Build a rollout stage in this process without starting it; without `draws` it can only evaluate.
 
-        With `runner`, which runs its event loop, several threads may call the stage at once. A resumable evaluation
-        keeps its progress in `eval_record`.
+        With `runner`, which runs its event loop, several threads may call the stage at once.
         """
         parts = self.args, self.parts, self.resolver, self.hooks
-        return build_rollout(*parts, draws=draws, runner=runner, eval_record=eval_record)
+        return build_rollout(*parts, draws=draws, runner=runner)
 
 
 def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Prepared:

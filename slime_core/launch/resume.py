@@ -13,7 +13,7 @@ from slime_core.checkpoint.sources import required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.config import Settings
 from slime_core.data.dumps import check_saved
-from slime_core.errors import CheckpointError, SlimeError
+from slime_core.errors import CheckpointError, SlimeError, rollout_name
 from slime_core.launch.findings import Finding, Level
 from slime_core.launch.journal import Journal
 from slime_core.launch.starting_points import no_checkpoint
@@ -137,7 +137,7 @@ def restore(
     changed = _changes(state["settings"], settings)
     note = f"; changed settings: {', '.join(changed)}" if changed else ""
     print(
-        f"resumed from {commit}: {start} of {args.num_rollout} rollouts done, continuing with rollout {start};"
+        f"resumed from {commit}: {start} of {args.num_rollout} rollouts done, continuing with {rollout_name(start)};"
         f" {_taken(args)} restored; {open_groups}{note}",
         flush=True,
     )

@@ -10,15 +10,13 @@ from slime_core.launch.components import Components
 from slime_core.launch.resolver import Resolver
 from slime_core.observability.timeline import open_timeline
 from slime_core.protocols import Args
-from slime_core.rollout.filters import FilterStage
-from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.reward_specs import check_named_rewards
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.reward import RewardStage, check_named_rewards
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.workers.call import user_code
 
 if TYPE_CHECKING:
-    from slime_core.rollout.eval_record import EvalRecord
-    from slime_core.rollout.loop_thread import LoopThread
+    from slime_core.rollout.event_loop import LoopThread
 
 
 def build_rollout(
@@ -29,7 +27,6 @@ def build_rollout(
     *,
     draws: bool = True,
     runner: LoopThread | None = None,
-    eval_record: EvalRecord | None = None,
 ) -> RolloutStage:
     """Construct data source, tokenizer and (not yet started) engine; without `draws` there is no data source.
 
@@ -62,7 +59,6 @@ def build_rollout(
             needs_address=parts.needs_address and not args.sglang_router_port,
             hooks=hooks,
             timeline=open_timeline(args) if draws else None,
-            eval_record=eval_record,
             user=parts.user,
         ),
         _loop_thread() if args.async_training else None,
@@ -76,6 +72,6 @@ def build_data_source(args: Args, parts: Components) -> Any:
 
 
 def _loop_thread() -> LoopThread:
-    from slime_core.rollout.loop_thread import LoopThread
+    from slime_core.rollout.event_loop import LoopThread
 
     return LoopThread()

@@ -22,7 +22,7 @@ from slime_core.models.hf_io import copy_assets
 from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import run_dir_of
 from slime_core.rollout.stage import RolloutStage
-from slime_core.types import Group
+from slime_core.sample import Group
 from slime_core.waits import published
 
 Take = Callable[[RolloutStage, int, list[Group], dict[str, float]], None]

@@ -5,7 +5,7 @@
     main thread      loop.train (a coroutine)
     trainer thread   Learner.train, WeightSync.push, Journal      one call at a time
     stage threads    RolloutStage.generate_groups, evaluate       wait for the loop thread
-    loop thread      engine, generate functions, rewards          takes turns (`rollout.loop_thread`)
+    loop thread      engine, generate functions, rewards          takes turns (`rollout.event_loop`)
 
 `launch.drive` moves the stages of the loop into this thread. A call cannot be interrupted. `close` waits for the
 running call up to a deadline, and then leaves the thread to end with the process.
@@ -22,9 +22,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from slime_core.errors import rollout_name
 from slime_core.launch.device import current_device, use_device
 from slime_core.loop import Stages
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_core.waits import waiting
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class _InThread:
         """Run all optimizer steps of one rollout."""
         learner: Any = self._stages.learner
         found: dict[str, float] = await self._call(
-            f"training on rollout {rollout_id}", lambda: learner.train(rollout_id, batch)
+            f"training on {rollout_name(rollout_id)}", lambda: learner.train(rollout_id, batch)
         )
         return found
 
@@ -107,4 +108,4 @@ class _InThread:
 
     async def save(self, rollout_id: int) -> None:
         """Commit a checkpoint."""
-        await self._call(f"the commit of rollout {rollout_id}", lambda: self._stages.journal.save(rollout_id))
+        await self._call(f"the commit of {rollout_name(rollout_id)}", lambda: self._stages.journal.save(rollout_id))

@@ -33,9 +33,8 @@ from slime_core.plugins.signatures import (
     unbound,
 )
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
-from slime_core.sample import LARGEST_SCORE, is_score
-from slime_core.types import Sample
-from slime_core.waits import Overdue, by_deadline, placed, waiting
+from slime_core.sample import LARGEST_SCORE, Sample, is_score
+from slime_core.waits import by_deadline, placed, waiting
 from slime_core.workers.call import DeadlineExceeded, Slots, awaited, contained, on_thread
 from slime_core.workers.pool import LOAD_DEADLINE, Component
 
@@ -207,12 +206,12 @@ class RewardCaller:
         elif self.execution == "thread":
             async with _THREADS():
                 placed()()
-                value = await _on_thread(call, "--rm-timeout", self._timeout)
+                value = await _bounded(on_thread(call), "--rm-timeout", self._timeout)
         else:
             async with self._slots():
                 placed()()
                 value = call()
-                return await self._bounded(value) if inspect.isawaitable(value) else value
+                return await self._awaited(value) if inspect.isawaitable(value) else value
         if not inspect.isawaitable(value):
             return value
         if self.execution == "here":
@@ -220,15 +219,10 @@ class RewardCaller:
             return await awaited(self.label, value)
         async with self._slots():
             placed()()
-            return await self._bounded(value)
+            return await self._awaited(value)
 
-    async def _bounded(self, value: Awaitable[Any]) -> Any:
-        try:
-            return await by_deadline(awaited(self.label, value), self._timeout)
-        except Overdue as overdue:
-            error = DeadlineExceeded("--rm-timeout", self._timeout)
-            error.left_behind = overdue.left_behind
-            raise error from None
+    async def _awaited(self, value: Awaitable[Any]) -> Any:
+        return await _bounded(awaited(self.label, value), "--rm-timeout", self._timeout)
 
     def _seed(self, samples: Sequence[Sample]) -> int:
         """Return the seed of a worker's random generators for a call, so that a random reward is reproducible."""
@@ -298,7 +292,7 @@ class _BuiltOnce:
         """Return the object. Raises the errors of its construction, and DeadlineExceeded."""
         if self._object is None:
             with waiting(f"the building of {self._label}", deadline=LOAD_DEADLINE, then="the sample fails"):
-                await _on_thread(self._once, "the limit of building it,", LOAD_DEADLINE)
+                await _bounded(on_thread(self._once), "the limit of building it,", LOAD_DEADLINE)
         return self._object
 
     def _once(self) -> None:
@@ -307,14 +301,8 @@ class _BuiltOnce:
                 self._object = self._build()
 
 
-async def _on_thread(call: Callable[[], Any], flag: str, seconds: float | None) -> Any:
-    try:
-        async with asyncio.timeout(seconds) as clock:
-            return await on_thread(call)
-    except TimeoutError:
-        if not clock.expired():  # the code's own
-            raise
-        raise DeadlineExceeded(flag, seconds) from None
+async def _bounded(value: Awaitable[Any], flag: str, seconds: float | None) -> Any:
+    return await by_deadline(value, seconds, lambda: DeadlineExceeded(flag, seconds))
 
 
 def _elsewhere(*args: Any, **keywords: Any) -> Any:

@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.waits import user_code_limit, waiting
+from slime_core.waits import Overdue, user_code_limit, waiting
 
 T = TypeVar("T")
 _Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
@@ -30,11 +30,8 @@ _idle: list[_Jobs] = []
 """A queue per thread that waits for a call."""
 
 
-class DeadlineExceeded(Exception):
-    """A call took longer than its deadline."""
-
-    left_behind = False
-    """True if the call is still running, and may write to its samples."""
+class DeadlineExceeded(Overdue):
+    """A call of user code took longer than the deadline of a flag."""
 
     def __init__(self, flag: str, seconds: float | None) -> None:
         super().__init__(f"no answer within {flag} {seconds} s")

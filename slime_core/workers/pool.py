@@ -29,7 +29,7 @@ from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.protocols import Args
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.waits import placed
 from slime_core.workers.call import DeadlineExceeded
 from slime_core.workers.messages import apply, pack_args, sample_state

@@ -22,7 +22,7 @@ PUBLIC = (
     "slime_core.models.config",
     "slime_core.ops",
     "slime_core.tools",
-    "slime_core.types",
+    "slime_core.sample",
     "slime_core.waits",
 )
 

@@ -32,8 +32,11 @@ def samples(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_every_example_is_tested_here() -> None:
-    """Or in a file of its own, here or among the integration tests, which names its directory."""
-    tests = [Path(__file__).parent, Path(__file__).parents[1] / "integration"]
+    """Or in a file of its own, here or among the tests of integration and Megatron, which names its directory."""
+    tests = [
+        Path(__file__).parent,
+        *(Path(__file__).parents[1] / place for place in ("integration", "backends/megatron")),
+    ]
     text = "".join(file.read_text(encoding="utf-8") for folder in tests for file in folder.glob("test_*.py"))
     assert {p.name for p in EXAMPLES.iterdir() if p.name not in text and not p.name.startswith(("__", "."))} == set()
 

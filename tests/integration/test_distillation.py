@@ -15,7 +15,7 @@ from slime_runs import Run
 from slime_runs.index import Filter
 
 from slime_core.data.dumps import read_samples
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from tests.conftest import SLIME, TinyRun
 
 QUIET = {"eval_interval": None, "eval_prompt_data": None}

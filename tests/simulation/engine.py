@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from slime_core.errors import EngineError
 from slime_core.protocols import Args, GenerateTraits
-from slime_core.types import FilterDecision, GenerationOutput, Sample
+from slime_core.sample import FilterDecision, GenerationOutput, Sample
 from slime_core.workers.call import DeadlineExceeded
 
 TOKEN_SECONDS = 0.02

@@ -93,6 +93,14 @@ def test_the_place_of_a_run_file_is_its_training_runs(
 
 
 BROKEN = [
+    ("--rollout-batch-size 1000000000000",
+     "--rollout-batch-size 1000000000000 (flag) * --n-samples-per-prompt 8 (flag) = 8000000000000 samples per rollout,"
+     " which need at least 16,000,000 GB of memory; allowed: at most 10,000,000. Type smaller numbers, and more"
+     " rollouts (--num-rollout)"),
+    ("--n-samples-per-prompt 1000000000000",
+     "--rollout-batch-size 4 (flag) * --n-samples-per-prompt 1000000000000 (flag) = 4000000000000 samples per rollout,"
+     " which need at least 8,000,000 GB of memory; allowed: at most 10,000,000. Type smaller numbers, and more"
+     " rollouts (--num-rollout)"),
     ("--global-batch-size 5",
      "--rollout-batch-size 4 (flag) * --n-samples-per-prompt 8 (flag) = 32 samples per rollout cannot be divided by"
      " --global-batch-size 5 (flag); the rest would be lost."),

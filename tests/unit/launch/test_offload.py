@@ -14,7 +14,7 @@ from slime_core.config import Args, load_settings
 from slime_core.launch.components import Components
 from slime_core.launch.offload import make_room, offloading, settle_offload
 from slime_core.protocols import EngineTraits, TrainerTraits
-from slime_core.rollout.engine_memory import EngineMemory
+from slime_core.rollout.stage import RolloutParts, RolloutStage
 
 
 class Recorder:
@@ -74,7 +74,7 @@ def test_one_side_alone_and_none() -> None:
     assert logged == [{}, {}]
 
 
-async def test_an_engine_is_asked_for_what_is_missing_only() -> None:
+def test_an_engine_is_asked_for_what_is_missing_only() -> None:
     calls: list[tuple[str, Any]] = []
 
     class Engine:
@@ -87,16 +87,18 @@ async def test_an_engine_is_asked_for_what_is_missing_only() -> None:
         async def resume_memory(self, tags: list[str]) -> None:
             calls.append(("resume", tags))
 
-    memory, engine = EngineMemory(), Engine()
-    await memory.resume(engine, ("weights",))
-    await memory.release(engine)
-    await memory.release(engine)  # the loop was begun again in between
-    await memory.resume(engine, ("weights",))
-    await memory.resume(engine, ("weights",))
-    await memory.resume(engine, ("kv_cache",))
+    stage = RolloutStage(Args(), RolloutParts(None, lambda: None, None, engine=Engine()))  # type: ignore[arg-type]
+    stage.resume_memory(("weights",))
+    stage.release_memory()
+    stage.release_memory()  # the loop was begun again in between
+    stage.resume_memory(("weights",))
+    stage.resume_memory(("weights",))
+    stage.resume_memory(("kv_cache",))
     assert calls == [("abort", None), ("release", None), ("resume", ["weights"]), ("resume", ["kv_cache"])]
-    await memory.release(None)
-    await memory.resume(None, ("weights",))
+    stage.parts.engine = None
+    stage.release_memory()
+    stage.resume_memory(("weights",))
+    stage.stop()
 
 
 class Able:

@@ -1,4 +1,4 @@
-"""`slime check`: find what is wrong with a run before it starts."""
+"""`slime check` (train): find what is wrong with a run before it starts."""
 
 from __future__ import annotations
 

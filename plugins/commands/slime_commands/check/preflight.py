@@ -32,7 +32,7 @@ from slime_core.launch.resume import first_rollout, named_commit
 from slime_core.models.config import vocab_size_of
 from slime_core.models.hf_io import weight_files
 from slime_core.observability.run_dir import run_dir_of
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 ROWS_READ = 64
 """Rows of each data set that are read, spread evenly."""

@@ -1,4 +1,4 @@
-"""`slime rollout`: generate and score samples without training."""
+"""`slime rollout` (data): generate and score samples without training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from slime_core.cli.train import loading
+from slime_core.errors import rollout_name
 from slime_core.protocols import Command
 from slime_core.waits import first_results, telling_start
 
@@ -34,7 +35,7 @@ def _rollout(argv: list[str]) -> int:
         shown = {"rollout/raw_reward": "reward {:.3f}", "perf/tokens_per_sec": "{:.0f} tokens/s"}
         first_results()
         values = [form.format(metrics[key]) for key, form in shown.items() if key in metrics]
-        line = ", ".join([f"rollout {rollout_id}: {sum(map(len, groups))} samples", *values])
+        line = ", ".join([f"{rollout_name(rollout_id)}: {sum(map(len, groups))} samples", *values])
         print(f"{line} -> {template.format(rollout_id=rollout_id)}", flush=True)
 
     run = prepare(settings, learn=False)

@@ -1,4 +1,4 @@
-"""`slime submit`: train or sft as a job of a Ray cluster.
+"""`slime submit` (train): run train or sft as a job of a Ray cluster.
 
 What can be found wrong is found before anything is sent. Ray is imported when it is.
 """

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_launcher_ray.shell import Shell, travels
 from slime_launcher_ray.wait import Member
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slime_core.config import Settings
     from slime_core.launch.findings import Finding
     from slime_core.plugins.adapters import RewardCaller
-    from slime_core.types import Sample
+    from slime_core.sample import Sample
     from slime_runs.inspect.attack_answers import Case
     from slime_runs.inspect.reward_attack import Report, Score
 
