@@ -105,4 +105,4 @@ benchmarks: install
 	rm -f $(BENCH_TABLE)
 	set -e; while read -r words; do echo "== $$words"; $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < $(BENCH_TABLE:benchmarks/table%.md=benchmarks/summary%.txt)
 clean:
-	rm -rf .venv .venv-sglang $(READERS) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-sglang $(READERS) outputs docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
