@@ -25,6 +25,10 @@ class NamedModel(Protocol):
     def name(self) -> str:
         """The model's main name for `--model`; it may have other names too."""
 
+    @property
+    def model_type(self) -> str:
+        """The `model_type` of its `config.json`."""
+
     def flags(self) -> Mapping[str, Any]:
         """Return the model's numbers: flag of another program, without dashes -> value; True for a switch."""
 
