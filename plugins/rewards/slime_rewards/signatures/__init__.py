@@ -445,9 +445,9 @@ def slime_preflight(run: Prepared) -> list[Finding]:
     if caller is None:
         return []
     specs = dict.fromkeys([caller.spec, *(member.spec for member in caller.members)])
-    found = ((spec, getattr(resolve("rewards", spec).obj, "form", None)) for spec in specs)
+    found = ((spec, resolve("rewards", spec).obj) for spec in specs)
     return [
-        Finding("reward", Level.NOTE, f"{spec}: called as {form.project} calls it, but {form.differs}")
-        for spec, form in found
-        if form is not None
+        Finding("reward", Level.NOTE, f"{spec}: called as {reward.form.project} calls it, but {reward.form.differs}")
+        for spec, reward in found
+        if hasattr(reward, "form")
     ]
