@@ -35,7 +35,7 @@ from slime_core.plugins.signatures import (
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.sample import LARGEST_SCORE, Sample, is_score
 from slime_core.waits import by_deadline, placed, waiting
-from slime_core.workers.call import DeadlineExceeded, Slots, awaited, contained, on_thread
+from slime_core.workers.call import Slots, awaited, contained, on_thread, overrun
 from slime_core.workers.pool import LOAD_DEADLINE, Component
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class _BuiltOnce:
 
 
 async def _bounded(value: Awaitable[Any], flag: str, seconds: float | None) -> Any:
-    return await by_deadline(value, seconds, lambda: DeadlineExceeded(flag, seconds))
+    return await by_deadline(value, seconds, lambda: overrun(flag, seconds))
 
 
 def _elsewhere(*args: Any, **keywords: Any) -> Any:

@@ -19,7 +19,7 @@ _LOSSES: Mapping[str, Mapping[str, Any]] = {
     "dr_grpo": {"custom_pg_loss_reducer_function_path": "constant"},
 }
 """`loss_type` -> settings: what the loss of a token is divided by (TRL's documentation of GRPOConfig)."""
-_SCALES: Mapping[Any, str] = {True: "group", False: "none"}
+_SCALES = {True: "group", False: "none"}
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 _TRACKERS = {"wandb": "use_wandb", "tensorboard": "use_tensorboard"}
 
@@ -45,8 +45,8 @@ class GRPOConfig:
             logger.warning("GRPOConfig: without effect in slime: %s", ", ".join(idle))
         for name, field in FIELDS.items():
             setattr(self, name, self.given.get(name, field.default))
-        scale = vars(self)["scale_rewards"]
-        self.scale_rewards: str = _SCALES.get(scale, scale)
+        scales: Any = self.given.get("scale_rewards", FIELDS["scale_rewards"].default)
+        self.scale_rewards: str = _SCALES.get(scales, scales)
         self._one_of("loss_type", _LOSSES)
         self._one_of("scale_rewards", ("group", "none"))
         self._one_of("lr_scheduler_type", _SCHEDULES)
