@@ -25,7 +25,7 @@ REWARDS = {
             ("add", WRONG, "assert add(1, 2) == 3", 0.0),
             ("add", "def add(a, b): return a + b", "assert add(1, 2) == 3", 0.0),
             ("add", RIGHT, ["assert add(1, 2) == 3", "assert add(0, 0) == 1"], 0.0),
-        ]
+        ],
     },
     "dapo": {
         "examples": [
