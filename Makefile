@@ -76,7 +76,7 @@ $(VIEW_BUILT): $(VIEW)/package-lock.json $(wildcard $(VIEW)/slime_runs/view/page
 browser:
 	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
 
-# The pictures of docs/cli/view.md, of the demo's run.
+# The pictures of docs/how-to/look-at-a-run.md, of the demo's run.
 view-screenshots: install view-assets
 	mkdir -p docs/images/view
 	SLIME_TEST_BROWSER=required SLIME_TEST_VIEW_RUN=outputs/demo SLIME_TEST_SCREENSHOTS=docs/images/view \
@@ -134,16 +134,18 @@ types: install
 size: install
 	$(BIN)/python scripts/size.py --demo
 
+# Builds docs/reference, and holds the hand-written pages to the code.
 docs: install
-	$(BIN)/python scripts/generate_docs.py --check
+	$(BIN)/python scripts/generate_docs.py
 	$(BIN)/python scripts/generate_models.py --check
+	$(PYTEST) -q tests/docs/test_pages.py tests/docs/test_promised_forms.py tests/unit/plugins/test_docs.py
 
 # The code of a commit and of this checkout, run side by side: make oracle BASE=main CASES="demo ppo", or CASES=all
 oracle: install
 	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 
-# The commands of benchmarks/summary.txt, on a machine with nothing else to do; their ratios become the table of
-# docs/performance.md. TRL_PYTHON=PATH names the environment of end_to_end.py (benchmarks/README.md). DEVICE=cuda: those
+# The commands of benchmarks/summary.txt, on a machine with nothing else to do; their ratios become benchmarks/table.md.
+# TRL_PYTHON=PATH names the environment of end_to_end.py (benchmarks/README.md). DEVICE=cuda: those
 # of summary-cuda.txt, of which the first says what is missing.
 OF_DEVICE := $(if $(DEVICE),-$(DEVICE))
 benchmarks: export BENCH_TABLE := benchmarks/table$(OF_DEVICE).md
@@ -151,7 +153,6 @@ benchmarks: install
 	rm -f $(BENCH_TABLE)
 	set -e; while read -r words; do echo "== $$words"; \
 	    $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < benchmarks/summary$(OF_DEVICE).txt
-	$(BIN)/python scripts/generate_docs.py
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

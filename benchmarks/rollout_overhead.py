@@ -32,7 +32,7 @@ from slime_core import Sample
 from slime_core.config import load_settings
 from slime_core.launch.process import set_up_process
 from slime_core.plugins import adapters
-from slime_core.plugins.execution import EXECUTIONS
+from slime_core.plugins.adapters import EXECUTIONS
 
 KINDS = ("async", *EXECUTIONS)
 SLOW = 0.05

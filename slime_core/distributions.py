@@ -110,9 +110,10 @@ def enter_safe_mode() -> None:
     os.environ[SAFE_VARIABLE] = "1"
 
 
-def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:
-    """Return (name, entry point, distribution) of a group, slime's own first, then by distribution and name.
+def entry_points(group: str, allow: AllowList | None = None) -> list[tuple[str, metadata.EntryPoint, str]]:
+    """Return (name, entry point, distribution) of the allowed entry points of a group.
 
+    slime's own come first, then the others by distribution and name. `allow` is the environment's list by default.
     A distribution with unreadable metadata is skipped; discovery reports it.
     """
     found: dict[tuple[str, str], metadata.EntryPoint] = {}
@@ -126,7 +127,8 @@ def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:
         except Exception:
             continue
     order = sorted(found, key=lambda key: (normalized(key[0]) not in (CORE, BUNDLE), key))
-    return [(name, found[dist, name], dist) for dist, name in order]
+    allow = allow or AllowList.of()
+    return [(name, found[dist, name], dist) for dist, name in order if allow.allows(name, dist)]
 
 
 def _checkout_names(root: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 `learn` receives every value of the command line, the environment and the files with its name. `hidden` filters every
 text that is saved. Standard output and error are `Masked`, which filters all printed text. The output of user code's
-processes is filtered by the processes that forward it (`procs/guard.py`, which reads the secrets from `in_memory`).
+processes is filtered by the processes that forward it (`workers/guard.py`, which reads the secrets from `in_memory`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Masked:
 
 
 def in_memory() -> int:
-    """Return a descriptor of an in-memory file with all secrets, for `procs.guard.relay`; the caller closes it."""
+    """Return a descriptor of an in-memory file with all secrets, for `workers.guard.relay`; the caller closes it."""
     descriptor = os.memfd_create("hidden")
     os.pwrite(descriptor, b"".join(secret.encode() + b"\0" for secret in _known), 0)
     return descriptor

@@ -30,7 +30,8 @@ _ADOPTED_S = 60.0
 
 def install() -> None:
     """Make the nursery, and have it asked for the guards of ranks."""
-    from slime_core.procs import guard, guarded
+    from slime_core.workers import guard
+    from slime_core.workers import process as guarded
 
     guard._prctl(_PR_SET_CHILD_SUBREAPER, 1)  # a child's orphan becomes a child of this process
     command = os.getpid()
@@ -69,7 +70,7 @@ class Forked(subprocess.Popen[bytes]):
 
 def guard_file() -> str:
     """The guard's program."""
-    from slime_core.procs import guard
+    from slime_core.workers import guard
 
     return guard.__file__
 
@@ -103,7 +104,7 @@ def _nursery(orders: socket.socket, command: int) -> None:
 
 def _become_a_guard(order: dict[str, Any], command: int) -> None:
     """Never returns."""
-    from slime_core.procs import guard
+    from slime_core.workers import guard
 
     os.setsid()
     until = time.monotonic() + _ADOPTED_S

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slime_core.plugins.hooks import Hooks, bare_manager, hook_flags, implement
+from slime_core.plugins.hooks import Hooks, bare_manager, implement
+from slime_core.plugins.kinds import hook_flags
 
 
 def hooks_with(*functions: tuple[str, Callable[..., Any]]) -> Hooks:

@@ -18,10 +18,10 @@ from slime_core.admission import Held
 from slime_core.buffer import BufferBase
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.fan_out import executions
-from slime_core.plugins.boundary import user_code
 from slime_core.plugins.signatures import construct, positional_names, signature_of
 from slime_core.protocols import Args, BufferFilter, EditTraits, GroupBuffer, traits_of, with_defaults
 from slime_core.types import Group, Sample, SampleStatus
+from slime_core.workers.call import user_code
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from typing import Any
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.resolver import Resolver
-from slime_core.plugins.boundary import guarded
 from slime_core.plugins.signatures import construct, declared
 from slime_core.protocols import Args, with_defaults
+from slime_core.workers.call import guarded
 
 logger = logging.getLogger(__name__)
 

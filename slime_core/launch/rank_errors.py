@@ -20,8 +20,8 @@ from typing import Any
 
 from slime_core import errors
 from slime_core.errors import SlimeError, TrainError
-from slime_core.procs.guarded import Guarded, signal_of
 from slime_core.text import plain
+from slime_core.workers.process import Guarded, signal_of
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch's elastic agent."""

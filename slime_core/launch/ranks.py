@@ -1,7 +1,7 @@
 """Start several training processes on this machine, and wait for their end.
 
 Called by `launch/inline.py` if the trainer's class needs processes and torchrun has not started any. This process
-starts the same command once per rank, each under a guard (`procs/guard.py`), and hosts the store at which they meet::
+starts the same command once per rank, each under a guard (`workers/guard.py`), and hosts the store at which they meet::
 
     slime train ...   checks everything, starts the ranks, waits
       rank 0          the run; its output is the command's
@@ -26,8 +26,8 @@ from slime_core.errors import TrainError
 from slime_core.launch.drain import Drain
 from slime_core.launch.process import ROLLOUTS, SELF
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
-from slime_core.procs.guarded import Guarded, python
 from slime_core.waits import waiting
+from slime_core.workers.process import Guarded, python
 
 if TYPE_CHECKING:
     from slime_core.launch.prepare import Prepared

@@ -13,19 +13,18 @@ from slime_core.config import Settings
 from slime_core.distributions import BUNDLE, installed
 from slime_core.errors import ConfigError, PluginNotFoundError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.boundary import guarded
-from slime_core.plugins.hooks import Hooks, hook_flags, implement
-from slime_core.plugins.kind import BUILT_BY_NAME
-from slime_core.plugins.kinds import kind_of
+from slime_core.plugins.hooks import Hooks, implement
+from slime_core.plugins.kinds import hook_flags, kind_of
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.options import option_name
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec, resolve, with_list_function
 from slime_core.plugins.signatures import constructor_values
 from slime_core.protocols import RewardTraits, traits_of
+from slime_core.workers.call import guarded
 
 if TYPE_CHECKING:
-    from slime_core.plugins.workers.pool import WorkerPool
+    from slime_core.workers.pool import WorkerPool
 
 DEFAULTS = {
     "data_source_path": "dataset",
@@ -115,7 +114,7 @@ class Resolver:
     def spec(self, kind: str, spec: str, origin: str) -> Resolved:
         """Resolve a spec and record the result."""
         resolved = resolve(kind, spec, origin=origin)
-        if inspect.isclass(resolved.obj) and kind_of(kind).construct is BUILT_BY_NAME:
+        if inspect.isclass(resolved.obj) and kind_of(kind).by_name:
             try:
                 constructor_values(resolved.obj, self.args, name=option_name(resolved.ref), dataset=None)
             except ConfigError as error:
@@ -140,7 +139,7 @@ class Resolver:
     def workers(self) -> WorkerPool:
         """The worker processes of plain rewards; they start at the first call."""
         if self._workers is None:
-            from slime_core.plugins.workers.pool import WorkerPool
+            from slime_core.workers.pool import WorkerPool
 
             size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
             self._workers = WorkerPool(self.args, size, memory_limit=self.args.rm_memory_limit)

@@ -9,12 +9,12 @@ from slime_core.errors import ConfigError, DataError
 from slime_core.launch.components import Components
 from slime_core.launch.resolver import Resolver
 from slime_core.observability.timeline import open_timeline
-from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.reward_specs import check_named_rewards
 from slime_core.rollout.stage import RolloutParts, RolloutStage
+from slime_core.workers.call import user_code
 
 if TYPE_CHECKING:
     from slime_core.rollout.eval_record import EvalRecord

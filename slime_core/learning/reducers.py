@@ -14,8 +14,8 @@ import torch
 
 from slime_core.errors import ConfigError, PluginError
 from slime_core.ops.masking import masked
-from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
+from slime_core.workers.call import user_code
 
 MakeReducer = Callable[..., Callable[[torch.Tensor], torch.Tensor]]
 """(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> ([T] -> scalar)."""

@@ -19,16 +19,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError
-from slime_core.plugins.boundary import awaited, contained
-from slime_core.plugins.execution import (
-    LOAD_DEADLINE,
-    Component,
-    DeadlineExceeded,
-    Slots,
-    deadline,
-    execution_of,
-    overrun,
-)
 from slime_core.plugins.options import option_name
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.signatures import (
@@ -41,21 +31,28 @@ from slime_core.plugins.signatures import (
     takes_list,
     unbound,
 )
-from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.sample import LARGEST_SCORE, is_score
 from slime_core.types import Sample
 from slime_core.waits import Overdue, by_deadline, placed, waiting
+from slime_core.workers.call import DeadlineExceeded, Slots, awaited, contained, on_thread
+from slime_core.workers.pool import LOAD_DEADLINE, Component
 
 if TYPE_CHECKING:
-    from slime_core.plugins.workers.pool import WorkerPool
+    from slime_core.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
-_THREADS = AbandonableThreadPool(min(32, (os.cpu_count() or 1) + 4), "slime-reward")
-"""Shared by all rewards of the process."""
-_THREAD_SLOTS = Slots(_THREADS.max_workers)
-"""Slots of the pool. A call waits for a slot and not in the pool's queue, so its deadline begins when it runs."""
+_THREADS = Slots(min(32, (os.cpu_count() or 1) + 4))
+"""Places of the threads that all rewards of the process share. A call's deadline begins when it has a place."""
+EXECUTIONS = ("inline", "thread", "process")
+"""Allowed values of the trait `execution`::
+
+    inline     on the event loop's thread: trivially fast pure functions only, since everything waits for them
+    thread     in this process: shares state with the run; a call that overruns is abandoned, not ended
+    process    in a worker process, which is killed if the call overruns; a crash of the call ends only the worker
+               default for a plain function; an `async` one runs on the event loop, unless it declares "process"
+"""
 
 _READERS_OF_MAPPINGS = ("eval_reward_key", "custom_reward_post_process_path")
 """Settings, besides `reward_key`, with which a reward may return a mapping."""
@@ -69,7 +66,7 @@ class RewardCaller:
     """Any accepted reward as `await score(samples)`.
 
     Accepted: `(args, sample)`, `(args, samples)`, a class or instance with `compute_reward(prompts, responses)`, and
-    a class or instance with one of the first two as `__call__`; each plain or `async`. Where it runs: `execution`.
+    a class or instance with one of the first two as `__call__`; each plain or `async`. Where it runs: `EXECUTIONS`.
     """
 
     def __init__(
@@ -134,7 +131,7 @@ class RewardCaller:
         # A fresh interpreter cannot find a reward that was registered by code.
         self._workers = workers if spec is not None and reward.ref.registered is None else None
         self.execution = "here"
-        """"inline", "thread", "process" or "async" (see `execution`); "here" in a worker."""
+        """"inline", "thread", "process" or "async" (see `execution_of`); "here" in a worker."""
         self.component = Component(self.spec, group)
         if not inline:
             default = "thread" if self._workers is None or self._build is not None else "process"
@@ -168,7 +165,7 @@ class RewardCaller:
             PluginError: The reward returned neither a finite number nor a mapping (with --reward-key or a reward
                 post-process function to read it), or a list of another length; or it raised an exception that no task
                 may raise (SystemExit, StopIteration, a cancellation of its own).
-            Exception: Any exception of the reward, or `workers.pool.WorkerDied` if the reward ended its process.
+            Exception: Any exception of the reward, or `workers.process.WorkerDied` if the reward ended its process.
         """
         if self.execution == "process":
             assert self._workers is not None
@@ -207,9 +204,9 @@ class RewardCaller:
             placed()()
             value = call()
         elif self.execution == "thread":
-            async with _THREAD_SLOTS(), deadline(self._timeout, "--rm-timeout"):
+            async with _THREADS():
                 placed()()
-                value = await _THREADS.call(call)
+                value = await _on_thread(call, "--rm-timeout", self._timeout)
         else:
             async with self._slots():
                 placed()()
@@ -228,7 +225,7 @@ class RewardCaller:
         try:
             return await by_deadline(awaited(self.label, value), self._timeout)
         except Overdue as overdue:
-            error = DeadlineExceeded(overrun(self._timeout, "--rm-timeout"))
+            error = DeadlineExceeded("--rm-timeout", self._timeout)
             error.left_behind = overdue.left_behind
             raise error from None
 
@@ -298,8 +295,7 @@ class _BuiltOnce:
         """Return the object. Raises the errors of its construction, and DeadlineExceeded."""
         if self._object is None:
             with waiting(f"the building of {self._label}", deadline=LOAD_DEADLINE, then="the sample fails"):
-                async with deadline(LOAD_DEADLINE, "the limit of building it,"):
-                    await _THREADS.call(self._once)
+                await _on_thread(self._once, "the limit of building it,", LOAD_DEADLINE)
         return self._object
 
     def _once(self) -> None:
@@ -308,8 +304,42 @@ class _BuiltOnce:
                 self._object = self._build()
 
 
+async def _on_thread(call: Callable[[], Any], flag: str, seconds: float | None) -> Any:
+    try:
+        async with asyncio.timeout(seconds) as clock:
+            return await on_thread(call)
+    except TimeoutError:
+        if not clock.expired():  # the code's own
+            raise
+        raise DeadlineExceeded(flag, seconds) from None
+
+
 def _elsewhere(*args: Any, **keywords: Any) -> Any:
     raise AssertionError("this reward runs in worker processes")
+
+
+def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
+    """Return "inline", "thread", "process" or "async".
+
+    Args:
+        obj: Function, class or instance, perhaps with traits.
+        label: Begins the error message.
+        is_async: Whether calling `obj` returns an awaitable.
+        default: Value for a plain component that declares no `execution`.
+
+    Raises:
+        PluginError: The trait has another value, or is "thread" for a coroutine.
+    """
+    declared = traits_of(obj, RewardTraits, label).execution
+    if declared is None:
+        return "async" if is_async else default
+    if declared not in EXECUTIONS:
+        raise PluginError(f"{label}: execution = {declared!r}; write one of {', '.join(map(repr, EXECUTIONS))}")
+    if is_async and declared == "thread":
+        raise PluginError(
+            f"{label}: execution = 'thread', but it is async; make it a plain function, or declare 'process'"
+        )
+    return "async" if is_async and declared == "inline" else declared
 
 
 def _scores_lists(function: Callable[..., Any]) -> bool:

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from slime_core.errors import ConfigError
-from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.resolve import absolute_spec, find, resolve
 from slime_core.protocols import Args, RewardTraits, traits_of
 from slime_core.sample import Sample, SampleStatus
+from slime_core.workers.call import raised_at
 
 logger = logging.getLogger(__name__)
 

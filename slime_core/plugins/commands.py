@@ -53,11 +53,9 @@ def offered(argv: Sequence[str]) -> list[tuple[str, str]]:
     The core's commands come first, the others follow by name. A name that slime or another distribution has, too, is
     typed with its distribution.
     """
-    allow = AllowList.of(argv)
     found: dict[tuple[str, str], tuple[str, str]] = {}
-    for name, entry, distribution in entry_points(f"slime.{KIND}"):
-        if allow.allows(name, distribution):
-            found.setdefault((_typed(name), entry.value), (distribution, help_line(entry.value, distribution)))
+    for name, entry, distribution in entry_points(f"slime.{KIND}", AllowList.of(argv)):
+        found.setdefault((_typed(name), entry.value), (distribution, help_line(entry.value, distribution)))
     names = [name for name, _ in found]
     rows = []
     for (name, _), (distribution, text) in found.items():

@@ -30,7 +30,7 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 GROUP_PREFIX = "slime."
 CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
 """Kind -> contract suite, read by `slime_testing_contracts.base`."""
-_READ_BY_OTHERS = ("api", "foreign_flags", "named_models", "http_servers", "renamed", "renderers")
+_READ_BY_OTHERS = ("api", "boards", "foreign_flags", "named_models", "http_servers", "renamed", "renderers")
 _ELSEWHERE = (*(GROUP_PREFIX + name for name in _READ_BY_OTHERS), HOOKSPECS_GROUP, CONTRACTS_GROUP)
 """Groups of installed distributions that hold no components: `config`, engines and `plugins/hooks.py` read them."""
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}

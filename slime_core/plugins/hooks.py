@@ -11,39 +11,19 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 import pluggy
 
-from slime_core.distributions import AllowList, entry_points
 from slime_core.errors import PluginLoadError
-from slime_core.plugins import hookspecs
-from slime_core.plugins.boundary import guarded
 from slime_core.plugins.hookspecs import PROJECT, hookimpl
-from slime_core.plugins.kind import HookFlag
+from slime_core.plugins.kind import Kind
+from slime_core.plugins.kinds import hook_flags, spec_modules
 from slime_core.plugins.signatures import declared, is_async
 from slime_core.protocols import EditTraits, traits_of
+from slime_core.workers.call import guarded
 
 logger = logging.getLogger(__name__)
-
-
-@functools.cache
-def spec_modules() -> tuple[ModuleType, ...]:
-    """Return the modules that declare hooks and, in `FLAGS`, the flags that take a function.
-
-    The core has such modules. A trainer with its own hooks names their module in the entry-point group
-    `slime.hookspecs`.
-    """
-    from slime_core.plugins.kinds import HOOKSPECS_GROUP  # whose table names the hooks' flags
-    from slime_core.plugins.loading import import_module
-
-    allow = AllowList.of()
-    modules: list[ModuleType] = [hookspecs]
-    for name, entry, distribution in entry_points(HOOKSPECS_GROUP):
-        if allow.allows(name, distribution):
-            modules.append(import_module(entry.value, f"the hooks that {distribution} declares"))
-    return tuple(modules)
 
 
 @functools.cache
@@ -51,12 +31,6 @@ def hook_specs() -> Mapping[str, Callable[..., Any]]:
     """Return the declaration of each hook, by name."""
     members = [pair for module in spec_modules() for pair in vars(module).items()]
     return {name: value for name, value in members if name.startswith("slime_")}
-
-
-@functools.cache
-def hook_flags() -> Mapping[str, HookFlag]:
-    """Return the flag whose function implements a hook, by hook; only hooks that have a flag."""
-    return {row.name: row for module in spec_modules() for row in module.FLAGS if isinstance(row, HookFlag)}
 
 
 def bare_manager() -> pluggy.PluginManager:
@@ -74,7 +48,7 @@ class _Function:
         setattr(self, hook, hookimpl(trylast=True)(function))
 
 
-def as_plugin(row: HookFlag, function: Callable[..., Any]) -> object:
+def as_plugin(row: Kind, function: Callable[..., Any]) -> object:
     """Wrap a function with THUDM/slime's positional arguments, checked by `resolve`, as a plugin with that hook."""
     spec = hook_specs()[row.name]
     names = list(inspect.signature(spec).parameters)
@@ -91,7 +65,7 @@ def as_plugin(row: HookFlag, function: Callable[..., Any]) -> object:
     return _Function(row.name, told)
 
 
-def implement(manager: pluggy.PluginManager, row: HookFlag, function: Callable[..., Any], label: str) -> None:
+def implement(manager: pluggy.PluginManager, row: Kind, function: Callable[..., Any], label: str) -> None:
     """Register the function of a flag; `label` is its name in errors."""
     plugin, name = as_plugin(row, function), label
     while manager.has_plugin(name):  # a function may be given twice

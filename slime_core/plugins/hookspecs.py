@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from slime_core.plugins.kind import Call, HookFlag
+from slime_core.plugins.kind import Call, Kind
 from slime_core.protocols.traits import EditTraits
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def slime_weights_written(args: Args, version_dir: str, rollout_engines: list[An
 
 
 FLAGS = (
-    HookFlag(
+    Kind(
         name="slime_sample_generated",
         traits=EditTraits,
         word="sample_hook",
@@ -205,7 +205,7 @@ FLAGS = (
         canonical=("sample_hook", "rollout_sample_hook"),
         calls=(Call("[async] (args, sample[, rollout_id][, evaluation]) -> Sample | None"),),
     ),
-    HookFlag(
+    Kind(
         name="slime_filter_samples",
         traits=EditTraits,
         word="sample_filter",
@@ -213,7 +213,7 @@ FLAGS = (
         canonical=("sample_filter", "rollout_sample_filter"),
         calls=(Call("(args, groups) -> None", plain=True),),
     ),
-    HookFlag(
+    Kind(
         name="slime_process_all_samples",
         traits=EditTraits,
         word="all_samples_process",
@@ -221,21 +221,21 @@ FLAGS = (
         canonical=("all_samples_process", "rollout_all_samples_process", "process_all_samples"),
         calls=(Call("(args, all_groups, data_source[, reasons]) -> None", plain=True),),
     ),
-    HookFlag(
+    Kind(
         name="slime_log_rollout",
         word="rollout_log",
         flags=("--custom-rollout-log-function-path",),
         canonical=("log_rollout", "log_rollout_data", "custom_rollout_log"),
         calls=(Call("(rollout_id, args, samples, extra_metrics, rollout_time) -> bool", plain=True),),
     ),
-    HookFlag(
+    Kind(
         name="slime_log_eval",
         word="eval_log",
         flags=("--custom-eval-rollout-log-function-path",),
         canonical=("log_eval", "log_eval_rollout_data", "custom_eval_rollout_log"),
         calls=(Call("(rollout_id, args, data, extra_metrics) -> bool", plain=True),),
     ),
-    HookFlag(
+    Kind(
         name="slime_train_data",
         word="data_postprocess",
         flags=("--rollout-data-postprocess-path",),
@@ -243,7 +243,7 @@ FLAGS = (
         calls=(Call("(args, rollout_id, rollout_data) -> None", plain=True),),
         trains=True,
     ),
-    HookFlag(
+    Kind(
         name="slime_weights_written",
         word="weight_post_write",
         flags=("--custom-update-weight-post-write-path",),

@@ -1,7 +1,7 @@
-"""Classes for a row of the table of kinds (`Kind`) and an accepted signature of a component (`Call`).
+"""The kinds of component that a run is made of, and the flags that take a function, one row (`Kind`) each.
 
-`kinds.py` holds the table; its rows, including the rows of flags that take a function, are in `kinds_table.py`. A
-`HookFlag` is defined next to the hook that its function implements (`hookspecs.py`).
+Discovery, the resolver, the signature check and `slime plugins` read the rows (`kinds.py`) and do not branch on a kind.
+A flag whose function implements a hook has its row next to the hook (`hookspecs.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from slime_core.protocols import (
+    EditTraits,
+    EngineTraits,
+    GenerateTraits,
+    LauncherTraits,
+    RewardTraits,
+    RolloutTraits,
+    TrainerTraits,
+    TransportTraits,
+)
 from slime_core.protocols.traits import Traits
 
 FUNCTIONS = "functions"
@@ -78,6 +88,8 @@ class Kind:
     """Methods a class must have."""
     construct: Call | None = None
     """Signature of a class's constructor; None if the kind takes functions only."""
+    by_name: bool = False
+    """True if the constructor may take more parameters than the settings (`signatures.construct`)."""
     instance: str = ""
     """Name in `slime_core.protocols` of the class that the object must be an instance of; its code is method `run`."""
     lists: bool = False
@@ -87,9 +99,13 @@ class Kind:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     """Prefix of a registered name -> `module:attr` of its wrapper, e.g. `boxed_math` is `math` wrapped as boxed."""
     api: int = 1
-    """Version of the contract, incremented by an incompatible change (`compat.check_api`)."""
+    """Version of the contract, incremented by an incompatible change (`resolve.check_api`)."""
     deprecated: tuple[int, ...] = ()
     """Versions before `api` that are still loaded with a warning, for one release."""
+    replaces: bool = False
+    """True for a flag whose function replaces one step; functions of all such flags are registered in one group."""
+    trains: bool = False
+    """True if the hook that the function of this flag implements is called only in a run that trains."""
 
     @property
     def singular(self) -> str:
@@ -104,35 +120,17 @@ class Kind:
     @property
     def registered(self) -> str:
         """The kind under which names are registered."""
-        return self.name
-
-
-@dataclass(frozen=True)
-class _Flag(Kind):
-    """A flag whose function must have the signature of this row."""
+        return FUNCTIONS if self.replaces else self.name
 
     @property
     def setting(self) -> str:
-        """Name of the setting with the function's path or a list of paths."""
+        """Name of the setting with the function's path or a list of paths, for a row of one flag."""
         return self.flags[0].removeprefix("--").replace("-", "_")
 
-
-@dataclass(frozen=True)
-class FunctionFlag(_Flag):
-    """A flag whose function replaces one step; functions of all such flags are registered in one group."""
-
     @property
-    def registered(self) -> str:
-        """See `Kind.registered`."""
-        return FUNCTIONS
-
-
-@dataclass(frozen=True)
-class HookFlag(_Flag):
-    """A flag whose function implements the hook `name`; the function is given by path, since none are registered."""
-
-    trains: bool = False
-    """True if the hook is called only in a run that trains."""
+    def is_hook(self) -> bool:
+        """True if the function of this flag implements the hook `name`. It is given by path; none are registered."""
+        return self.name.startswith("slime_")
 
     @property
     def may_wait(self) -> bool:
@@ -140,6 +138,260 @@ class HookFlag(_Flag):
         return not self.calls[0].plain
 
 
-BUILT_FROM_ARGS = Call("(args)")
-BUILT_BY_NAME = Call("(args)")
-"""Signature of a constructor that may take more parameters than the settings (`signatures.construct`)."""
+_SINGLE_REWARD = Call("(args, sample[, evaluation], **kwargs) -> float")
+_BATCH_REWARD = Call("(args, samples[, evaluation], **kwargs) -> list[float]", marker="samples")
+
+COMPONENTS = (
+    # -- what makes, scores, chooses and reports samples, and what commands begin with
+    Kind(
+        name="rewards",
+        flags=("--rm-type", "--custom-rm-path"),
+        canonical=("reward", "reward_func", "custom_rm", "batched_custom_rm"),
+        calls=(_BATCH_REWARD, _SINGLE_REWARD),
+        methods={"compute_reward": Call("(self, prompts, responses[, evaluation]) -> list[float]")},
+        construct=Call("(args)"),
+        by_name=True,
+        traits=RewardTraits,
+        prefixes={"boxed_": "slime_core.plugins.boxed:boxed"},
+    ),
+    Kind(
+        name="generators",
+        flags=("--custom-generate-function-path",),
+        traits=GenerateTraits,
+        canonical=("generate",),
+        calls=(
+            Call(
+                "async (args, sample, sampling_params[, evaluation][, context]) -> Sample | list[Sample]", awaited=True
+            ),
+            Call(
+                "async (args, samples[, sampling_params][, evaluation][, context]) -> list[Sample]",
+                marker="samples",
+                awaited=True,
+            ),
+        ),
+    ),
+    Kind(
+        name="tools",
+        flags=("--tools-path",),
+        canonical=("tools", "tool"),
+        lists=True,
+    ),
+    Kind(
+        name="tool_parsers",
+        flags=("--tool-call-parser",),
+        canonical=("ToolParser", "tool_parser"),
+        methods={
+            "parse": Call("(self, text, tools, *, reasoning_open=False) -> ParsedTurn"),
+            "render": Call("(self, calls) -> str"),
+            "claims": Call("(self, chat_template) -> bool"),
+        },
+        construct=Call("()"),
+    ),
+    Kind(
+        name="environments",
+        flags=("--environment-path",),
+        canonical=("Environment", "environment"),
+        methods={
+            "reset": Call("(self, sample) -> text, chat messages or None"),
+            "step": Call("(self, action[, turn]) -> slime_core.Step"),
+            "close": Call("(self) -> None"),
+        },
+        construct=Call("(args)"),
+        by_name=True,
+    ),
+    Kind(
+        name="buffers",
+        traits=EditTraits,
+        flags=("--buffer-filter-path",),
+        canonical=("buffer_filter", "Buffer"),
+        calls=(
+            Call("(args, rollout_id, buffer, num_samples) -> list[Group]"),
+            Call("(args, buffer, num_samples) -> list[Sample]"),
+        ),
+        methods={
+            "begin_rollout": Call("(self, rollout_id, weight_version) -> None"),
+            "add": Call("(self, groups) -> None"),
+            "take": Call("(self, num_groups) -> list[Group]"),
+            "wants": Call("(self, prompt) -> bool"),
+            "observe": Call("(self, groups, trained) -> None"),
+            "take_metrics": Call("(self) -> dict[str, float]"),
+            "state_dict": Call("(self) -> dict"),
+            "load_state_dict": Call("(self, state) -> None"),
+        },
+        construct=Call("(args)"),
+        by_name=True,
+    ),
+    Kind(
+        name="filters",
+        traits=EditTraits,
+        flags=("--dynamic-sampling-filter-path",),
+        canonical=("dynamic_filter", "dynamic_sampling_filter", "filter"),
+        calls=(Call("(args, samples, **kwargs) -> FilterDecision | bool", plain=True),),
+    ),
+    Kind(
+        name="data_sources",
+        flags=("--data-source-path",),
+        canonical=("data_source", "DataSource"),
+        methods={
+            "get_samples": Call("(self, num_samples) -> list[Group]"),
+            "add_samples": Call("(self, samples) -> None"),
+        },
+        construct=Call("(args)"),
+        by_name=True,
+    ),
+    Kind(
+        name="rollouts",
+        flags=("--rollout-function-path", "--eval-function-path"),
+        traits=RolloutTraits,
+        canonical=("generate_rollout", "rollout"),
+        calls=(
+            Call(
+                "(args, rollout_id, data_source[, evaluation][, context]) -> RolloutFnTrainOutput | RolloutFnEvalOutput"
+            ),
+        ),
+    ),
+    Kind(
+        name="engines",
+        flags=("--rollout-engine",),
+        traits=EngineTraits,
+        canonical=("engine", "Engine"),
+        methods={
+            "generate": Call("async (self, input_ids, sampling_params, *, rid=None)"),
+            "start": Call("async (self)"),
+            "stop": Call("async (self)"),
+        },
+        construct=Call("(args)"),
+    ),
+    Kind(
+        name="recipes",
+        flags=("--prepare-path",),
+        canonical=("prepare", "recipe"),
+        calls=(Call("(args) -> None"),),
+    ),
+    # -- what becomes of samples in the trainer
+    Kind(
+        name="estimators",
+        flags=("--advantage-estimator",),
+        canonical=("estimator", "compute_advantages"),
+        calls=(Call("(args, rollout_data) -> None"),),
+        methods={
+            "shape_rewards": Call("(self, args, inputs) -> list[float]"),
+            "advantages": Call("(self, args, inputs) -> Advantages"),
+            "policy_loss": Call("(self, args, inputs) -> LossOutputs"),
+        },
+        construct=Call("(args)"),
+    ),
+    Kind(
+        name="models",
+        flags=("model_type in config.json of --hf-checkpoint",),
+        canonical=("model",),
+        calls=(Call("(hf) -> ModelConfig"),),
+    ),
+    Kind(
+        name="megatron_models",
+        flags=("model_type in config.json of --hf-checkpoint, for --train-backend megatron",),
+        canonical=("megatron",),
+        calls=(Call("(hf) -> MegatronModel"),),
+    ),
+    Kind(
+        name="losses",
+        flags=("--loss-type",),
+        canonical=("loss", "Loss"),
+        methods={"bind": Call("(self, batch, tensors, denominators) -> LossFn")},
+        construct=Call("(args, estimator)"),
+    ),
+    Kind(
+        name="trainers",
+        flags=("--train-backend",),
+        traits=TrainerTraits,
+        canonical=("trainer", "Trainer"),
+        methods={
+            "train_step": Call("(self, batch, micro_batches, loss_fn)"),
+            "log_probs": Call("(self, batch, micro_batches, *, role='actor')"),
+            "named_weights": Call("(self)"),
+        },
+        construct=Call("(args[, role][, hooks])"),
+    ),
+    Kind(
+        name="weight_transports",
+        flags=("--update-weight-transport", "--update-weight-mode"),
+        canonical=("Transport", "WeightTransport"),
+        methods={"send": Call("(self, weights, version, engines) -> metrics")},
+        construct=Call("(args)"),
+        traits=TransportTraits,
+    ),
+    Kind(
+        name="corrections",
+        flags=("--custom-tis-function-path",),
+        canonical=("correction", "tis_function", "custom_tis_function", "compute_mis_weights_with_cp"),
+        calls=(
+            Call(
+                "(*, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths)"
+                " -> (pg_loss, loss_masks, metrics)"
+            ),
+        ),
+        methods={"weigh": Call("(self, inputs) -> CorrectionOutputs")},
+        construct=Call("(args)"),
+    ),
+    Kind(
+        name="launchers",
+        flags=("--launcher",),
+        canonical=("launcher", "Launcher"),
+        methods={
+            "train": Call("(self, settings) -> dict"),
+            "missing": Call("(self, args) -> str"),
+        },
+        construct=Call("()"),
+        traits=LauncherTraits,
+    ),
+    Kind(
+        name="commands",
+        flags=("the first word after `slime`",),
+        canonical=("command",),
+        instance="Command",
+    ),
+    Kind(name=FUNCTIONS, flags=("a --*-path flag of a function",), canonical=()),
+)
+
+FUNCTION_FLAGS = (
+    Kind(
+        replaces=True,
+        name="reward_post_processes",
+        flags=("--custom-reward-post-process-path",),
+        canonical=("post_process_rewards", "reward_post_process", "custom_reward_post_process"),
+        calls=(Call("(args, samples) -> (raw_rewards, rewards)", plain=True),),
+    ),
+    Kind(
+        replaces=True,
+        name="sample_converters",
+        flags=("--custom-convert-samples-to-train-data-path",),
+        canonical=("convert_samples_to_train_data", "convert_samples"),
+        calls=(Call("(args, samples) -> dict", plain=True),),
+    ),
+    Kind(
+        replaces=True,
+        name="advantages",
+        flags=("--custom-advantage-function-path",),
+        canonical=("compute_advantages", "compute_advantages_and_returns", "advantages"),
+        calls=(Call("(args, rollout_data) -> None"),),
+    ),
+    Kind(
+        replaces=True,
+        name="loss_reducers",
+        flags=("--custom-pg-loss-reducer-function-path",),
+        canonical=("reducer", "get_pg_loss_reducer", "pg_loss_reducer"),
+        calls=(
+            Call(
+                "(total_lengths, response_lengths, loss_masks, calculate_per_token_loss[, args]) -> (tensor) -> scalar"
+            ),
+        ),
+    ),
+    Kind(
+        replaces=True,
+        name="custom_losses",
+        flags=("--custom-loss-function-path",),
+        canonical=("custom_loss", "loss_function", "loss"),
+        calls=(Call("(args, batch, logits, sum_of_sample_mean) -> (loss, dict of metrics)", plain=True),),
+    ),
+)
+"""Kinds of function that replace one step on the trainer's side."""

@@ -18,11 +18,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginLoadError, PluginNotFoundError
 from slime_core.plugins.kind import Kind
-from slime_core.plugins.registry import ComponentRef
+
+if TYPE_CHECKING:
+    from slime_core.plugins.registry import ComponentRef
 
 logger = logging.getLogger(__name__)
 

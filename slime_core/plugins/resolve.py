@@ -17,17 +17,19 @@ string: functions loaded from files do not unpickle elsewhere, so absolute paths
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slime_core.distributions import normalized
-from slime_core.errors import PluginConflictError, PluginNotFoundError
-from slime_core.plugins.compat import check_api
-from slime_core.plugins.kind import HookFlag, Kind
+import slime_core
+from slime_core.distributions import CORE, normalized
+from slime_core.errors import PluginConflictError, PluginIncompatibleError, PluginNotFoundError
+from slime_core.plugins.kind import Kind
 from slime_core.plugins.kinds import kind_of
 from slime_core.plugins.loading import (
     attribute,
@@ -43,6 +45,10 @@ from slime_core.plugins.registry import ComponentRef, Registry, Resolved
 from slime_core.plugins.signatures import check_signature, fits, takes_list
 from slime_core.protocols import traits_of
 
+logger = logging.getLogger(__name__)
+
+_API = "slime_api"
+"""Attribute of a component or its module with the API version of its kind."""
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<attr>[A-Za-z_][\w.]*))?")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _DIST_NAME = re.compile(r"(?P<dist>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<name>[A-Za-z0-9_-]+)")
@@ -103,7 +109,7 @@ def find(kind: str, spec: str, *, origin: str = "", registry: Registry | None = 
         inner = find(kind, spec[len(prefix) :], origin=origin, registry=registry)
         return None if inner is None else replace(inner, prefix=prefix + inner.prefix)
     known = registry if registry is not None else current_registry()
-    if isinstance(row, HookFlag) and not (_COLON.fullmatch(spec) or _DOTTED.fullmatch(spec)):
+    if row.is_hook and not (_COLON.fullmatch(spec) or _DOTTED.fullmatch(spec)):
         raise PluginNotFoundError(
             f"{_subject(row, spec, origin)}: no path of a function; write path/to/file.py, path/to/file.py:attr,"
             " pkg.module:attr or pkg.module.attr. An installed hook plugin is called without a flag"
@@ -173,6 +179,38 @@ def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple
         return ref.registered, ref, None
     obj, module = load_ref(ref, row, _prefixed(origin, ref.label))
     return obj, replace(ref, source_file=_module_file(module)), module
+
+
+def check_api(row: Kind, obj: Any, module: ModuleType | None, ref: ComponentRef, origin: str = "") -> None:
+    """Check that a component is written for the API version of its kind; log a warning for a deprecated version.
+
+    A plugin names its version by `slime_api = 2` in its class, or in the module that its entry point names; 1 without.
+    The versions of slime that a distribution works with are its requirement on slime-rl-core.
+
+    Raises:
+        PluginIncompatibleError: It is written for a newer API, or for one that is no longer loaded.
+    """
+    written = getattr(obj, _API, getattr(module, _API, 1))
+    if written == row.api:
+        return
+    subject = _prefixed(origin, ref.label)
+    if type(written) is not int:
+        raise PluginIncompatibleError(f"{subject}: {_API} is {written!r}; expected a number, such as {row.api}")
+    what = f"{subject} is written for version {written} of the API of {row.name}"
+    running = f"{CORE} {slime_core.__version__}"
+    if written > row.api:
+        raise PluginIncompatibleError(f"{what}, {running} has {row.api}. To have it: pip install --upgrade {CORE}")
+    newer = f"To mend it: {ref.install_hint}" if ref.distribution else f"Edit {ref.target}"
+    remedy = f"{newer}; docs/plugins/index.md says what has changed, and {_API} = {row.api} that it is done"
+    if written not in row.deprecated:
+        raise PluginIncompatibleError(f"{what}, {running} has {row.api}. {remedy}")
+    _warn(f"{what}, which goes in the next version; {running} has {row.api}. {remedy}")
+
+
+@cache
+def _warn(text: str) -> None:
+    """Log a warning once: a run resolves some components for every sample."""
+    logger.warning("%s", text)
 
 
 def _prefix(row: Kind, spec: str, registry: Registry | None) -> str:

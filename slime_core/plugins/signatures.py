@@ -13,9 +13,9 @@ from typing import Any
 
 from slime_core import protocols
 from slime_core.errors import ConfigError, PluginLoadError, PluginSignatureError, SlimeError, name_of
-from slime_core.plugins.boundary import raised_at
-from slime_core.plugins.kind import BUILT_BY_NAME, Call, Kind
+from slime_core.plugins.kind import Call, Kind
 from slime_core.protocols import Args
+from slime_core.workers.call import raised_at
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -211,7 +211,7 @@ def _check_class(kind: Kind, obj: Any, subject: str) -> None:
         method = unbound(obj, name) if is_class else getattr(obj, name)
         check_call((call,), method, f"{subject}: {where}.{name}")
     assert kind.construct is not None, "only kinds that take classes get here"
-    signature = signature_of(obj) if is_class and kind.construct is not BUILT_BY_NAME else None
+    signature = signature_of(obj) if is_class and not kind.by_name else None
     if signature and not (_can_bind(signature, len(kind.construct.positional)) or _can_bind(signature, 0)):
         raise PluginSignatureError(
             f"{subject}: expected to construct {where}{kind.construct.shown}; found {where}{signature}"

@@ -134,7 +134,7 @@ class RewardTraits(Traits):
     """Traits of a reward function, or of an instance of a reward class."""
 
     execution: Literal["inline", "thread", "process"] | None = None
-    """Place where it runs (`plugins.execution`); None: the default for a function of its form."""
+    """Place where it runs (`plugins.adapters.EXECUTIONS`); None: the default for a function of its form."""
     scores_groups: bool = False
     """Whether its list of samples must be the whole group, because scores depend on each other."""
     extract_answer: Callable[[Sample], str | None] | None = None

@@ -8,9 +8,9 @@ from typing import Any
 
 from slime_core.admission import Sealed
 from slime_core.errors import RolloutError
-from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.types import FilterDecision, Group
+from slime_core.workers.call import user_code
 
 
 class FilterStage:

@@ -17,12 +17,12 @@ from typing import Any
 
 from slime_core.admission import DECLARE, Sealed, changed, snapshot
 from slime_core.errors import RolloutError, SlimeError
-from slime_core.plugins.boundary import awaited, contained, raised_at
 from slime_core.plugins.hooks import Hooks, nobody
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
 from slime_core.waits import Overdue, by_deadline, waiting
+from slime_core.workers.call import awaited, contained, raised_at
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slime_core.errors import RolloutError
-from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.contracts import drawn_groups
@@ -50,6 +49,7 @@ from slime_core.rollout.gate import Hold
 from slime_core.rollout.generate import train_sampling_params
 from slime_core.types import Group
 from slime_core.waits import waiting
+from slime_core.workers.call import user_code
 
 if TYPE_CHECKING:
     from slime_core.rollout.schedule import RolloutContext

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.admission import Sealed
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.execution import DeadlineExceeded
 from slime_core.protocols import Args
 from slime_core.types import Sample, SampleStatus
 from slime_core.waits import waiting, when_placed
+from slime_core.workers.call import DeadlineExceeded
 
 if TYPE_CHECKING:
     from slime_core.rollout.reward_failures import FailureLog
@@ -56,7 +56,7 @@ class Scorer(Protocol):
 
 
 class Workers(Protocol):
-    """Processes in which rewards run (`plugins.workers.pool.WorkerPool`)."""
+    """Processes in which rewards run (`workers.pool.WorkerPool`)."""
 
     def settings_changed(self) -> None:
         """Send the current settings to the processes."""

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from slime_core.data.dumps import dump_path, newest_version, write_samples
 from slime_core.data.ledger import Ledger, RecordedSource
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.plugins.threads import AbandonableThreadPool
-from slime_core.procs import leftovers
 from slime_core.protocols import Args, RolloutEngine
 from slime_core.rollout import stage_state
 from slime_core.rollout.batch import make_batch, refuse_bad
@@ -40,6 +38,8 @@ from slime_core.rollout.parts import RolloutResult as RolloutResult
 from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import Group, TrainBatch
 from slime_core.waits import named, progress, waiting
+from slime_core.workers import leftovers
+from slime_core.workers.call import on_thread
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_PLAIN_CALLS = AbandonableThreadPool(1, "slime-rollout")
-"""Thread for plain rollout functions."""
 _STOP_DEADLINE = 300.0
 """Seconds until the engine and everything that runs with it must have stopped."""
 
@@ -348,7 +346,7 @@ class RolloutStage:
             # Not returned by the task: asyncio's SIGINT handler holds the task, and `signal` formats handlers with
             # repr(), which would spell out every token of the rollout.
             # A plain function may post to the engine, which replies in this loop: the function needs its own thread.
-            running = start() if is_async else _PLAIN_CALLS.call(start)
+            running = start() if is_async else on_thread(start)
             if evaluation and is_async:
                 name = f"evaluation at rollout {rollout_id}"
                 running = evaluated(self._evaluations, running, name, self.args.eval_timeout)

@@ -1,20 +1,16 @@
-"""Waits that keep their own deadline: `by_deadline` and `within` for awaitables, `call_within` for calls that block.
+"""Wait for an awaitable with a deadline: `by_deadline`, and `within`, which records the wait by name.
 
-At the deadline `within` and `call_within` write a stall report (while the work still stands where it stands), then
-raise the error asked for, which names the report. None relies on being obeyed. A coroutine that swallows its
-cancellation is left behind after `_GRACE`, a call is left behind in its thread at once.
+At the deadline `within` writes a stall report, while the work still runs, and then raises an error that names the
+report. A coroutine that swallows its cancellation is left behind after `_GRACE`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from slime_core.waits.stalls import gave_up
-from slime_core.waits.table import waiting
+from slime_core.waits.table import gave_up, waiting
 
 T = TypeVar("T")
 _GRACE = 3.0
@@ -106,39 +102,3 @@ def leave_behind(task: asyncio.Future[Any]) -> None:
 
     asyncio.tasks._unregister_task(task)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
-
-
-def call_within(
-    call: Callable[[], T], what: str, *, deadline: float | None, then: str, error: Callable[[str], BaseException]
-) -> T:
-    """`call()` in a daemon thread of its own, waited for by name; at `deadline` a stall report and `error(message)`.
-
-    For user code and libraries that may block for ever. Without a deadline the call is made in this thread. The call
-    sees another thread than its caller's: what is bound to a thread (a CUDA device, an event loop) does not fit.
-    """
-    if deadline is None:
-        with waiting(what, deadline=None, then=then):
-            return call()
-    outcome: list[Any] = []
-    failure: list[BaseException] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except BaseException as problem:  # whatever it is, it belongs to the caller
-            failure.append(problem)
-        finally:
-            done.set()
-
-    with waiting(what, deadline=deadline, then=then):
-        thread = threading.Thread(target=run, name=f"slime: {what}", daemon=True)
-        thread.start()
-        if not done.wait(deadline):
-            raise error(gave_up(what, deadline, then))
-        with contextlib.suppress(RuntimeError):
-            thread.join(_GRACE)
-    if failure:
-        raise failure[0]
-    result: T = outcome[0]
-    return result

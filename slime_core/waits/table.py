@@ -1,6 +1,6 @@
 """The table of waits of this process: `with waiting(...)` adds a row, and its end removes the row.
 
-Code that waits, in any thread or task, writes to the table; the board, the watchdog and stall reports read it. A row
+Code that waits, in any thread or task, writes to the table; the watchdog and the boards of plugins read it. A row
 costs about a microsecond, so that thousands of requests may each have a row. A row does not end the wait at its
 deadline: it records when the wait's own mechanism should end it.
 """
@@ -8,17 +8,20 @@ deadline: it records when the wait's own mechanism should end it.
 from __future__ import annotations
 
 import functools
+import os
 import time
 from asyncio import AbstractEventLoop
 from asyncio.events import _get_running_loop
 from collections.abc import Callable
 from contextvars import ContextVar
+from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar
 
 _table: dict[int, Wait] = {}
 _progress: dict[str, Any] = {}
 _user_code_limit: float | None = None
+_report: Callable[[str, str], Path | None] | None = None
 _placed: ContextVar[Callable[[], None]] = ContextVar("placed", default=lambda: None)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -134,6 +137,19 @@ def user_code_limit() -> float | None:
     return _user_code_limit
 
 
+def report_by(report: Callable[[str, str], Path | None] | None) -> None:
+    """Set the function `(what, detail) -> path` that writes a stall report; None: messages name no report."""
+    global _report
+    _report = report
+
+
+def gave_up(what: str, seconds: float | None, detail: str = "") -> str:
+    """Return the text of an error about a wait that passed its deadline; write the report that the text names."""
+    passed = "" if seconds is None else f" within {seconds:g} s"
+    path = None if _report is None else _report(what, detail)
+    return f"{what}: not done{passed}{f' ({detail})' if detail else ''}{f'; waits and stacks: {path}' if path else ''}"
+
+
 def current() -> list[Wait]:
     """Return the current waits of this process, oldest first."""
     return sorted(_table.values(), key=lambda wait: wait.since)
@@ -151,6 +167,10 @@ def last_progress() -> dict[str, Any]:
 
 
 def forget_all() -> None:
-    """Empty the table in a forked child, which inherits rows that will never be removed."""
+    """Empty the table in a forked child, which inherits rows that will never be removed, and is not the run."""
     _table.clear()
     _progress.clear()
+    report_by(None)
+
+
+os.register_at_fork(after_in_child=forget_all)

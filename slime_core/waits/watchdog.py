@@ -1,11 +1,12 @@
-"""The watchdog: the board's thread checks deadlines and event loops twice a second, and ends the process if necessary.
+"""The watchdog: a thread checks deadlines and event loops twice a second, and ends the process if necessary.
 
     a wait is well past its deadline             report it; end the process with status 75 if the wait has `stop=True`
     an event loop does not turn                  name the user's function that blocks it
     ... and the process was asked to end         end the process, since the loop cannot
 
 The watchdog never ends a single wait. An event loop that stands still enforces none of its deadlines, so a wait that
-the run depends on declares `stop=True`.
+the run depends on declares `stop=True`. Boards publish the waits for other processes (`slime why`). A board is a
+function (run_dir, role) in the entry-point group `slime.boards` that returns a context manager.
 """
 
 from __future__ import annotations
@@ -13,28 +14,62 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slime_core.waits.stalls import gave_up
-from slime_core.waits.table import Wait
+from slime_core.distributions import entry_points
+from slime_core.waits.table import Wait, current, gave_up, limit_user_code
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
+THREAD = "slime: watchdog"
+"""Name of the watchdog's thread."""
+TICK = 0.5
+"""Seconds between two checks."""
 GRACE = 15.0
 """Minimum seconds by which a wait's own deadline may be late; a tenth of the deadline if that is longer."""
 BUSY = 1.0
 """Seconds without a turn of the event loop before a warning."""
 STALLED = 75
 """Exit status of a process that the watchdog ended (EX_TEMPFAIL of sysexits.h)."""
-_BOUNDARY = "slime_core.plugins.boundary"
+_BOUNDARY = "slime_core.workers.call"
 """Module whose functions call user code and hold its name in the variable `label`."""
 _turns: weakref.WeakKeyDictionary[AbstractEventLoop, _Turn] = weakref.WeakKeyDictionary()
 _named: set[str] = set()
 _asked: int | None = None
 _at_once = False
+
+
+@contextmanager
+def published(args: Args, role: str) -> Iterator[None]:
+    """Watch this process's waits until the end of the block, and publish them as `role` ("rank 0") by every board."""
+    assert args.run_dir is not None, "every command that runs has one"
+    asked_to_end(None)
+    limit_user_code(args.user_code_timeout)
+    end = threading.Event()
+    threading.Thread(target=_run, args=(end,), name=THREAD, daemon=True).start()
+    try:
+        with ExitStack() as boards:
+            for _, entry, _ in entry_points("slime.boards"):
+                boards.enter_context(entry.load()(Path(args.run_dir), role))
+            yield
+    finally:
+        end.set()
+        limit_user_code(None)
+
+
+def _run(end: threading.Event) -> None:
+    while not end.wait(TICK):
+        look(current())
 
 
 class _Turn:

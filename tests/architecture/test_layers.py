@@ -1,4 +1,4 @@
-"""The dependency rules of docs/architecture.md, checked on the code."""
+"""The dependency rules of docs/internals/architecture.md, checked on the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every child process is started by the guard (`slime_core/procs`): nothing else may make one, but for reasons."""
+"""Every child process is started by the guard (`slime_core/workers`): nothing else may make one, but for reasons."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ STARTS = {
 _ASKS = "a question with a deadline, whose answer is its output; the process has no children"
 
 ALLOWED = {
-    "procs/guard.py:_keep": "the guard itself",
-    "procs/guarded.py:": "starts the guard",
+    "workers/guard.py:_keep": "the guard itself",
+    "workers/process.py:": "starts the guard",
     "slime_embedded/kernels/__init__.py:_built": "a C compiler, with a deadline, in the foreground",
-    "procs/leftovers.py:watch": "ends what user code starts, after this process",
+    "workers/leftovers.py:watch": "ends what user code starts, after this process",
     "slime_engine_sglang/environment.py:_asked": _ASKS,
     "slime_engine_sglang/flag_list.py:introspected": _ASKS,
     "slime_commands/plugins/contracts.py:_pytest": "pytest in the foreground, with a deadline",
@@ -49,5 +49,5 @@ def _starts(module: ast.AST, within: str = "") -> Iterator[tuple[str, int]]:
 def test_every_child_is_started_by_the_guard() -> None:
     found = _found()
     stray = {place: lines for place, lines in found.items() if not any(place.startswith(known) for known in ALLOWED)}
-    assert stray == {}, "start it with slime_core.procs.guarded.Guarded"
+    assert stray == {}, "start it with slime_core.workers.process.Guarded"
     assert [known for known in ALLOWED if not any(place.startswith(known) for place in found)] == []

@@ -14,6 +14,8 @@ from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
 CEILINGS = {"modules": 243, "tokens": 211_342, "public_names": 1_232, "kinds": 21}
+WORDS_CEILING = 70_000
+"""Words of Markdown written by hand, in the whole repository."""
 DEMO_CEILING = 218
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
@@ -41,6 +43,10 @@ def size() -> ModuleType:
 def test_the_core_does_not_grow(size: ModuleType) -> None:
     found = dataclasses.asdict(size.measure(ROOT, tree))
     assert {name: found[name] for name, ceiling in CEILINGS.items() if found[name] > ceiling} == {}
+
+
+def test_the_pages_do_not_grow(size: ModuleType) -> None:
+    assert size.words_of_markdown(ROOT) <= WORDS_CEILING
 
 
 @pytest.mark.slow

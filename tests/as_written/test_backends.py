@@ -15,7 +15,7 @@ import pytest
 from slime_core.cli import main as frame
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
-from slime_core.plugins.messages import pack_args, unpack_args
+from slime_core.workers.messages import pack_args, unpack_args
 from tests.conftest import TinyRun
 
 Load = Callable[..., Settings]

@@ -99,7 +99,7 @@ def test_a_second_command_takes_a_directory_of_its_own(tiny: TinyRun, tmp_path: 
     command = [SLIME, "train", *tiny.argv(None, **{**PLAIN, "num_rollout": 1})]
     for directory in ("train", "train-2"):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=240)
-        assert f"results in outputs/{directory}" in done.stdout
+        assert f"/outputs/{directory}/" in done.stdout.splitlines()[-1]
         moved = "outputs/train holds a run, so this one goes to outputs/train-2" in done.stderr
         assert moved == (directory == "train-2")
     assert commits(tmp_path / "outputs" / "train") == commits(tmp_path / "outputs" / "train-2") == ["rollout_0000000"]

@@ -1,7 +1,7 @@
 """The page of `slime view` in Chromium: two clicks to a token, every page, keys, filters, live runs, hostile text.
 
 With SLIME_TEST_VIEW_RUN (a run directory) and SLIME_TEST_SCREENSHOTS (a folder) the walk through all pages makes the
-pictures of docs/cli/view.md: `make view-screenshots`.
+pictures of docs/how-to/look-at-a-run.md: `make view-screenshots`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NASTY = (
     "a\x1b[2J\u202egnp.exe\u2066b",
     "y" * 1_000_000,
 )
-PAGE = Path(__file__).parents[2] / "docs" / "cli" / "view.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "look-at-a-run.md"
 WIDE = {"width": 1200, "height": 760}
 
 

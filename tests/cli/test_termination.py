@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from slime_runs.processes import runs
 
 from slime_core.cli import main as frame
 from slime_core.cli.termination import Termination
 from slime_core.protocols import Command
-from slime_core.waits.processes import runs
 from tests.conftest import SLIME, TinyRun, without_start
 from tests.until import wait_until
 

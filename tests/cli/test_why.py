@@ -10,10 +10,11 @@ import sys
 import time
 
 import pytest
+from slime_runs import board as board_module
+from slime_runs.board import start_board, stop_board
 
 from slime_core.cli.main import main
-from slime_core.waits import board as board_module
-from slime_core.waits import progress, start_board, stop_board, table, waiting
+from slime_core.waits import progress, table, waiting
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from slime_testing_contracts import FilterContract, GeneratorContract, RewardCon
 
 from slime_core import RewardCaller, resolve
 from slime_core.config import Args
-from slime_core.plugins.workers.pool import WorkerPool
+from slime_core.workers.pool import WorkerPool
 from tests.conftest import TinyRun
 from tests.run_files import metrics
 
@@ -115,12 +115,9 @@ def test_third_party_plugin_keeps_its_own_contract(program: Slime) -> None:
     assert " passed" in done.stdout
 
 
-def test_the_judge_is_what_the_page_shows_and_runs_where_it_says() -> None:
+def test_the_judge_runs_where_the_page_says() -> None:
     """`tests/backends/test_several_models.py` trains with it."""
     folder = EXAMPLES / "engines/judge"
-    page = (EXAMPLES.parent / "docs/engines/sglang-config.md").read_text(encoding="utf-8")
-    for name, language in (("models.yaml", "yaml"), ("reward.py", "python")):
-        assert f"```{language}\n{(folder / name).read_text(encoding='utf-8')}```\n" in page
     pool = WorkerPool(Args(), 1)  # which starts nothing before it is asked
     for spec, execution in (("reward.py", "async"), ("reward.py:blocking", "process")):
         found = resolve("rewards", str(folder / spec))

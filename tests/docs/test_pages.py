@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
 import pytest
 from slime_engine_sglang.flag_list import shipped_flags
 
+from scripts import generate_docs
 from slime_core.config.foreign import find_owners
 from slime_core.config.spec import flag_specs
 from slime_core.plugins.manager import current_registry
@@ -20,11 +22,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
+        *(file for file in ROOT.glob("docs/**/*.md") if file.parent.name != "reference"),  # those are built
         *ROOT.glob("examples/**/*.md"),
         *ROOT.glob("compat/**/*.md"),
         ROOT / "slime_core/README.md",
-        ROOT / "plugins/README.md",
+        *(file for file in ROOT.glob("plugins/**/README.md") if "node_modules" not in file.parts),
         *ROOT.glob("benchmarks/README.md"),
     ]
 )
@@ -124,12 +126,28 @@ def flags_of_others() -> set[str]:
 
 @page
 def test_links_lead_somewhere(path: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links_lead_somewhere(path, path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow  # `make docs` runs it
+def test_the_reference_can_be_built_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    generate_docs.main(tmp_path)
+    built = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
+    listed = re.findall(r"^\| `([\w-]+\.md)` \|", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(built)
+    for name, text in built.items():
+        links_lead_somewhere(ROOT / "docs/reference" / name, text, built)
+
+
+def links_lead_somewhere(path: Path, text: str, built: Collection[str] = ()) -> None:
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith(("http://", "https://")):
             continue
         file, _, anchor = target.partition("#")
         linked = (path.parent / file).resolve() if file else path
+        if linked.parent == ROOT / "docs/reference" and linked.name in built:
+            continue
         assert linked.exists(), f"{path}: {target}"
         if anchor and linked.suffix == ".md":
             headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
@@ -179,11 +197,11 @@ NOT_OURS = {
 """Flags of other programs, and placeholders."""
 
 
-@pytest.mark.parametrize("path", [ROOT / "slime_core/README.md", ROOT / "docs/architecture.md"], ids=lambda p: p.name)
-def test_files_named_in_the_reading_order_exist(path: Path) -> None:
-    for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py|/))`", path.read_text(encoding="utf-8")):
-        known = (ROOT / "slime_core" / name).exists() or (ROOT / name).exists() or name == "file.py"
-        assert known, f"{path.name}: {name}"
+@pytest.mark.parametrize("name", ["slime_core/README.md", "docs/internals/architecture.md"])
+def test_files_named_in_the_reading_order_exist(name: str) -> None:
+    for file in re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py|/))`", (ROOT / name).read_text(encoding="utf-8")):
+        known = (ROOT / "slime_core" / file).exists() or (ROOT / file).exists() or file == "file.py"
+        assert known, f"{name}: {file}"
 
 
 def test_the_reading_order_is_twelve_files() -> None:
@@ -193,12 +211,14 @@ def test_the_reading_order_is_twelve_files() -> None:
 
 def test_the_index_names_every_page() -> None:
     text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    pages = {str(p.relative_to(ROOT / "docs")) for p in PAGES if p.is_relative_to(ROOT / "docs")} - {"index.md"}
     assert {p for p in pages if f"({p})" not in text} == set()
 
 
-def test_every_command_has_a_page() -> None:
-    assert {p.stem for p in (ROOT / "docs/cli").glob("*.md")} == NAMES
+def test_the_page_of_commands_names_every_command() -> None:
+    table = (ROOT / "docs/commands.md").read_text().partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == NAMES
 
 
 def test_the_layers_of_the_architecture_page_are_those_that_are_checked() -> None:
@@ -207,6 +227,6 @@ def test_the_layers_of_the_architecture_page_are_those_that_are_checked() -> Non
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c for c in contracts if c["type"] == "layers")["layers"]
     checked = [set(re.findall(r"slime_core\.(\w+)", layer)) for layer in layers]
-    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs/internals/architecture.md").read_text(), re.MULTILINE)
     shown = [set(re.findall(r"`(\w+)`", row)) for row in rows]
     assert shown[: len(checked)] == checked

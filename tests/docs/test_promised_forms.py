@@ -1,6 +1,6 @@
 """The preflight accepts every form of function that the docs' tables promise.
 
-The forms are read from the generated tables of `docs/reference/hooks.md` and from the tables of `docs/plugins`.
+The forms are read from the built page `hooks.md` of the reference and from the tables of `docs/plugins`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from slime_testing_probes.probes import PROBES, Bench
 
 from scripts import generate_docs
 from slime_core.config import Args
-from slime_core.plugins.hooks import hook_flags, hook_specs
+from slime_core.plugins.hooks import hook_specs
 from slime_core.plugins.kind import Call, Kind
-from slime_core.plugins.kinds import KINDS, function_flags
+from slime_core.plugins.kinds import KINDS, function_flags, hook_flags
 from slime_core.plugins.resolve import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -72,7 +72,7 @@ def sources(row: Kind, form: str) -> dict[str, str]:
     body = special.get(call.positional[1] if special else "", f"    return {ANSWERS.get(returned)}\n")
     ways: dict[str, str] = {}
     for word in ("async ", ""):
-        waits = row.name in ("rewards", "generators") or getattr(row, "may_wait", False)
+        waits = row.name in ("rewards", "generators") or (row.is_hook and row.may_wait)
         if (word and (known.plain or not waits)) or (not word and known.awaited):
             continue
         for optional in ((), call.keywords):

@@ -165,7 +165,7 @@ def test_data_that_change_between_commit_and_resume(tiny: TinyRun, tmp_path: Pat
     gone = slime("train", *again, check=False)
     data.write_text(text)
     slime("train", *again)
-    assert changed.returncode == gone.returncode == 1
+    assert (changed.returncode, gone.returncode) == (1, 2)
     assert f"--prompt-data {data} is not the data of the checkpoint" in changed.stderr
     assert "Restore the data, or start a new run" in changed.stderr
     assert f"--prompt-data {data}: no such file" in gone.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime_core.procs.leftovers import OUTPUT
+from slime_core.workers.leftovers import OUTPUT
 from tests.conftest import SLIME, TinyRun
 
 REWARD = """

@@ -23,7 +23,7 @@ from tests.conftest import TinyRun
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE, BUNDLE, MATH = (ROOT, ROOT / "plugins", ROOT / "plugins" / "rewards" / "math")
+CORE, BUNDLE, MATH, EMBEDDED = (ROOT, *(ROOT / "plugins" / name for name in (".", "rewards/math", "embedded")))
 OWN = {"slime-rl-core", "slime-rl", "slime-reward-math"}
 
 EDITED = '''"""Reward `digits_outside`: the share of digits in the response, times a factor."""
@@ -193,12 +193,12 @@ def model(hf) -> ModelConfig:
 
 @pytest.fixture(scope="module")
 def parts(core_alone: Outside) -> dict[str, str]:
-    """The flags that select them, once they are installed beside the core and slime-reward-math."""
+    """The flags that select them, once they are installed beside the core, its engine and slime-reward-math."""
     folder = core_alone.folder / "acme"
     for name, text in PARTS.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    core_alone.install(folder, MATH)
+    core_alone.install(folder, EMBEDDED, MATH)
     return {
         "buffer_filter_path": "acme_buffer",
         "custom_generate_function_path": "acme_generate",
@@ -284,8 +284,8 @@ def test_the_quick_start_learns(outside: Outside, tmp_path: Path) -> None:
 def test_the_core_alone_says_what_brings_the_rest(core_alone: Outside, tiny: TinyRun) -> None:
     done = core_alone.slime("train", *tiny.argv(buffer_filter_path="fifo"), check=False)
     assert done.returncode == 2
-    assert "no buffers plugin 'fifo'." in done.stderr
-    assert "slime's own come with: pip install slime-rl." in done.stderr
+    assert "buffers/fifo" in done.stderr
+    assert done.stderr.endswith("pip install slime-rl\n")
 
 
 def test_the_core_alone_says_what_serves_its_engine(

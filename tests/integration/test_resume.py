@@ -143,7 +143,7 @@ def test_no_prompt_is_skipped_and_none_trained_twice(tiny: TinyRun, tmp_path: Pa
     template = str(tmp_path / "dump" / "{rollout_id}.jsonl")
     flags = {**FLAGS, "load": save, "save_debug_rollout_data": template, "over_sampling_batch_size": None}
     argv = [SLIME, "train", *tiny.argv(save, **flags)]
-    assert _killed(argv, 3, 0.1, held=tmp_path)
+    assert _killed(argv, 4, 0.1, held=tmp_path)  # after the first commit
     slime(*argv[1:])
     trained = [
         {json.loads(line)["group_index"] for line in (tmp_path / "dump" / f"{r}.jsonl").read_text().splitlines()}
@@ -239,7 +239,7 @@ def test_two_runs_do_not_write_into_one_directory(tiny: TinyRun, tmp_path: Path,
     first = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert first.stdout is not None
     try:
-        assert first.stdout.readline().startswith("rollout 0/")
+        assert any(line.startswith("rollout ") for line in first.stdout)
         done = slime("train", *tiny.argv(save, **FLAGS, overwrite=True), check=False)
         assert done.returncode == 2
         assert "another run is writing here" in done.stderr

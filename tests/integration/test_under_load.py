@@ -21,8 +21,8 @@ from slime_testing_contracts.tiny import tiny_model
 from slime_core import Sample
 from slime_core.config import load_settings
 from slime_core.launch.prepare import prepare
-from slime_core.procs import leftovers
 from slime_core.rollout.stage import RolloutStage
+from slime_core.workers import leftovers
 from tests.integration import loaded
 
 pytestmark = pytest.mark.slow

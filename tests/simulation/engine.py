@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from slime_core.errors import EngineError
-from slime_core.plugins.execution import deadline
 from slime_core.protocols import Args, GenerateTraits
 from slime_core.types import FilterDecision, GenerationOutput, Sample
+from slime_core.workers.call import DeadlineExceeded
 
 TOKEN_SECONDS = 0.02
 """Of an engine that is well."""
@@ -267,8 +267,11 @@ class SimulatedReward:
         """One number per sample, from its number alone."""
         fault = self._ask("reward")
         for _ in range(2 if fault == "duplicate" else 1):
-            async with deadline(self._args.rm_timeout, "--rm-timeout"):
-                await self._wait(fault)
+            try:
+                async with asyncio.timeout(self._args.rm_timeout):
+                    await self._wait(fault)
+            except TimeoutError:
+                raise DeadlineExceeded("--rm-timeout", self._args.rm_timeout) from None
         if fault == "crash":
             raise KeyError("the simulated reward failed")
         return [round(uniform("reward", s.index), 6) for s in samples]

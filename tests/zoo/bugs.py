@@ -1,7 +1,7 @@
 """The zoo: bugs of trainers that train on without a word, as they were reported, planted into a run of slime.
 
 `after` is the rollout, counted from 1, in which the run's own numbers gave the bug away; `check` is what named it. None: not
-caught, and `why` says so. `test_zoo.py` holds every entry to it and `docs/silent-bugs.md` is made of them.
+caught, and `why` says so. `test_zoo.py` holds every entry to it and the reference page `silent-bugs.md` is made of them.
 """
 
 # ruff: noqa: E501 - a row of the table is a line

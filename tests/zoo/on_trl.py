@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/zoo/on_trl.py --trl-python /tmp/trl-venv/bin/python
 
-Writes `trl.json`, from which `docs/silent-bugs.md` is generated. A bug is said when the run logs a warning or raises an
-error which the sound run does not, or logs a metric that names it (`_named`); other numbers say nothing. TRL's
-environment: benchmarks/README.md, `end_to_end.py`. Without an engine of its own TRL has no weights to send.
+Writes `trl.json`, from which the reference page `silent-bugs.md` is built. A bug is said when the run logs a warning or
+raises an error which the sound run does not, or logs a metric that names it (`_named`); other numbers say nothing.
+TRL's environment: benchmarks/README.md, `end_to_end.py`. Without an engine of its own TRL has no weights to send.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ def test_it_names_how_the_demo_was_broken(name: str, demo: Path, slime: Any) -> 
     """As recorded, of a run that is made now; samples are there too, so that the label's column is named."""
     flags, said = BREAKS[name]
     words = [str(demo / word) if word.endswith(".py") else word for word in flags.split()]
-    run, model = demo / name, demo / "outputs" / "demo" / "inputs" / "model"
+    run = demo / name
     own = ["--num-rollout", "12", "--no-preflight", "--save", run, "--skip-eval-before-train", "--eval-interval", "100"]
-    slime("train", "--config", demo / "demo.yaml", "--hf-checkpoint", model, *own, *words)
+    slime("train", "--config", demo / "demo.yaml", *own, *words)
     lines = describe_learning(Run(run)).splitlines()
     causes = [line for line in lines if line.startswith("  ")]
     assert causes[0].startswith(said), lines

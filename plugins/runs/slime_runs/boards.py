@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.waits.board import alive, replace_text
-from slime_core.waits.stalls import WAITS
+from slime_runs.board import alive, replace_text
 from slime_runs.files import read_object, read_text
+from slime_runs.stalls import WAITS
 
 OLD = 30.0
 """Seconds after which a heartbeat is old: the process or its host is stalled."""

@@ -25,8 +25,8 @@ from slime_core.distributions import normalized
 from slime_core.errors import PluginNotFoundError, SlimeError
 from slime_core.learning.rollout_data import rollout_data, taken_over
 from slime_core.learning.tensors import TrainTensors
-from slime_core.plugins.hooks import Hooks, as_plugin, bare_manager, hook_flags, hook_specs
-from slime_core.plugins.kinds import HOOK_GROUP
+from slime_core.plugins.hooks import Hooks, as_plugin, bare_manager, hook_specs
+from slime_core.plugins.kinds import HOOK_GROUP, hook_flags
 from slime_core.plugins.manager import current_registry, load_hook_module
 from slime_core.plugins.registry import ComponentRef
 from slime_core.rollout.hooks import RolloutHooks

@@ -13,8 +13,7 @@ from slime_runs.inspect.attack_answers import case_of, made_cases
 from slime_runs.inspect.attacked_reward import scored_by
 from slime_runs.inspect.reward_attack import audit
 
-from slime_core.plugins.adapters import RewardCaller
-from slime_core.plugins.execution import execution_of
+from slime_core.plugins.adapters import RewardCaller, execution_of
 from slime_core.plugins.signatures import construct, is_async
 from slime_core.types import Sample, SampleStatus
 from slime_testing_contracts.base import Contract, only_where

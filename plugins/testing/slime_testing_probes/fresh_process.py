@@ -20,11 +20,11 @@ from typing import Any
 from slime_core.distributions import is_own
 from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
-from slime_core.plugins.messages import pack_args
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec
-from slime_core.procs.guarded import Guarded, signal_of
 from slime_core.types import Sample
+from slime_core.workers.messages import pack_args
+from slime_core.workers.process import Guarded, signal_of
 from slime_testing_probes.probes import ON_ROWS
 
 LOAD_DEADLINE = 300.0

@@ -12,7 +12,7 @@ from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, check_component_support
 from slime_core.errors import ConfigError
-from slime_core.plugins.hooks import hook_flags
+from slime_core.plugins.kinds import hook_flags
 from tests.architecture.trees import LOCKSTEP
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from slime_hooks.trackers.progress import ProgressTracker
 
 from slime_core.config import Args, EvalDataset
 from slime_core.observability.jsonl import JsonlTracker, cut_after
-from slime_core.observability.progress import ProgressTracker
 
 
 def _args(**changes):

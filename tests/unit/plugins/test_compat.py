@@ -11,9 +11,8 @@ from slime_commands.plugins.checking import missing_requirements
 import slime_core
 from slime_core.errors import PluginIncompatibleError
 from slime_core.plugins import kinds
-from slime_core.plugins.compat import check_api
 from slime_core.plugins.registry import ComponentRef
-from slime_core.plugins.resolve import resolve
+from slime_core.plugins.resolve import check_api, resolve
 
 ROW = replace(kinds.KINDS["rewards"], api=3, deprecated=(2,))
 REF = ComponentRef("rewards", "f1", "m:f", distribution="acme-f1", version="0.1.0")

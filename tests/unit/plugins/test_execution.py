@@ -11,13 +11,12 @@ import pytest
 from slime_core.config import Args
 from slime_core.errors import PluginError
 from slime_core.plugins import adapters
-from slime_core.plugins.adapters import RewardCaller
-from slime_core.plugins.execution import DeadlineExceeded, Slots, deadline, execution_of
+from slime_core.plugins.adapters import RewardCaller, execution_of
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.threads import AbandonableThreadPool
 from slime_core.protocols import RewardTraits, declares
 from slime_core.types import Sample
+from slime_core.workers.call import DeadlineExceeded, Slots
 from tests.virtual_time import in_virtual_time
 
 
@@ -90,12 +89,11 @@ def test_slots_outlive_their_event_loop() -> None:
 
 
 async def test_a_timeout_of_the_users_own_is_not_taken_for_the_deadline() -> None:
+    def judged(args, sample):
+        raise TimeoutError("the judge did not answer")
+
     with pytest.raises(TimeoutError, match="the judge"):
-        async with deadline(5.0, "--rm-timeout"):
-            raise TimeoutError("the judge did not answer")
-    with pytest.raises(DeadlineExceeded, match=r"no answer within --rm-timeout 0.01 s"):
-        async with deadline(0.01, "--rm-timeout"):
-            await asyncio.Event().wait()
+        await caller(judged).score([Sample(index=0)])
 
 
 async def turns() -> None:
@@ -123,8 +121,7 @@ async def test_async_calls_are_bounded_and_waiting_does_not_count_against_the_de
 
 
 async def test_waiting_for_a_thread_does_not_count_against_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "_THREADS", AbandonableThreadPool(1))
-    monkeypatch.setattr(adapters, "_THREAD_SLOTS", Slots(1))
+    monkeypatch.setattr(adapters, "_THREADS", Slots(1))
     busy, release = threading.Event(), threading.Event()
 
     def holds(args, sample):

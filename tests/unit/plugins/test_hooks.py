@@ -12,7 +12,8 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import PluginError, PluginLoadError, PluginNotFoundError, PluginSignatureError
-from slime_core.plugins.hooks import Hooks, hook_flags, hook_specs, implement
+from slime_core.plugins.hooks import Hooks, hook_specs, implement
+from slime_core.plugins.kinds import hook_flags
 from slime_core.plugins.manager import build_manager
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import EditTraits, declares

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from slime_runs.board import start_board, stop_board
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
@@ -15,7 +16,7 @@ from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import RolloutContext, generate_rollout
 from slime_core.types import Sample
-from slime_core.waits import current, start_board, stop_board
+from slime_core.waits import current
 from tests.virtual_time import in_virtual_time
 
 STEP = 0.03

@@ -7,10 +7,11 @@ import gc
 from pathlib import Path
 
 import pytest
+from slime_runs.board import start_board, stop_board
 
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.rollout.evaluations import Interruptible, evaluated
-from slime_core.waits import current, start_board, stop_board
+from slime_core.waits import current
 
 
 async def hang(begun: asyncio.Event) -> None:

@@ -406,8 +406,7 @@ def test_the_good_ones_of_this_file_pass(tmp_path: Path) -> None:
 
 
 def test_every_suite_has_bad_components() -> None:
-    from slime_core.plugins.hooks import hook_flags
-    from slime_core.plugins.kinds import KINDS, function_flags
+    from slime_core.plugins.kinds import KINDS, function_flags, hook_flags
 
     tried = {contract.kind for contract, *_ in BAD_COMPONENTS.values()}
     assert {hook for hook in hook_flags() if "megatron" not in hook} <= tried

@@ -14,27 +14,25 @@ import time
 import timeit
 
 import pytest
+from slime_runs import board as board_module
+from slime_runs.board import Board, remove_board, rows, start_board, stop_board
+from slime_runs.stacks import stacks
+from slime_runs.stalls import stall_report
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.waits import (
     Overdue,
     by_deadline,
-    call_within,
     current,
     gave_up,
     progress,
-    stall_report,
-    start_board,
-    stop_board,
+    published,
     table,
     waiting,
     watchdog,
     within,
 )
-from slime_core.waits import board as board_module
-from slime_core.waits.board import Board, remove_board, rows
-from slime_core.waits.stacks import stacks
 from tests.until import wait_until
 
 
@@ -110,7 +108,7 @@ def test_ages_are_as_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     with waiting("first", deadline=None, then="x"), waiting("second", deadline=None, then="x"):
         waits = [wait for wait in current() if wait.what in ("first", "second")]
         clock = iter(range(int(time.monotonic()) + 1, 1 << 62))
-        monkeypatch.setattr("slime_core.waits.board.time.monotonic", lambda: float(next(clock)))
+        monkeypatch.setattr("slime_runs.board.time.monotonic", lambda: float(next(clock)))
         first, second = rows(waits)
         monkeypatch.undo()
     assert first["age"] >= second["age"]
@@ -272,7 +270,7 @@ def test_stall_report(board) -> None:
 
 
 def test_there_are_only_so_many_reports(board, monkeypatch) -> None:
-    monkeypatch.setattr("slime_core.waits.stalls._MOST_REPORTS", 2)
+    monkeypatch.setattr("slime_runs.stalls._MOST_REPORTS", 2)
     assert [stall_report("x") is not None for _ in range(4)] == [True, True, False, False]
 
 
@@ -299,13 +297,7 @@ def fail(message: str, status: int) -> None:
     raise AssertionError(message)
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    """The board's thread, which watches as well, leaves the waits to the test."""
-    monkeypatch.setattr(board_module.watchdog, "look", lambda waits: None)
-
-
-def test_the_watchdog_reports_once_what_is_overdue(alone, board, caplog) -> None:
+def test_the_watchdog_reports_once_what_is_overdue(board, caplog) -> None:
     wait = _overdue(watchdog.GRACE + 1)
     watchdog.watch(current(), fail)
     watchdog.watch(current(), fail)
@@ -314,7 +306,7 @@ def test_the_watchdog_reports_once_what_is_overdue(alone, board, caplog) -> None
     assert len(list((board.run_dir / "stalls").iterdir())) == 1
 
 
-def test_the_watchdog_leaves_a_late_mechanism_its_grace(alone, board, caplog) -> None:
+def test_the_watchdog_leaves_a_late_mechanism_its_grace(board, caplog) -> None:
     wait = _overdue(1.0)
     watchdog.watch(current(), fail)
     wait.__exit__(None, None, None)
@@ -334,11 +326,12 @@ def test_the_watchdog_ends_only_what_declares_it() -> None:
 def test_a_process_that_stands_in_c_is_ended(tmp_path) -> None:
     code = f"""
 import time
-from slime_core.waits import start_board, waiting, board, watchdog
-board._TICK, watchdog.GRACE = 0.01, 0.05
-start_board({str(tmp_path)!r}, "rank 0")
-with waiting("a collective", deadline=0.05, then="this process ends", stop=True):
-    time.sleep(60)
+from slime_core.config import Args
+from slime_core.waits import published, waiting, watchdog
+watchdog.TICK, watchdog.GRACE = 0.01, 0.05
+with published(Args(run_dir={str(tmp_path)!r}), "rank 0"):
+    with waiting("a collective", deadline=0.05, then="this process ends", stop=True):
+        time.sleep(60)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 75
@@ -349,11 +342,11 @@ with waiting("a collective", deadline=0.05, then="this process ends", stop=True)
 
 LOOP = """
 import asyncio, time
-from slime_core.plugins.boundary import awaited, contained
-from slime_core.waits import asked_to_end, board, start_board, waiting, watchdog
+from slime_core.workers.call import awaited, contained
+from slime_core.config import Args
+from slime_core.waits import asked_to_end, published, waiting, watchdog
 
-board._TICK, watchdog.GRACE, watchdog.BUSY = 0.01, 0.1, 0.05
-start_board({run_dir!r}, "rank 0")
+watchdog.TICK, watchdog.GRACE, watchdog.BUSY = 0.01, 0.1, 0.05
 
 async def hangs():
     await asyncio.sleep(0)
@@ -366,7 +359,8 @@ async def main():
         async with asyncio.timeout({deadline}):
             await task
 
-asyncio.run(main())
+with published(Args(run_dir={run_dir!r}), "rank 0"):
+    asyncio.run(main())
 """
 
 
@@ -387,11 +381,11 @@ def test_a_call_that_keeps_the_event_loop_ends_the_process_and_is_named(tmp_path
 def test_many_that_wait_for_a_loop_that_stands_still_are_one_warning(tmp_path) -> None:
     code = f"""
 import asyncio, logging, time
-from slime_core.plugins.boundary import awaited
-from slime_core.waits import board, start_board, waiting, watchdog
+from slime_core.workers.call import awaited
+from slime_core.config import Args
+from slime_core.waits import published, waiting, watchdog
 
-board._TICK, watchdog.GRACE, watchdog.BUSY = 0.01, 0.05, 0.05
-start_board({str(tmp_path)!r}, "rank 0")
+watchdog.TICK, watchdog.GRACE, watchdog.BUSY = 0.01, 0.05, 0.05
 
 async def hangs():
     await asyncio.sleep(0)
@@ -406,7 +400,8 @@ async def sample(number):
 async def main():
     await asyncio.gather(*map(sample, range(40)))
 
-asyncio.run(main())
+with published(Args(run_dir={str(tmp_path)!r}), "rank 0"):
+    asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     told = [line for line in done.stderr.splitlines() if "not done within" in line]
@@ -533,25 +528,11 @@ async def test_cancelling_within_cancels_what_it_waits_for() -> None:
     assert current() == []
 
 
-def test_call_within() -> None:
-    keywords = {"then": "the run stops", "error": RolloutError}
-    assert call_within(lambda: 7, "x", deadline=60.0, **keywords) == 7
-    assert call_within(threading.get_ident, "x", deadline=None, **keywords) == threading.get_ident()
-    with pytest.raises(KeyError):
-        call_within(lambda: {}["a"], "x", deadline=60.0, **keywords)
-    never = threading.Event()
-    with pytest.raises(RolloutError, match=r"x: not done within 0\.02 s"):
-        call_within(never.wait, "x", deadline=0.02, **keywords)
-    never.set()
-
-
 # -- waits of the core -------------------------------------------------------------------------------
 
 
 def test_user_code_is_a_wait_with_the_deadline_of_the_run(tmp_path) -> None:
-
-    from slime_core.plugins.boundary import guarded
-    from slime_core.waits import published
+    from slime_core.workers.call import guarded
 
     seen = []
 

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import slime_core
 from slime_core.errors import ConfigError, PluginConflictError
-from slime_core.plugins.hooks import hook_flags
 from slime_core.plugins.kind import Kind
-from slime_core.plugins.kinds import HOOK_GROUP, kind_of
+from slime_core.plugins.kinds import HOOK_GROUP, hook_flags, kind_of
 from slime_core.plugins.registry import NAME_PATTERN, Registry
 
 _HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)

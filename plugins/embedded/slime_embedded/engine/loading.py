@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from slime_core.data.tokenizer import has_tokenizer, load_tokenizer
-from slime_core.distributions import BUNDLE, AllowList, entry_points
+from slime_core.distributions import BUNDLE, entry_points
 from slime_core.errors import ConfigError, EngineError
 from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.hf_io import read_weights
@@ -95,11 +95,9 @@ def eos_ids(directory: Path, config: ModelConfig, tokenizer: Any) -> set[int]:
 
 def http_server() -> ServeFn:
     """Return the HTTP serve function of an installed distribution. Raises EngineError if none is installed."""
-    allow = AllowList.of()
-    for name, entry, distribution in entry_points("slime.http_servers"):
-        if allow.allows(name, distribution):
-            serve: ServeFn = entry.load()
-            return serve
+    for _, entry, _ in entry_points("slime.http_servers"):
+        serve: ServeFn = entry.load()
+        return serve
     raise EngineError(
         "a generate or rollout function without the parameter context asks its engine over HTTP, and nothing installed"
         f" serves the embedded engine; type: pip install {BUNDLE}, or give the function the parameter context"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from slime_core.errors import EngineError
 from slime_core.ports import PortBlock, reserve, url_host
-from slime_core.procs.guarded import Guarded, signal_of
+from slime_core.workers.process import Guarded, signal_of
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.log_tail import LogTail
 

@@ -1,4 +1,4 @@
-"""Main program of an environment's own process: build the environment, answer calls (`slime_core.procs.worker`).
+"""Main program of an environment's own process: build the environment, answer calls (`slime_core.workers.process`).
 
 `places.ProcessPlace` starts it. This process resolves the environment from its spec, so it does not know environments
 that code registered in the run's process.
@@ -12,11 +12,11 @@ import pickle
 from typing import Any
 
 from slime_core.errors import SlimeError
-from slime_core.plugins.boundary import raised_at
-from slime_core.plugins.messages import changes, restore, unpack_args
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
-from slime_core.procs.worker import serve
+from slime_core.workers.call import raised_at
+from slime_core.workers.messages import changes, restore, unpack_args
+from slime_core.workers.process import serve
 from slime_environments.session.places import PackedSample
 
 

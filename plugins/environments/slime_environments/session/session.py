@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
 from slime_core.errors import ConfigError, EnvironmentTimeoutError, PluginError, SlimeError
-from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec, resolve
 from slime_core.plugins.signatures import declared, is_async
@@ -25,6 +24,7 @@ from slime_core.protocols import Args, Reward
 from slime_core.protocols.environment import Observation, Step, Turn
 from slime_core.types import Sample
 from slime_core.waits import loop_turn, within
+from slime_core.workers.call import raised_at
 from slime_environments.session.places import LoopPlace, Place, ProcessPlace, ThreadPlace
 
 logger = logging.getLogger(__name__)

@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_runs.board import remove_board
 from slime_runs.events import EventLog
 
 from slime_core.errors import EngineError, SlimeError
 from slime_core.protocols import Args
-from slime_core.waits import gave_up, remove_board, waiting
+from slime_core.waits import gave_up, waiting
 from slime_launcher_ray.fingerprint import Fingerprint, check_same_code
 from slime_launcher_ray.wait import EngineGone, Member, awaited
 

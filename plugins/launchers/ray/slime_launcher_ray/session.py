@@ -23,9 +23,9 @@ import ray
 from ray._private import services
 
 from slime_core.errors import ConfigError
-from slime_core.procs.guarded import Guarded
 from slime_core.protocols import Args
 from slime_core.waits import waiting
+from slime_core.workers.process import Guarded
 from slime_launcher_ray.plugin import ray_address
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +26,7 @@ from slime_core.errors import ConfigError, SlimeError
 from slime_core.ports import PortBlock, reserve
 from slime_core.secrets import Masked, learn, learn_environment
 from slime_core.text import plain
-from slime_core.waits import limit_user_code, start_board
+from slime_core.waits import published
 from slime_launcher_ray.carried import Carried, root_of
 from slime_launcher_ray.fingerprint import Fingerprint, fingerprint
 from slime_launcher_ray.shared_paths import check_shared, inputs
@@ -136,6 +136,7 @@ class Shell:
         """Directory of the files that Ray copied."""
         self._messages = _Messages()
         self._port: PortBlock | None = None
+        self._published: AbstractContextManager[None] = nullcontext()
 
     def open(self, again: bool = False) -> dict[str, Any]:
         """Set up log file, directory and board of waits; return {"host", "ip", "node", "gpus", "pid", "log"}.
@@ -170,8 +171,8 @@ class Shell:
             os.environ.pop(_THREADS, None)  # Ray sets it to the requested CPUs, which are meant for placement
         learn("", vars(order.settings.args) | (order.settings.args.model_extra or {}))
         learn_environment(order.environment)
-        start_board(order.run_dir, self.name)
-        limit_user_code(order.settings.args.user_code_timeout)
+        self._published = published(order.settings.args, self.name)
+        self._published.__enter__()  # until the process ends
         context = ray.get_runtime_context()
         return {
             "host": socket.gethostname(),

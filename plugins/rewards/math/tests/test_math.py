@@ -19,8 +19,7 @@ from slime_reward_math.limit import within
 
 from slime_core import Sample
 from slime_core.config import Args
-from slime_core.plugins.execution import Component
-from slime_core.plugins.workers.pool import WorkerPool
+from slime_core.workers.pool import Component, WorkerPool
 from tests.sweeps import sweep
 
 

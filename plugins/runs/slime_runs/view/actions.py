@@ -22,8 +22,8 @@ from slime_serving.http.streams import unless_disconnected
 from slime_serving.http.threads import DeadlineThreads
 
 from slime_core.data.dumps import to_json
-from slime_core.procs.guarded import Guarded, python
 from slime_core.text import plain
+from slime_core.workers.process import Guarded, python
 from slime_runs.run import StoredSample
 from slime_runs.view.sample_page import tokens_of
 from slime_runs.view.samples_page import parts_of

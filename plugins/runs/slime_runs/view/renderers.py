@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 
-from slime_core.distributions import AllowList, entry_points
+from slime_core.distributions import entry_points
 from slime_core.errors import SlimeError
 from slime_core.types import Sample
 
@@ -42,6 +42,4 @@ def render(name: str, sample: Sample) -> str | None:
 
 
 def _installed() -> dict[str, tuple[EntryPoint, str]]:
-    allow = AllowList.of()
-    found = {name: (entry, dist) for name, entry, dist in entry_points(GROUP) if allow.allows(name, dist)}
-    return dict(sorted(found.items()))
+    return dict(sorted((name, (entry, dist)) for name, entry, dist in entry_points(GROUP)))

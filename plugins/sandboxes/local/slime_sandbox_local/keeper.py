@@ -1,4 +1,4 @@
-"""Start a sandbox (`inside/main.py`) under a guard of `slime_core.procs` and read what it could isolate. Blocks.
+"""Start a sandbox (`inside/main.py`) under a guard of `slime_core.workers` and read what it could isolate. Blocks.
 
 `local.py` and `isolation.py` call `start_keeper`, in a thread. The sandbox inherits nothing of the run but the
 descriptor of its socket: its environment is empty, and what it is to do comes over the socket.
@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.procs import guard
-from slime_core.procs.guarded import Guarded
 from slime_core.waits import waiting
+from slime_core.workers import guard
+from slime_core.workers.process import Guarded
 from slime_sandbox_local.inside import messages
 from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.protocol import SandboxError
@@ -34,7 +34,7 @@ import sys, types
 for name, path in {_PATHS!r}.items():
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-from slime_core.procs.guard import main
+from slime_core.workers.guard import main
 from slime_sandbox_local.inside.main import run
 sys.exit(main(sys.argv[1:], run))
 """

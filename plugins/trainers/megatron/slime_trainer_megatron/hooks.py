@@ -33,8 +33,8 @@ def model_provider(args: Args) -> Callable[..., Any] | None:
     spec = args.custom_model_provider_path
     if not spec:
         return None
-    from slime_core.plugins.boundary import guarded
     from slime_core.plugins.resolve import resolve
+    from slime_core.workers.call import guarded
 
     flag = "--" + _PROVIDER.replace("_", "-")
     return guarded(resolve("megatron_model_providers", spec, origin=flag).obj, flag)

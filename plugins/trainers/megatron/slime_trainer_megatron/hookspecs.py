@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_core.plugins.hookspecs import hookspec
-from slime_core.plugins.kind import Call, FunctionFlag, HookFlag
+from slime_core.plugins.kind import Call, Kind
 from slime_core.protocols import Args
 
 
@@ -40,13 +40,14 @@ def slime_megatron_before_train_step(
 
 
 FLAGS = (
-    FunctionFlag(
+    Kind(
+        replaces=True,
         name="megatron_model_providers",
         flags=("--custom-model-provider-path",),
         canonical=("model_provider", "custom_model_provider"),
         calls=(Call("(*, pre_process, post_process[, vp_stage]) -> GPTModel", plain=True),),
     ),
-    HookFlag(
+    Kind(
         name="slime_megatron_init",
         word="megatron_init",
         flags=("--custom-megatron-init-path",),
@@ -54,7 +55,7 @@ FLAGS = (
         calls=(Call("(args) -> None", plain=True),),
         trains=True,
     ),
-    HookFlag(
+    Kind(
         name="slime_megatron_before_log_prob",
         word="megatron_before_log_prob",
         flags=("--custom-megatron-before-log-prob-hook-path",),
@@ -62,7 +63,7 @@ FLAGS = (
         calls=(Call("(args, model, store_prefix) -> None", plain=True),),
         trains=True,
     ),
-    HookFlag(
+    Kind(
         name="slime_megatron_before_train_step",
         word="megatron_before_train_step",
         flags=("--custom-megatron-before-train-step-hook-path",),

@@ -19,7 +19,8 @@ from slime_embedded.trainer.schedule import LearningRateSchedule
 
 from slime_core.errors import TrainError
 from slime_core.models.config import read_hf_config
-from slime_core.plugins.hooks import Hooks, bare_manager, hook_flags, implement
+from slime_core.plugins.hooks import Hooks, bare_manager, implement
+from slime_core.plugins.kinds import hook_flags
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.settings import Role

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from slime_core.procs.guard import descendants
+from slime_core.workers.guard import descendants
 from slime_sandbox_local.inside import disk, kernel, messages, processes
 from slime_sandbox_local.inside.forward import hand_over
 from slime_sandbox_local.inside.rights import Confinement, confine

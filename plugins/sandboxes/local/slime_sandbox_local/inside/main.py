@@ -2,7 +2,7 @@
 
 ::
 
-    slime --> guard (slime_core/procs) --> run --fork--> first process (jobs.py) --> jobs
+    slime --> guard (slime_core/workers) --> run --fork--> first process (jobs.py) --> jobs
       |                                                          ^
       +------------- socket: requests, answers -----------------+
 
@@ -20,7 +20,7 @@ import socket
 import tempfile
 from typing import Any
 
-from slime_core.procs.guard import die_with
+from slime_core.workers.guard import die_with
 from slime_sandbox_local.inside import disk, forward, kernel, landlock, messages, namespaces, processes, root_dir
 from slime_sandbox_local.inside.jobs import Server
 from slime_sandbox_local.inside.rights import Confinement

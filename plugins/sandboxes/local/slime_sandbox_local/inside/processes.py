@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 
-from slime_core.procs.guard import descendants
+from slime_core.workers.guard import descendants
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

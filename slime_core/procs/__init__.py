@@ -1,1 +1,0 @@
-"""Child processes: what is started here leaves nothing behind, however either side ends."""

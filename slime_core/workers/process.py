@@ -1,0 +1,414 @@
+"""Run a command as a process under a guard (`guard.py`), so that no descendant of it is left behind.
+
+Every child of this package and of its plugins is a `Guarded`; `leftovers.py` handles processes that user code starts.
+`alive` and `poll` report the state of the guard, which lives until the last descendant has ended. Once the guard has
+ended, ports and memory are free. `Worker` is a guarded Python process that answers requests over a socket, and `serve`
+the side of that process. It is a fresh interpreter: it gets `sys.path` of the caller, and no other state. The socket
+keeps prints of user code out of the answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import shlex
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from slime_core.errors import SlimeError
+from slime_core.secrets import hidden, in_memory
+from slime_core.workers import guard, leftovers
+
+_START_S = 60.0
+"""Seconds for a guard to start, on a busy machine."""
+_MARGIN_S = 10.0
+HEADER = struct.Struct("!Q")
+"""Format of the length before each message."""
+_POLL = 0.5
+_CLOSED_S = 2.0
+"""Seconds that a process gets to end after it has closed its socket."""
+_BOOT = "import sys; sys.path[:] = {path!r}; from {module} import main; main({descriptor})"
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables set to 1 unless the user set them, because several processes share the cores."""
+
+
+def python() -> list[str]:
+    """Return the command of this interpreter; the working directory is on `sys.path` only if it is in this process."""
+    return [sys.executable, *([] if sys.path[:1] in ([""], [os.getcwd()]) else ["-P"])]
+
+
+class Guarded:
+    """A command under a guard: `start` runs it, `stop` or `kill` ends it, and `start` may run it again.
+
+    Any thread may call its methods.
+
+    Args:
+        name: Name for messages, such as "SGLang server default/0".
+        stop_s: Seconds between TERM and KILL when the command is stopped.
+        orphan_s: The same if this process has ended; None: as `stop_s`.
+        leftover_s: The same for processes that the command leaves behind when it ends.
+        log: File for the output of all starts, appended; None: each start chooses its outputs.
+        cap: Bytes of output to keep, with secrets masked; 0: all output is kept unchanged.
+        pid_as: Environment variable that is set to the command's process id.
+        program: Python's arguments for a guard that becomes the command itself (`execute` of `guard.main`).
+        shared: Prefix of the names of in-memory files that its processes map; the files are removed when they end.
+        error: Exception class to raise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        stop_s: float = 2.0,
+        orphan_s: float | None = None,
+        leftover_s: float = 1.0,
+        log: Path | None = None,
+        cap: int = 0,
+        pid_as: str = "",
+        shared: str = "",
+        program: Sequence[str] = (guard.__file__,),
+        error: type[SlimeError] = SlimeError,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.starts = 0
+        """Number of starts."""
+        self.begin = 0
+        """Byte of the log at which the output of the last start begins."""
+        self._times = guard.Times(stop_s, stop_s if orphan_s is None else orphan_s, leftover_s)
+        self._cap = cap
+        given = {"--pid-as": pid_as, "--shared": shared}
+        self._options = [word for option in given.items() if option[1] for word in option]
+        self._program, self._error = program, error
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._child: int | None = None
+        self._retired = False
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    def poll(self) -> int | None:
+        """Return the exit status, 128 + number for a signal; None while any process runs, and before a start."""
+        code = None if self._process is None else self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    @property
+    def alive(self) -> bool:
+        """Return True while any process of the command runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Return the guard's process id; None before the first start."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def child(self) -> int:
+        """Wait for the guard to report the command's process id and return it; 0 if the command ended before that."""
+        with self._lock:
+            if self._child is None and self._control is not None:
+                self._control.settimeout(_START_S)
+                with contextlib.suppress(OSError):
+                    self._child = int(self._control.recv(32).partition(b"\n")[0] or 0)
+            return self._child or 0
+
+    @property
+    def stdin(self) -> Any:
+        """Return the command's standard input, if it was requested as a pipe."""
+        assert self._process is not None
+        return self._process.stdin
+
+    def ending(self) -> str:
+        """Return a description of its end, such as "exited with status 1"; "is running" before the end."""
+        code = self.poll()
+        if code is None:
+            return "is running" if self._process is not None else "was never started"
+        number = signal_of(code)
+        return f"exited with status {code}" if number is None else f"was killed by signal {number} ({number.name})"
+
+    # -- what is done to it ----------------------------------------------------------------------------------
+
+    def start(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        only: Sequence[int] = (),
+    ) -> None:
+        """Run `argv`; standard output and error go to the log, if there is one.
+
+        Args:
+            argv: Program and arguments.
+            environment: The whole environment; None: this process's.
+            stdin: Descriptor, or a value that `subprocess` accepts.
+            stdout: As `stdin`; None: this process's.
+            stderr: As `stdout`.
+            only: Additional descriptors that it inherits. The caller closes them afterwards.
+
+        Raises:
+            SlimeError: The command already runs, has been retired, or no process can be started.
+        """
+        with self._lock:
+            if self.alive or self._retired:
+                raise self._error(f"{self.name} {'runs already' if self.alive else 'has been stopped for good'}")
+            self._close()
+            self._child = None
+            try:
+                with self._log(argv) if self.log else contextlib.nullcontext() as log:
+                    out, err = (log.fileno(), subprocess.STDOUT) if log else (stdout, stderr)
+                    out, err = leftovers.own(1) if out is None else out, leftovers.own(2) if err is None else err
+                    self._spawn(argv, only, stdin=stdin, stdout=out, stderr=err, env=environment)
+            except OSError as error:
+                self._close()
+                raise self._error(f"{self.name} cannot be started: {error}") from error
+            self.starts += 1
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command itself, if it runs."""
+        if self.alive and (child := self.child):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait for the end and return `poll`; return None after the given seconds."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+        return self.poll()
+
+    def ask_to_stop(self) -> None:
+        """Begin `stop` and return at once, so that several commands can end at the same time."""
+        self._tell(guard.STOP)
+
+    def ask_to_die(self) -> None:
+        """Begin `kill` and return at once."""
+        self._tell(guard.KILL)
+
+    def stop(self) -> None:
+        """End the command with TERM, then with KILL after `stop_s`; return when no process of it runs. Safe twice.
+
+        Raises:
+            SlimeError: The kernel did not end the processes in time.
+        """
+        self._end(guard.STOP, self._times.stop)
+
+    def kill(self) -> None:
+        """Kill it at once, even if frozen; return when no process of it runs. Raises SlimeError as `stop` does."""
+        self._end(guard.KILL, 0.0)
+
+    def retire(self) -> None:
+        """Stop it and refuse all later starts, even from a waiting thread. Safe twice. Raises SlimeError."""
+        with self._lock:
+            self._retired = True
+        self.stop()
+
+    def _log(self, argv: Sequence[str]) -> IO[bytes]:
+        assert self.log is not None
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        log = self.log.open("ab")
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        log.write(hidden(f"=== {when} {self.name}, start {self.starts + 1}: {shlex.join(argv)}\n").encode())
+        log.flush()
+        self.begin = log.tell()
+        return log
+
+    def _spawn(self, argv: Sequence[str], only: Sequence[int], env: Mapping[str, str] | None, **keywords: Any) -> None:
+        self._control, theirs = socket.socketpair()
+        options = ["--control", str(theirs.fileno()), "--parent", str(os.getpid()), *self._options]
+        options += ["--times", ",".join(map(str, self._times)), "--only", ",".join(map(str, only))]
+        own = {name: value for name, value in (os.environ if env is None else env).items() if name != leftovers.MARK}
+        with theirs, os.fdopen(in_memory(), "rb") as known:
+            passed = [theirs.fileno(), *only]
+            if self._cap:
+                passed.append(known.fileno())
+                options += ["--cap", str(self._cap), "--hidden", str(known.fileno())]
+            # In a separate session, so that only this process handles an interrupt from the terminal.
+            self._process = popen(
+                [sys.executable, "-I", "-S", *self._program, *options, "--", *argv],
+                pass_fds=passed, start_new_session=True, env=own, **keywords,
+            )  # fmt: skip
+
+    def _tell(self, what: bytes) -> None:
+        with self._lock:
+            if self._control is not None and self.alive:
+                with contextlib.suppress(OSError):  # it has just ended
+                    self._control.sendall(what)
+
+    def _end(self, how: bytes, seconds: float) -> None:
+        process = self._process
+        self._tell(how)
+        if process is not None:
+            try:
+                process.wait(seconds + 4 * self._times.leftover + _MARGIN_S)
+            except subprocess.TimeoutExpired:
+                raise self._error(f"{self.name} (guard {process.pid}) did not end in time") from None
+        with self._lock:
+            if process is self._process:
+                self._close()
+
+    def _close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+
+popen = subprocess.Popen
+"""Function that starts guards."""
+
+
+def signal_of(code: int) -> signal.Signals | None:
+    """Return the signal in an exit status as shells encode it (128 + number); None if there is no such signal."""
+    try:
+        return signal.Signals(code - 128)
+    except ValueError:
+        return None
+
+
+class WorkerDied(Exception):
+    """Raised if the process ended during the call; the message says how."""
+
+    killed = False
+    """True if a signal ended the process."""
+
+
+class Worker:
+    """A worker process. One thread may use it at a time; any thread may call `kill`.
+
+    Args:
+        name: Name of the process in messages.
+        module: Module to run in the process; its `main(descriptor)` calls `serve`.
+    """
+
+    def __init__(self, name: str, module: str) -> None:
+        self.usable = True
+        self._received = bytearray()
+        self.process = Guarded(name, stop_s=0.0, leftover_s=0.0, cap=leftovers.OUTPUT)
+        self.sock, theirs = socket.socketpair()
+        with theirs:
+            boot = _BOOT.format(path=sys.path, module=module, descriptor=theirs.fileno())
+            self.process.start(
+                [sys.executable, "-P", "-c", boot],
+                {**dict.fromkeys(_THREADS, "1"), **os.environ},
+                stdout=subprocess.DEVNULL,
+                only=[theirs.fileno()],
+            )
+
+    def ask(self, request: tuple[Any, ...], timeout: float | None) -> Any:
+        """Send a request and return the answer; both are pickled. Raises as `ask_all` does."""
+        return next(self.ask_all([pickle.dumps(request)], timeout))
+
+    def ask_all(self, requests: Sequence[bytes], timeout: float | None) -> Iterator[Any]:
+        """Send all pickled requests at once and yield the answers as they arrive.
+
+        The time of each answer is counted from the previous answer. The caller must take all answers. All requests
+        after the first must fit into the socket's buffer together.
+
+        Raises:
+            TimeoutError: An answer did not arrive in time; the process cannot be used any more.
+            WorkerDied: The process has ended.
+        """
+        with self._watched():
+            self.sock.settimeout(timeout)
+            until = None if timeout is None else time.monotonic() + timeout
+            self.sock.sendall(b"".join(part for request in requests for part in (HEADER.pack(len(request)), request)))
+        for _ in requests:
+            with self._watched():
+                size = HEADER.unpack(self._receive(HEADER.size, until))[0]
+                answer = pickle.loads(self._receive(size, until))
+            yield answer
+            until = None if timeout is None else time.monotonic() + timeout
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Mark the process as unusable if an exception is raised: part of an answer may be left in the socket."""
+        try:
+            yield
+        except OSError as error:
+            self.usable = False
+            if isinstance(error, TimeoutError):
+                raise
+            raise self._fate() from None
+        except BaseException:
+            self.usable = False
+            raise
+
+    @property
+    def has_answer(self) -> bool:
+        """True if part of the next answer has arrived."""
+        return bool(self._received)
+
+    def kill(self) -> None:
+        """Ask the process to end with all processes that it started; any thread may call it."""
+        self.process.ask_to_die()
+
+    def end(self) -> None:
+        """Kill the process, wait for its end and close the socket. Raises SlimeError if the kernel does not end it."""
+        self.process.kill()
+        self.sock.close()
+
+    def _receive(self, size: int, until: float | None) -> bytes:
+        while len(self._received) < size:
+            rest = _POLL if until is None else min(_POLL, until - time.monotonic())
+            if not select.select([self.sock], [], [], max(rest, 0.0))[0]:
+                if rest <= 0:  # checked after select: the answer may have arrived while this process stood still
+                    raise TimeoutError
+                continue
+            part = self.sock.recv(1 << 20)
+            if not part:
+                raise ConnectionResetError("closed")
+            self._received += part
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
+
+    def _fate(self) -> WorkerDied:
+        """Return an error that says how the process ended; kill a process that only closed its socket."""
+        status = self.process.wait(_CLOSED_S)
+        self.end()
+        if status is None:
+            return WorkerDied("the worker process closed its connection")
+        number = signal_of(status)
+        if number is None:
+            return WorkerDied(f"the worker process ended with exit status {status}")
+        hint = " (out of memory?)" if number == signal.SIGKILL else ""
+        died = WorkerDied(f"the worker process was ended by signal {number.name}{hint}")
+        died.killed = True
+        return died
+
+
+def send(sock: socket.socket, message: bytes) -> None:
+    """Send a message with its length."""
+    sock.sendall(HEADER.pack(len(message)) + message)
+
+
+def serve(descriptor: int, answer: Callable[[bytes], bytes]) -> None:
+    """Answer messages until the caller closes the socket; called in the process. Never returns."""
+    os.set_inheritable(descriptor, False)
+    sock = socket.socket(fileno=descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Make the kernel kill this process first when memory runs out.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+    with contextlib.suppress(ConnectionError), sock.makefile("rb") as requests:
+        while len(header := requests.read(HEADER.size)) == HEADER.size:
+            size = HEADER.unpack(header)[0]
+            if len(message := requests.read(size)) < size:
+                break
+            send(sock, answer(message))
+    os._exit(0)  # without the exit handlers of user code, which may hang
