@@ -54,7 +54,7 @@ def measure(root: Path = ROOT, parse: Callable[[Path], ast.Module] | None = None
         tokens=sum(_tokens(texts[file], tree) for file, tree in trees.items()),
         code_lines=sum(_code_lines(texts[file], tree) for file, tree in trees.items()),
         public_names=sum(len(_public_names(tree)) for tree in trees.values()),
-        kinds=sum(_kinds(tree) for file, tree in trees.items() if file.name.startswith("kinds")),
+        kinds=sum(_kinds(tree) for file, tree in trees.items() if file.name.startswith("kind")),
     )
 
 

@@ -19,7 +19,7 @@ from slime_core.types import Sample, SampleStatus
 from slime_testing_contracts.base import Contract, only_where
 from slime_testing_contracts.samples import answered_sample
 
-_LABELS = (
+_LABELS: tuple[Any, ...] = (
     None, "", 5, 2.5, math.nan, True, [], ["2"], [["2"]], [None], {}, {"answer": "2"}, '["2"]', '{"answer": "2"}',
 )  # fmt: skip
 """Labels of every form that rows have."""
