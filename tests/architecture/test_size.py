@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 243, "tokens": 211_342, "public_names": 1_232, "kinds": 21}
+CEILINGS = {"modules": 231, "tokens": 207_448, "public_names": 1_204, "kinds": 26}
 WORDS_CEILING = 70_000
 """Words of Markdown written by hand, in the whole repository."""
 DEMO_CEILING = 218
