@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS_S = 10.0
 """Seconds for the headers of a request, from the first byte, or the connection's beginning, on."""
-_SPARE = 8
-"""Places below the limit from which on others are closed: a closed one is there until the event loop's next turn."""
+_SPARE = 1 / 8
+"""Share of the places that is kept free by closing others: the task of a closed one lasts a few turns of the loop."""
 _CLOSED_AT_ONCE = 16
 """Connections closed when places run out; they are sorted each time."""
 _FRESH_S = 1.0
@@ -37,7 +37,7 @@ class Connection(H11Protocol):
         """Begin to wait for headers; close others where places run out."""
         super().connection_made(transport)
         self._await_headers()
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency - _SPARE:
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency * (1 - _SPARE):
             others = [c for c in self.connections if isinstance(c, Connection) and c is not self and c._waits]
             late = self.loop.time() - _FRESH_S
             for other in sorted(others, key=lambda c: (c._is_whole or c._since > late, c._since))[:_CLOSED_AT_ONCE]:
