@@ -95,6 +95,8 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         slow("def f(x):\n    return x * 2",
              {"test_cases": [{"fn_name": "f", "input": ["ab"], "output": "abab", "type": "function_call"}]}, {}, 1.0),
         slow(SUM, [{"input": "1 2", "output": "3", "type": "stdin_stdout"}], {}, 1.0),
+        slow(SUM, {"input_output": '{"inputs": ["1 2"], "outputs": ["3"]}'}, {}, 1.0),
+        ("def f(x):\n    return x + 1", "['assert f(1) == 2', 'assert f(2) == 3']", {}, 1.0),
         ("print('x' * 1_600_000)", {"inputs": [""], "outputs": ["x" * 1_600_000]}, {}, 1.0),
         slow("def f():\n    return 'x' * 1_600_000",
              {"inputs": [[]], "outputs": ["x" * 1_600_000], "fn_name": "f"}, {}, 1.0),
