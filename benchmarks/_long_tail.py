@@ -27,12 +27,12 @@ from slime_testing_probes.scripted import CharTokenizer
 from slime_core import loop
 from slime_core.config import load_settings
 from slime_core.rollout import ahead
-from slime_core.rollout.filters import FilterStage
-from slime_core.rollout.loop_thread import LoopThread
+from slime_core.rollout.event_loop import LoopThread
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.types import Group, Sample, TrainBatch
+from slime_core.sample import Group, Sample, TrainBatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # sys.path has the script's folder only
 from tests.simulation.engine import SimulatedEngine, SimulatedGenerator

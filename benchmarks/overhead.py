@@ -25,13 +25,13 @@ from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import Sample, hookimpl
 from slime_core.config import load_settings
-from slime_core.launch.process import set_up_process
+from slime_core.launch.ranks import set_up_process
 from slime_core.launch.resolver import Resolver
 from slime_core.plugins.manager import build_manager
-from slime_core.rollout.filters import FilterStage
-from slime_core.rollout.loop_thread import LoopThread
+from slime_core.rollout.event_loop import LoopThread
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 
 K = TypeVar("K")

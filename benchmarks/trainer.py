@@ -78,7 +78,7 @@ def micro_batches(count: int, size: int = MICRO_BATCH) -> list[list[int]]:
 
 def train_batch(samples: list[tuple[list[int], int]]) -> Any:
     """Return the samples as a batch for slime's trainers, with every response token trained."""
-    from slime_core.types import TrainBatch
+    from slime_core.sample import TrainBatch
 
     count, responses = len(samples), [response for _, response in samples]
     return TrainBatch(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from slime_core.lazy import exports
 
 if TYPE_CHECKING:
-    from slime_core.buffer import BufferBase as BufferBase
     from slime_core.data.prompts import DatasetSource as DatasetSource
     from slime_core.data.tokenizer import encode_prompt as encode_prompt
     from slime_core.data.tokenizer import encode_result as encode_result
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
     from slime_core.data.turns import turn_delta as turn_delta
     from slime_core.errors import SlimeError as SlimeError
     from slime_core.estimator import EstimatorBase as EstimatorBase
-    from slime_core.fan_out import execution_rewards as execution_rewards
-    from slime_core.fan_out import executions as executions
-    from slime_core.launch.findings import Finding as Finding
-    from slime_core.launch.findings import Level as Level
     from slime_core.learning.corrections import CorrectionInputs as CorrectionInputs
     from slime_core.learning.corrections import CorrectionOutputs as CorrectionOutputs
     from slime_core.plugins.adapters import GenerateCaller as GenerateCaller
@@ -57,17 +52,22 @@ if TYPE_CHECKING:
     from slime_core.protocols.environment import Environment as Environment
     from slime_core.protocols.environment import Step as Step
     from slime_core.protocols.environment import Turn as Turn
-    from slime_core.provenance import Source as Source
-    from slime_core.provenance import Span as Span
-    from slime_core.types import DynamicFilterOutput as DynamicFilterOutput
-    from slime_core.types import FilterDecision as FilterDecision
-    from slime_core.types import GenerationOutput as GenerationOutput
-    from slime_core.types import Group as Group
-    from slime_core.types import RolloutFnEvalOutput as RolloutFnEvalOutput
-    from slime_core.types import RolloutFnTrainOutput as RolloutFnTrainOutput
-    from slime_core.types import Sample as Sample
-    from slime_core.types import SampleStatus as SampleStatus
-    from slime_core.types import TrainBatch as TrainBatch
+    from slime_core.protocols.finding import Finding as Finding
+    from slime_core.protocols.finding import Level as Level
+    from slime_core.sample import DynamicFilterOutput as DynamicFilterOutput
+    from slime_core.sample import FilterDecision as FilterDecision
+    from slime_core.sample import GenerationOutput as GenerationOutput
+    from slime_core.sample import Group as Group
+    from slime_core.sample import RolloutFnEvalOutput as RolloutFnEvalOutput
+    from slime_core.sample import RolloutFnTrainOutput as RolloutFnTrainOutput
+    from slime_core.sample import Sample as Sample
+    from slime_core.sample import SampleStatus as SampleStatus
+    from slime_core.sample import TrainBatch as TrainBatch
+    from slime_core.sample.buffer import BufferBase as BufferBase
+    from slime_core.sample.fan_out import execution_rewards as execution_rewards
+    from slime_core.sample.fan_out import executions as executions
+    from slime_core.sample.provenance import Source as Source
+    from slime_core.sample.provenance import Span as Span
 
 __version__ = "0.1.0"
 

@@ -44,6 +44,16 @@ def name_of(component: object) -> str:
     return str(getattr(component, "__name__", type(component).__name__))
 
 
+def rollout_number(rollout_id: int) -> int:
+    """Return the number of a rollout for people, who count from 1; ids, file names and stored fields count from 0."""
+    return rollout_id + 1
+
+
+def rollout_name(rollout_id: int) -> str:
+    """Return the name of a rollout for messages."""
+    return f"rollout {rollout_number(rollout_id)}"
+
+
 class SlimeError(Exception):
     """Base of all errors raised by slime itself."""
 

@@ -34,7 +34,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from slime_core.errors import RolloutInterrupted
 from slime_core.protocols import Args
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 T = TypeVar("T")
 Metrics: TypeAlias = "dict[str, float] | Awaitable[dict[str, float]]"

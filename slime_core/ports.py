@@ -17,30 +17,18 @@ from slime_core.errors import EngineError
 _TRIES = 200
 
 
-class PortBlock:
-    """Reserved ports; `close` (or the end of this process) releases them."""
+class PortBlock(contextlib.ExitStack):
+    """Reserved ports; `close`, the end of its `with` block or the end of this process releases them."""
 
-    def __init__(self, kept: contextlib.ExitStack, numbers: Sequence[int]) -> None:
-        self._kept = kept
-        self._numbers = tuple(numbers)
+    numbers: Sequence[int] = ()
 
     def __getitem__(self, index: int) -> int:
         """Return the port at `index`, from 0."""
-        return self._numbers[index]
+        return self.numbers[index]
 
     def __len__(self) -> int:
         """Return the number of ports."""
-        return len(self._numbers)
-
-    def close(self) -> None:
-        """Release the ports. Safe to call twice."""
-        self._kept.close()
-
-    def __enter__(self) -> PortBlock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return len(self.numbers)
 
 
 def reserve(count: int = 1, *, first: int | None = None) -> PortBlock:
@@ -54,16 +42,18 @@ def reserve(count: int = 1, *, first: int | None = None) -> PortBlock:
         EngineError: `first` is taken, or no block of free ports was found.
     """
     assert count >= 1, count
-    with contextlib.ExitStack() as kept:
+    with PortBlock() as bound:
         if first is None:
-            numbers = _block(count, kept)
-            return PortBlock(kept.pop_all(), numbers)
-        try:
-            _bind(first, kept)
-        except OSError as error:
-            raise EngineError(f"port {first} is taken: {error.strerror}") from error
-        rest = _block(count - 1, kept)
-        return PortBlock(kept.pop_all(), [first, *rest])
+            numbers = _block(count, bound)
+        else:
+            try:
+                _bind(first, bound)
+            except OSError as error:
+                raise EngineError(f"port {first} is taken: {error.strerror}") from error
+            numbers = [first, *_block(count - 1, bound)]
+        block = bound.pop_all()
+        block.numbers = numbers
+        return block
 
 
 def url_host(host: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from slime_core.config import Args
 from slime_core.ops.logprobs import log_probs_from_logits
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 VOCAB = 11
 

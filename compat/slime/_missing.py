@@ -25,7 +25,7 @@ NEAREST = {
     "slime.backends": _BACKENDS,
     "slime.backends.megatron_utils": "slime.backends.megatron_utils.loss and .cp_utils are there; of the rest: "
     + _BACKENDS,
-    "slime.backends.megatron_utils.data": "TrainBatch (slime_core.types) and --rollout-data-postprocess-path",
+    "slime.backends.megatron_utils.data": "TrainBatch (slime_core.sample) and --rollout-data-postprocess-path",
     "slime.backends.sglang_utils": "--rollout-engine sglang, and `slime engines plan`",
     "slime.observability": "hooks of the entry-point group slime.plugins (slime_core.hookimpl), and metrics.jsonl",
     "slime.observability.logging_utils": "return metrics in RolloutFnTrainOutput, or a hook slime_rollout_end",
@@ -48,7 +48,7 @@ NEAREST = {
     "slime.utils.processing_utils.process_vision_info": "--multimodal-keys; the data source reads images",
     "slime.utils.types.MultimodalType": "--multimodal-keys; images are the only type",
     "slime.utils.types.MultimodalTypes": "--multimodal-keys; images are the only type",
-    "slime.utils.data.process_rollout_data": "TrainBatch (slime_core.types), made by slime_core.rollout.batch",
+    "slime.utils.data.process_rollout_data": "TrainBatch (slime_core.sample), made by slime_core.rollout.batch",
     "slime.utils.http_utils.run_router": "--rollout-engine sglang starts one; --sglang-router-ip, -port name another",
 }
 """Module, package or `module.name` -> replacement; the longest matching entry is shown."""

@@ -36,7 +36,7 @@ from slime.rollout.rm_hub.math_utils import (
 from slime.utils.types import Sample
 
 from slime_core.errors import ConfigError, PluginError
-from slime_core.types import FilterDecision
+from slime_core.sample import FilterDecision
 
 MakeArgs = Callable[..., Any]
 

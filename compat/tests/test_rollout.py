@@ -454,7 +454,7 @@ def test_a_subclass_that_saves_is_left_to_it(make_args: MakeArgs, tmp_path: Path
     resumed.load(4)
     assert indices(resumed.buffer) == [[0, 1]]
     resumed.load(None)
-    with pytest.raises(CheckpointError, match="rollout 5"):
+    with pytest.raises(CheckpointError, match="rollout 6"):
         resumed.load(5)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         source.nothing  # noqa: B018

@@ -24,7 +24,7 @@ from slime.utils.types import RolloutBatch, Sample
 import slime_core
 from slime_core.config import EvalDataset
 from slime_core.errors import ConfigError, DataError, PluginError
-from slime_core.types import SampleStatus
+from slime_core.sample import SampleStatus
 
 
 def test_types_are_slime_cores() -> None:
@@ -211,7 +211,7 @@ def test_dataset_with_images(tmp_path: Path) -> None:
     from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
 
     from slime_core.data.images import load_processor
-    from slime_core.multimodal import image_token_of
+    from slime_core.sample.multimodal import image_token_of
 
     image = write_image(tmp_path / "a.png", 1)
     rows, columns = tmp_path / "rows.jsonl", {"image": "images"}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_core.checkpoint.store import CheckpointStore, is_checkpoint, read_manifest, read_state
-from slime_core.errors import CheckpointError
+from slime_core.errors import CheckpointError, rollout_name
 
 MEGATRON = "megatron.json"
 """File that marks a Megatron directory; `describe_megatron` returns its contents."""
@@ -44,7 +44,7 @@ class Source:
         both = {(True, True): "HF and Megatron", (True, False): "HF", (False, True): "Megatron"}
         format_ = both[self.has_hf, self.megatron is not None]
         if self.rollout_id is not None:
-            return f"a slime commit after rollout {self.rollout_id} ({format_} format)"
+            return f"a slime commit after {rollout_name(self.rollout_id)} ({format_} format)"
         return f"a model in {format_} format"
 
 

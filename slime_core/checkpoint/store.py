@@ -39,7 +39,7 @@ from slime_core.data.ledger_files import (
     remove_orphans,
     segments_of,
 )
-from slime_core.errors import CheckpointError
+from slime_core.errors import CheckpointError, rollout_name
 
 logger = logging.getLogger(__name__)
 
@@ -184,8 +184,11 @@ class CheckpointStore:
         """Return the commit after a rollout, not verified. Raises CheckpointError that lists the existing rollouts."""
         commits = {rollout_of(path): path for path in self.commits()}
         if rollout_id not in commits:
-            there = ", ".join(map(str, commits)) or "none"
-            raise CheckpointError(f"{self.root}: no commit after rollout {rollout_id}; there are: {there}")
+            there = ", ".join(path.name for path in commits.values()) or "none"
+            raise CheckpointError(
+                f"{self.root}: no commit rollout_{rollout_id:07d} (after {rollout_name(rollout_id)});"
+                f" there are: {there}"
+            )
         return commits[rollout_id]
 
     def latest(self) -> Path | None:
@@ -287,7 +290,7 @@ def verify(directory: Path) -> Path:
     ledger = read_commit(directory)
     if ledger is not None:
         last, segments = SegmentRef.of(ledger["segment"]), segments_of(directory)
-        if (segments / last.name).is_file():  # if it is elsewhere, a new ledger begins (`rollout.stage_state`)
+        if (segments / last.name).is_file():  # if it is elsewhere, a new ledger begins (`rollout.state`)
             read_chain(segments, last)
     return directory
 

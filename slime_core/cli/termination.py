@@ -38,7 +38,10 @@ class Termination:
         # Only the main thread may set handlers. Only the default is replaced: another handler was set on purpose.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
-            drain.handle_interrupts(self._on_interrupt)
+            handlers = {signal.SIGTERM: self._on_signal, signal.SIGINT: self._on_interrupt}
+            if not callable(signal.getsignal(signal.SIGINT)):  # a shell's background job ignores it
+                del handlers[signal.SIGINT]
+            drain.handle_signals(handlers)
         return self
 
     def __exit__(
@@ -46,7 +49,7 @@ class Termination:
     ) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
-            drain.handle_interrupts(None)
+            drain.handle_signals({})
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:  # a forked child

@@ -1,4 +1,4 @@
-"""`slime train`: reinforcement learning, by rollouts, rewards and optimizer steps."""
+"""`slime train` (train): reinforcement learning, by rollouts, rewards and optimizer steps."""
 
 from __future__ import annotations
 

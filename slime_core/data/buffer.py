@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
-from slime_core.admission import Held
-from slime_core.buffer import BufferBase
 from slime_core.errors import CheckpointError, RolloutError
-from slime_core.fan_out import executions
 from slime_core.plugins.signatures import construct, positional_names, signature_of
 from slime_core.protocols import Args, BufferFilter, EditTraits, GroupBuffer, traits_of, with_defaults
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
+from slime_core.sample.admission import Held
+from slime_core.sample.buffer import BufferBase
+from slime_core.sample.fan_out import executions
 from slime_core.workers.call import user_code
 
 logger = logging.getLogger(__name__)

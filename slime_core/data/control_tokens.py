@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from slime_core.errors import DataError
 from slime_core.protocols import Args
-from slime_core.provenance import Source, source_of
+from slime_core.sample.provenance import Source, source_of
 
 logger = logging.getLogger(__name__)
 

@@ -82,29 +82,34 @@ def open_rows(spec: str | Path, origin: str = "--prompt-data", *, stream: bool =
         DataError: No such file, no rows, a format that is not read, or a malformed first or last row.
     """
     path, rows_slice = split_path(str(spec))
-    if path.is_dir():
-        raise DataError(f"{origin} {spec}: a directory; name one .jsonl or .parquet file in it")
-    if not path.is_file():
-        raise DataError(f"{origin} {spec}: no such file")
     readers: dict[str, type[JsonlRows | ParquetRows]] = {
         ".jsonl": JsonlRows,
         ".ndjson": JsonlRows,
         ".parquet": ParquetRows,
     }
     reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise DataError(
-            f"{origin} {spec}: cannot read {path.suffix or 'a file without suffix'}; use .jsonl or .parquet"
-        )
-    if stream and reader is JsonlRows:
-        if rows_slice != slice(None):
-            raise DataError(f"{origin} {spec}: --streaming-data reads whole files; leave one of the two out")
-        reader = StreamedRows
-    rows = reader(path, rows_slice)
-    if not has_row(rows, 0):
-        raise DataError(f"{origin} {spec}: no rows")
-    for index in {0} if isinstance(rows, StreamedRows) else {0, len(rows) - 1}:
-        rows[index]
+    try:
+        if path.is_dir():
+            raise DataError(f"{origin} {spec}: a directory; name one .jsonl or .parquet file in it")
+        if not path.is_file():
+            broken = f"a link to {os.readlink(path)}, which is not there" if path.is_symlink() else "no such file"
+            found = "a pipe or a device; write the rows to a file" if path.exists() else broken
+            raise DataError(f"{origin} {spec}: {found}")
+        if reader is None:
+            raise DataError(
+                f"{origin} {spec}: cannot read {path.suffix or 'a file without suffix'}; use .jsonl or .parquet"
+            )
+        if stream and reader is JsonlRows:
+            if rows_slice != slice(None):
+                raise DataError(f"{origin} {spec}: --streaming-data reads whole files; leave one of the two out")
+            reader = StreamedRows
+        rows = reader(path, rows_slice)
+        if not has_row(rows, 0):
+            raise DataError(f"{origin} {spec}: no rows")
+        for index in {0} if isinstance(rows, StreamedRows) else {0, len(rows) - 1}:
+            rows[index]
+    except OSError as error:
+        raise DataError(f"{origin} {spec}: cannot be read: {error.strerror}") from error
     return rows
 
 
@@ -166,6 +171,8 @@ class JsonlRows:
         start, stop, _ = rows_slice.indices(len(starts) - 1)
         self._starts = starts[start : max(start, stop) + 1].copy()
         self._file = os.open(path, os.O_RDONLY)
+        self._changed = os.fstat(self._file).st_mtime_ns
+        self._opened = _fingerprint(path, len(self))
         self._close = weakref.finalize(self, _close, self._file, None)
 
     @property
@@ -183,6 +190,8 @@ class JsonlRows:
             row = exact_json(line)
         except json.JSONDecodeError as error:
             cut = " (the line is cut off)" if line.startswith(b"{") and not line.endswith(b"}") else ""
+            if os.fstat(self._file).st_mtime_ns != self._changed:
+                cut = " (the file has been changed since the run opened it)"
             raise DataError(f"{self.where(index)}: not JSON: {error.msg} at column {error.colno}{cut}") from error
         except ValueError as error:
             raise DataError(f"{self.where(index)}: {error}") from error
@@ -197,16 +206,15 @@ class JsonlRows:
 
     def where(self, index: int) -> str:
         """Return `file:line`; counts newlines up to the row, a cost that only messages have."""
-        remaining, line = self._span(index)[0], 1
-        with open(self.path, "rb") as file:
-            while remaining > 0 and (chunk := file.read(min(remaining, _READ_BYTES))):
-                line += chunk.count(b"\n")
-                remaining -= len(chunk)
+        start, at, line = self._span(index)[0], 0, 1
+        while chunk := os.pread(self._file, min(start - at, _READ_BYTES), at):
+            line += chunk.count(b"\n")
+            at += len(chunk)
         return f"{self.path}:{line}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a resumed run compares."""
-        return _fingerprint(self.path, len(self))
+        """Return the values that a resumed run compares, as they were when the file was opened."""
+        return self._opened
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
@@ -225,6 +233,8 @@ class StreamedRows(JsonlRows):
         self._lock = threading.Lock()
         self._scan = open(path, "rb")  # noqa: SIM115  # closed by `close`
         self._file = os.open(path, os.O_RDONLY)
+        self._changed = os.fstat(self._file).st_mtime_ns
+        self._opened = _fingerprint(path, None)
         self._close = weakref.finalize(self, _close, self._file, self._scan)
 
     @property
@@ -259,10 +269,6 @@ class StreamedRows(JsonlRows):
             raise IndexError(f"row {index} of {len(self)}")
         return self._found[index], self._found[index + 1]
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Return the values that a resumed run compares, without the number of rows."""
-        return _fingerprint(self.path, None)
-
 
 class ParquetRows:
     """Rows of a parquet file; decoded row groups are kept up to 256 MiB, least recently used first out."""
@@ -277,6 +283,7 @@ class ParquetRows:
         self._range = range(meta.num_rows)[rows_slice]
         self._cache: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._opened = _fingerprint(path, len(self))
 
     def __len__(self) -> int:
         return len(self._range)
@@ -313,8 +320,8 @@ class ParquetRows:
         return f"{self.path}, row {self._range[index] + 1}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a resumed run compares."""
-        return _fingerprint(self.path, len(self))
+        """Return the values that a resumed run compares, as they were when the file was opened."""
+        return self._opened
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO
 import orjson
 
 from slime_core.data.dataset import exact_json
-from slime_core.errors import DataError, RecordError, RolloutError
+from slime_core.errors import DataError, RecordError, RolloutError, rollout_name
 from slime_core.protocols import Args, RolloutTraits
-from slime_core.routed_experts import json_default
-from slime_core.types import Group, RolloutFnTrainOutput, Sample
+from slime_core.sample import Group, RolloutFnTrainOutput, Sample
+from slime_core.sample.routed_experts import json_default
 
 _VERSION = "rollout_weight_version"
 _LONGEST = 64 << 20
@@ -209,7 +209,7 @@ def check_saved(args: Args, rollout_id: int) -> Path:
     path = dump_path(args.load_debug_rollout_data, rollout_id)
     if not path.is_file():
         raise DataError(
-            f"--load-debug-rollout-data {args.load_debug_rollout_data}: no file {path} for rollout {rollout_id};"
+            f"--load-debug-rollout-data {args.load_debug_rollout_data}: no file {path} for {rollout_name(rollout_id)};"
             " --save-debug-rollout-data makes them, --start-rollout-id and --num-rollout say which are read"
         )
     return path

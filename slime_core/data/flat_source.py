@@ -26,7 +26,7 @@ from slime_core.data.reuse import Reuse, reusable
 from slime_core.errors import ConfigError, DataError, RolloutError
 from slime_core.plugins.signatures import construct, signature_of
 from slime_core.protocols import Args
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 from slime_core.workers.call import user_code
 
 _FLAG = "--data-source-path"

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from slime_core.types import Group
+from slime_core.errors import rollout_name
+from slime_core.sample import Group
 
 DRAWN, GENERATING, SCORED, BUFFERED, RECYCLED, TAKEN = "drawn", "generating", "scored", "buffered", "recycled", "taken"
 TRAINED, DROPPED, SKIPPED = "trained", "dropped", "skipped"
@@ -249,7 +250,7 @@ class Ledger:
             self._versions.pop(rollout_id, None)
             self._told.pop(rollout_id, None)
             self._record(None, {"event": UNTAKEN, "rollout": rollout_id})
-            self.buffered(groups, f"rollout {rollout_id} was not trained on")
+            self.buffered(groups, f"{rollout_name(rollout_id)} was not trained on")
 
     def _open_groups(self) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = [{"group": key, "state": self._states[key]} for key in sorted(self._states)]

@@ -5,7 +5,7 @@
 
 The first line of a segment is its header: the reference of the segment before (null at the start of a chain), the
 rollout of its commit and the run's declaration (`policy`). So a commit writes only the events since the last one, and
-its `ledger.json` verifies the whole history. `rollout.stage_state` writes segments, `slime ledger verify` reads them,
+its `ledger.json` verifies the whole history. `rollout.state` writes segments, `slime ledger verify` reads them,
 `checkpoint.store` removes segments that no commit names. A segment is on disk before the commit that names it, so a
 killed run may leave an unnamed segment. Names come from content, so it is never mistaken for another segment, and
 writing it again changes nothing.

@@ -18,9 +18,9 @@ from slime_core.data.dataset import Rows, has_row, open_rows
 from slime_core.data.ledger import PassedRow
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.errors import CheckpointError, ConfigError, DataError
+from slime_core.errors import CheckpointError, ConfigError, DataError, rollout_name
 from slime_core.protocols import Args, BufferFilter, GroupBuffer
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -289,7 +289,7 @@ class DatasetSource:
             return
         path = _state_path(self.args.load, rollout_id)
         if not path.is_file():
-            raise CheckpointError(f"{path}: no data source state of rollout {rollout_id}")
+            raise CheckpointError(f"{path}: no data source state of {rollout_name(rollout_id)}")
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 Place: TypeAlias = tuple[int, int]
 """Epoch, and position of the row in its order."""

@@ -21,9 +21,9 @@ from slime_core.data.tokenizer import as_messages, encode_text, render_prompt
 from slime_core.data.tools import prompt_tools
 from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
-from slime_core.multimodal import IMAGES, has_images
 from slime_core.protocols import Args
-from slime_core.types import Sample
+from slime_core.sample import Sample
+from slime_core.sample.multimodal import IMAGES, has_images
 
 if TYPE_CHECKING:
     from slime_core.data.images import ImagePrompts

@@ -7,9 +7,10 @@ without the flag.
 
 from __future__ import annotations
 
+import ctypes
 import json
-import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,7 +159,7 @@ def render_messages(
 
     given = [dict(message) for message in messages]
     try:
-        with _deadline(_TEMPLATE_S):
+        with _deadlines.of(_TEMPLATE_S):
             text = tokenizer.apply_chat_template(
                 given, tools=list(tools) if tools else None, tokenize=False, **(template_kwargs or {})
             )
@@ -177,20 +178,43 @@ class _TooSlow(BaseException):
     """Raised inside a template; no code that it calls is to catch it."""
 
 
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise `_TooSlow` in Python code of the main thread after so long; callers on other threads have deadlines."""
+class _Deadlines:
+    """The deadlines of the templates that this process renders, in any thread, and the thread that keeps them."""
 
-    def late(*_: object) -> None:
-        raise _TooSlow
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: dict[int, float] = {}
+        self._keeper: threading.Thread | None = None
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGALRM, late)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+    @contextmanager
+    def of(self, seconds: float) -> Iterator[None]:
+        """Raise `_TooSlow` in Python code of this thread after so many seconds."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._ends[thread] = time.monotonic() + seconds
+            if self._keeper is None or not self._keeper.is_alive():  # a forked process has no threads
+                self._keeper = threading.Thread(target=self._keep, args=(seconds / 20,), daemon=True)
+                self._keeper.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._ends.pop(thread, None) is None:
+                    _raise_in(thread, None)  # an exception that came too late
+
+    def _keep(self, period: float) -> None:
+        while self._keeper is not None:
+            time.sleep(period)
+            with self._lock:
+                for thread in [thread for thread, end in self._ends.items() if end < time.monotonic()]:
+                    del self._ends[thread]
+                    _raise_in(thread, ctypes.py_object(_TooSlow))
+                if not self._ends:
+                    self._keeper = None
+
+
+def _raise_in(thread: int, exception: ctypes.py_object[type[BaseException]] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+
+
+_deadlines = _Deadlines()

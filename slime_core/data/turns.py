@@ -13,12 +13,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from slime_core import provenance
 from slime_core.data.control_tokens import quoted_messages, spelled
 from slime_core.data.tokenizer import encode_rendered, render_messages
 from slime_core.errors import DataError
 from slime_core.protocols import Args
-from slime_core.provenance import Source, Spans, source_of
+from slime_core.sample import provenance
+from slime_core.sample.provenance import Source, Spans, source_of
 
 logger = logging.getLogger(__name__)
 

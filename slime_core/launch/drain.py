@@ -14,12 +14,13 @@ processes receive.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -27,11 +28,13 @@ from typing import Any
 from slime_core.errors import TrainError
 from slime_core.waits import asked_to_end
 
+logger = logging.getLogger(__name__)
+
 SAME_REQUEST = 1.0
 """Seconds within which two signals count as one: `timeout` and schedulers signal a process and then its group."""
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "ctrl-C"}
 _current: Drain | None = None
-_of_command: Callable[[int, FrameType | None], None] | None = None
+_of_command: Mapping[signal.Signals, Callable[[int, FrameType | None], None]] = {}
 
 
 class Drain:
@@ -52,8 +55,9 @@ class Drain:
         self.number = signal.SIGTERM
         """The signal that requested the drain."""
         self._since = 0.0
-        self._on_interrupt: Any = None
-        """The SIGINT handler before this drain; None if this drain does not handle SIGINT."""
+        self._before: dict[signal.Signals, Any] = {}
+        """Handlers that this drain replaced."""
+        self._restored = False
         self._owner = os.getpid()
         self._callbacks: list[Callable[[], None]] = []
         self._clock: threading.Timer | None = None
@@ -62,9 +66,8 @@ class Drain:
     def __enter__(self) -> Drain:
         global _current
         self._outer, _current = _current, self
-        at_main = threading.current_thread() is threading.main_thread()
-        if _of_command is not None and at_main and callable(signal.getsignal(signal.SIGINT)):
-            self._on_interrupt = signal.signal(signal.SIGINT, _of_command)
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, handler) for number, handler in _of_command.items()}
         return self
 
     def __exit__(
@@ -72,8 +75,8 @@ class Drain:
     ) -> None:
         global _current
         _current = self._outer
-        if self._on_interrupt is not None:
-            signal.signal(signal.SIGINT, self._on_interrupt)
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
         if self._clock is not None:
             self._clock.cancel()
 
@@ -86,6 +89,17 @@ class Drain:
         self._callbacks.append(callback)
         if self.asked:
             callback()
+
+    def stops(self) -> bool:
+        """Return `asked`, and restore the handlers that user code has replaced, with a warning."""
+        for number in self._before if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) == _of_command[number]:
+                continue
+            signal.signal(number, _of_command[number])
+            if not self._restored:
+                logger.warning("user code replaced the handler of %s, which ends a run; restored", _NAMES[number])
+            self._restored = True
+        return self.asked
 
     def ask(self, number: signal.Signals) -> bool:
         """Request the drain for signal `number`; return False for a second request, which must end the run at once.
@@ -135,14 +149,14 @@ def current() -> Drain | None:
 
 def interrupt_handler() -> Any:
     """Return the SIGINT handler for signals that do not request a drain: a second signal, or one outside any drain."""
-    own = None if _current is None else _current._on_interrupt
+    own = None if _current is None else _current._before.get(signal.SIGINT)
     return signal.getsignal(signal.SIGINT) if own is None else own
 
 
-def handle_interrupts(handler: Callable[[int, FrameType | None], None] | None) -> None:
-    """Set the command's SIGINT handler for all later drains; with None, drains leave SIGINT unchanged."""
+def handle_signals(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> None:
+    """Set the command's handlers for all later drains; drains leave other signals unchanged."""
     global _of_command
-    _of_command = handler
+    _of_command = handlers
 
 
 @contextmanager

@@ -49,8 +49,8 @@ class InlineLauncher:
     def train(self, settings: Settings) -> dict[str, Any]:
         """Train in this process, or as a rank of a process group."""
         with waiting("loading code", deadline=None, then="as long as it takes"):
-            from slime_core.launch import inline, process
-        with process.as_rank():
+            from slime_core.launch import inline, ranks
+        with ranks.as_rank():
             return inline.train(settings)
 
 
@@ -88,11 +88,6 @@ def settle_launcher(settings: Settings) -> Launcher:
     for name in SETTINGS:
         if getattr(args, name) and name not in traits.settings:
             raise ConfigError(f"{settings.cite(name)} contradicts {cited}; remove one")
-    if args.max_trainer_restarts and not args.save_interval:
-        raise ConfigError(
-            f"{settings.cite('max_trainer_restarts')}: a restart begins at a commit, and before the end there is none"
-            " without --save-interval; set it"
-        )
     return launcher
 
 

@@ -16,7 +16,7 @@ from slime_core.learning.tensors import Column, TrainTensors
 from slime_core.ops.masking import AllReduce, masked, masked_whiten
 from slime_core.ops.ratios import kl_estimate
 from slime_core.protocols import AdvantageEstimator, AdvantageInputs, Args
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 _AS_THEY_ARE = ("loss_masks", "rollout_log_probs", "ref_log_probs", "teacher_log_probs", "values")
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from slime_core.errors import PluginError, TrainError
+from slime_core.errors import PluginError, TrainError, rollout_name
 from slime_core.learning.corrections import Correction, CorrectionInputs, CorrectionOutputs
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.corrections import mismatch_metrics
 from slime_core.protocols import Args, LossInputs
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 Corrected = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 """[T] policy loss, [T] mask, metrics of [T]."""
@@ -56,7 +56,7 @@ class Corrector:
         """
         if tensors.rollout_log_probs is None:
             raise TrainError(
-                f"rollout {batch.rollout_id}: off-policy corrections compare the trainer with the engine, but the"
+                f"{rollout_name(batch.rollout_id)}: off-policy corrections compare the trainer with the engine, but the"
                 " samples carry no rollout_log_probs; the generate function must record them"
             )
         train = tensors.old_log_probs if tensors.train_log_probs is None else tensors.train_log_probs

@@ -12,7 +12,7 @@ from slime_core.learning.tensors import Denominators, TrainTensors, gather
 from slime_core.ops.masking import weighted_sum
 from slime_core.ops.surrogate import clipped_value_loss
 from slime_core.protocols import Args, LossFn, MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 
 def value_loss(args: Args, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:

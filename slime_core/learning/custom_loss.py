@@ -18,7 +18,7 @@ from slime_core.learning.rollout_data import micro_batch_data
 from slime_core.learning.tensors import Denominators, TrainTensors, gather
 from slime_core.ops.masking import weighted_sum
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 CustomLossFn = Callable[..., tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
 """(args, batch, logits, sum_of_sample_mean) -> scalar loss and scalar metrics.

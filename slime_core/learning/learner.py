@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 
-from slime_core.errors import ConfigError, TrainError
+from slime_core.errors import ConfigError, TrainError, rollout_name
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
 from slime_core.learning.passes import Clock, DataPostprocess, Passes
@@ -27,7 +27,7 @@ from slime_core.learning.report import TrainedRollout, log_prob_gap, rollout_rep
 from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_core.waits import named
 
 logger = logging.getLogger(__name__)
@@ -77,14 +77,12 @@ class Learner:
         self._cost = _sample_cost(args, trainer)
         self._warned = False
 
-    @named(
-        "optimizer steps of rollout {0}", deadline="train_timeout", then="the process ends (--train-timeout)", stop=True
-    )
+    @named("optimizer steps of {0}", deadline="train_timeout", then="the process ends (--train-timeout)", stop=True)
     def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
         """Take the rollout's optimizer steps.
 
         Args:
-            rollout_id: Number of the rollout.
+            rollout_id: Id of the rollout, counted from 0.
             batch: All samples of the rollout, the same on every rank.
 
         Returns:
@@ -95,13 +93,13 @@ class Learner:
         """
         if not any(map(any, batch.loss_masks)):
             raise TrainError(
-                f"rollout {rollout_id}: every response token of all {len(batch)} samples is masked; nothing to train"
-                " on. Look for failed or removed samples and for filters or loss masks that are too strict"
+                f"{rollout_name(rollout_id)}: every response token of all {len(batch)} samples is masked; nothing to"
+                " train on. Look for failed or removed samples and for filters or loss masks that are too strict"
             )
         if batch.multimodal_train_inputs is not None and not traits_of(self.trainer, TrainerTraits).takes_images:
             raise TrainError(
-                f"rollout {rollout_id}: its samples have images, which {type(self.trainer).__name__} does not take;"
-                " type --train-backend embedded"
+                f"{rollout_name(rollout_id)}: its samples have images, which {type(self.trainer).__name__} does not"
+                " take; type --train-backend embedded"
             )
         schedule = build_schedule(batch, self._policy(), self._cost)
         share = schedule.for_rank(self.trainer.rank)
@@ -144,9 +142,9 @@ class Learner:
             return
         self._warned = True
         logger.warning(
-            "rollout %d: --micro-batch-size %d makes %d passes of %d tokens on average, which take several times as"
+            "%s: --micro-batch-size %d makes %d passes of %d tokens on average, which take several times as"
             " long as full ones; leave it out, or type --use-dynamic-batch-size --max-tokens-per-gpu N",
-            *(local.rollout_id, self.args.micro_batch_size, passes, tokens // passes),
+            *(rollout_name(local.rollout_id), self.args.micro_batch_size, passes, tokens // passes),
         )
 
     # -- the steps -----------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import torch
 
-from slime_core.errors import TrainError
+from slime_core.errors import TrainError, rollout_name
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.masking import weighted_sum
 from slime_core.ops.ratios import kl_estimate, ratio_from_kl, token_kl
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 if TYPE_CHECKING:
     from slime_core.learning.corrector import Corrector
@@ -118,7 +118,7 @@ class PolicyLoss(LossBase):
             tensors = replace(tensors, old_log_probs=None)
             if tensors.rollout_log_probs is None:
                 raise TrainError(
-                    f"rollout {batch.rollout_id}: --proximal-policy interpolate, but the samples carry no"
+                    f"{rollout_name(batch.rollout_id)}: --proximal-policy interpolate, but the samples carry no"
                     " rollout_log_probs; the generate function must record them"
                 )
         correct = None if self.corrector is None else self.corrector.for_step(batch, tensors, denominators)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from slime_core.errors import TrainError
 from slime_core.protocols import Args
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 Cost = Callable[[int], float]
 """Tokens of a sample -> its cost (forward FLOPs)."""

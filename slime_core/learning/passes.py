@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import torch
 
-from slime_core.errors import TrainError
+from slime_core.errors import TrainError, rollout_name
 from slime_core.learning.advantages import compute_advantages
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import RankSchedule
 from slime_core.learning.tensors import Column, Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, Trainer
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 DataPostprocess = Callable[..., object]
 """Caller of the hook `slime_train_data`: (*, args, rollout_id, rollout_data), which may change the data in place."""
@@ -110,7 +110,7 @@ class Passes:
 
             data = rollout_data(local, tensors)
             self.postprocess(args=self.args, rollout_id=local.rollout_id, rollout_data=data)
-            where = f"slime_train_data (--rollout-data-postprocess-path), rollout {local.rollout_id}"
+            where = f"slime_train_data (--rollout-data-postprocess-path), {rollout_name(local.rollout_id)}"
             tensors = taken_over(data, tensors, where)
         return tensors
 
@@ -128,8 +128,8 @@ class Passes:
         if self._takes_engines_log_probs:
             if tensors.rollout_log_probs is None:
                 raise TrainError(
-                    f"rollout {local.rollout_id}: --use-rollout-logprobs, but the samples carry no rollout_log_probs;"
-                    " the generate function must record them"
+                    f"{rollout_name(local.rollout_id)}: --use-rollout-logprobs, but the samples carry no"
+                    " rollout_log_probs; the generate function must record them"
                 )
             tensors.old_log_probs, tensors.train_log_probs = tensors.rollout_log_probs, own
         else:
@@ -148,7 +148,7 @@ class Passes:
                 tensors.teacher_log_probs = self.trainer.log_probs(local, micro_batches, role="teacher")
         if args.use_opd and tensors.teacher_log_probs is None:
             raise TrainError(
-                f"rollout {local.rollout_id}: --use-opd --opd-type {args.opd_type}, but the samples carry no"
+                f"{rollout_name(local.rollout_id)}: --use-opd --opd-type {args.opd_type}, but the samples carry no"
                 " teacher_log_probs; type --custom-rm-path on_policy_distillation --rm-url URL, or set them in a reward"
                 " or generate function"
             )
@@ -178,7 +178,7 @@ def check_same_bits(local: TrainBatch, tensors: TrainTensors) -> None:
     assert own is not None, "the pass before computed them"
     if tensors.rollout_log_probs is None:
         raise TrainError(
-            f"rollout {local.rollout_id}: --true-on-policy-mode, but the samples carry no rollout_log_probs; the"
+            f"{rollout_name(local.rollout_id)}: --true-on-policy-mode, but the samples carry no rollout_log_probs; the"
             " generate function must record them"
         )
     for i, (trained, sampled, mask) in enumerate(zip(own, tensors.rollout_log_probs, tensors.loss_masks)):
@@ -186,7 +186,7 @@ def check_same_bits(local: TrainBatch, tensors: TrainTensors) -> None:
         if different:
             at = different[0]
             raise TrainError(
-                f"rollout {local.rollout_id}, --true-on-policy-mode: sample {local.sample_indices[i]} has"
+                f"{rollout_name(local.rollout_id)}, --true-on-policy-mode: sample {local.sample_indices[i]} has"
                 f" {len(different)} of {int((mask > 0).sum())} tokens whose log-prob is not the engine's; the first is"
                 f" response token {at}, {trained[at].item()!r} here and {sampled[at].item()!r} there. Its tokens were"
                 " changed after sampling, sampled with other settings or weights, or this machine's matrix products"

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from slime_core.data.dumps import dump_path, to_json, write_lines
-from slime_core.fan_out import sibling_counts, weighted_mean
+from slime_core.errors import rollout_name
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.masking import masked, weighted_sum
 from slime_core.protocols import StepResult, Trainer
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.fan_out import sibling_counts, weighted_mean
 
 GAP = "train/train_rollout_logprob_abs_diff"
 
@@ -149,7 +150,7 @@ def save_trained(path: str, trained: TrainedRollout) -> None:
     rollout_id = trained.batch.rollout_id
     rows = trained.rows()
     if not trained.trainer.rank:
-        lines = (to_json(row, f"the train data of rollout {rollout_id}") for row in rows)
+        lines = (to_json(row, f"the train data of {rollout_name(rollout_id)}") for row in rows)
         write_lines(dump_path(path, rollout_id), lines)
 
 

@@ -16,7 +16,7 @@ import torch
 from slime_core.errors import PluginError
 from slime_core.learning.tensors import Column, TrainTensors
 from slime_core.protocols import MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 _RENAMED = {"old_log_probs": "log_probs"}
 """Key of each field of `TrainTensors` whose name differs."""

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from slime_core.errors import TrainError
+from slime_core.errors import TrainError, rollout_name
 from slime_core.models.family import RoutedLayers
-from slime_core.routed_experts import FREE, RoutedExperts
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import FREE, RoutedExperts
 
 
 def routing_arrays(batch: TrainBatch, model: RoutedLayers) -> list[np.ndarray]:
@@ -42,7 +42,7 @@ def _array(batch: TrainBatch, position: int, value: Any, model: RoutedLayers) ->
     layers = list(model.layers)
     if given.shape != shape or given[:, layers].max(initial=FREE) >= model.num_experts:
         raise TrainError(
-            f"sample {batch.sample_indices[position]} of rollout {batch.rollout_id}: routed experts of shape"
+            f"sample {batch.sample_indices[position]} of {rollout_name(batch.rollout_id)}: routed experts of shape"
             f" {given.shape}, up to number {given.max(initial=FREE)}; this model has {shape[1]} layers and"
             f" {model.experts_per_token} of {model.num_experts} experts per token, and the sample {shape[0] + 1}"
             " tokens. Do engine and trainer serve the same --hf-checkpoint?"

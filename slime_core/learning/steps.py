@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from slime_core.errors import TrainError
+from slime_core.errors import TrainError, rollout_name
 from slime_core.learning.packing import RankSchedule
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult, Trainer
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 
 def take_steps(
@@ -45,7 +45,7 @@ def take_steps(
         found = trainer.train_step(local, micro_batches, loss_fn, with_entropy=with_entropy, with_logits=with_logits)
         norm = found.metrics.get("grad_norm", 0.0)
         if not math.isfinite(norm) and not found.metrics.get("skipped_steps"):
-            raise TrainError(f"rollout {local.rollout_id}, optimizer step {number}: gradient norm {norm}")
+            raise TrainError(f"{rollout_name(local.rollout_id)}, optimizer step {number}: gradient norm {norm}")
         results.append(found)
     return results
 
@@ -74,6 +74,6 @@ def _complaint(loss: float, output: MicroBatchOutput, local: TrainBatch) -> str:
     what, values = ("log-probs", output.log_probs) if output.values is None else ("values", output.values)
     bad = int((~torch.isfinite(values.detach())).sum())
     return (
-        f"rollout {local.rollout_id}: the loss of a micro-batch is {loss} (samples {samples[:16]}; {bad} of"
+        f"{rollout_name(local.rollout_id)}: the loss of a micro-batch is {loss} (samples {samples[:16]}; {bad} of"
         f" {values.numel()} {what} not finite)"
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from slime_core.ops.masking import AllReduce, per_rollout_weights, per_token_weights
-from slime_core.types import NOT_SAMPLED, TrainBatch
+from slime_core.sample import NOT_SAMPLED, TrainBatch
 
 Column = list[torch.Tensor]
 

@@ -150,13 +150,23 @@ def _least_parameters(config: ModelConfig) -> int:
     return config.vocab_size * config.hidden_size + config.num_layers * each
 
 
-def load_model_config(directory: str | Path) -> ModelConfig:
-    """Ask the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
+def family_plugin(kind: str, family: str, origin: str) -> Any:
+    """Return the plugin of a model family. Raises PluginNotFoundError with the families that have one."""
     from slime_core.plugins.resolve import resolve
 
+    try:
+        return resolve(kind, family, origin=origin).obj
+    except PluginNotFoundError as error:
+        raise PluginNotFoundError(
+            f"{error}. Type --hf-checkpoint with a model of one of these families (`slime models list` names their"
+            " trainers), or write the family's plugin: docs/plugins/models.md"
+        ) from error
+
+
+def load_model_config(directory: str | Path) -> ModelConfig:
+    """Ask the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
     hf = read_hf_config(directory)
-    family = resolve("models", str(hf["model_type"]), origin=f"{directory}/config.json: model_type")
-    config = family.obj(hf)
+    config = family_plugin("models", str(hf["model_type"]), f"{directory}/config.json: model_type")(hf)
     assert isinstance(config, ModelConfig), f"model family {hf['model_type']} returned {type(config)}"
     stored = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
     if 0 < stored < (least := _least_parameters(config)):

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import math
 import os
 import pickle
 import threading
@@ -32,10 +33,9 @@ from slime_core.plugins.signatures import (
     unbound,
 )
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
-from slime_core.sample import LARGEST_SCORE, is_score
-from slime_core.types import Sample
-from slime_core.waits import Overdue, by_deadline, placed, waiting
-from slime_core.workers.call import DeadlineExceeded, Slots, awaited, contained, on_thread
+from slime_core.sample import LARGEST_SCORE, Sample, is_score
+from slime_core.waits import by_deadline, placed, waiting
+from slime_core.workers.call import Slots, awaited, contained, on_thread, overrun
 from slime_core.workers.pool import LOAD_DEADLINE, Component
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class RewardCaller:
         spec: str | None = None,
         inline: bool = False,
         group: bool = False,
+        skips_none: bool = False,
     ) -> None:
         """Build a class, and decide how and where the reward runs. `args` stay the same over the caller's life.
 
@@ -90,6 +91,7 @@ class RewardCaller:
             spec: The spec that `reward` was resolved from, for workers to resolve again.
             inline: Call plain functions on the event loop's thread, without deadline (used inside a worker).
             group: Call a function with the list of samples, unless its parameter is called `sample` (`--group-rm`).
+            skips_none: Return NaN for a sample of which the reward says None: it does not apply.
 
         Raises:
             PluginError: The component declares an unknown `execution`, or cannot be built.
@@ -103,6 +105,7 @@ class RewardCaller:
             self._build = _BuiltOnce(build, self.label) if asks_by_name(obj) and not inline else None
             obj = obj if self._build else build()
         self.args = args
+        self._skips_none = skips_none
         self._under = functools.partial(RewardCaller, reward, workers=workers, spec=spec, inline=inline, group=group)
         self.spec = spec or reward.ref.prefix + reward.ref.name
         self.provenance: Mapping[str, Any] = reward.ref.provenance()
@@ -206,12 +209,12 @@ class RewardCaller:
         elif self.execution == "thread":
             async with _THREADS():
                 placed()()
-                value = await _on_thread(call, "--rm-timeout", self._timeout)
+                value = await _bounded(on_thread(call), "--rm-timeout", self._timeout)
         else:
             async with self._slots():
                 placed()()
                 value = call()
-                return await self._bounded(value) if inspect.isawaitable(value) else value
+                return await self._awaited(value) if inspect.isawaitable(value) else value
         if not inspect.isawaitable(value):
             return value
         if self.execution == "here":
@@ -219,15 +222,10 @@ class RewardCaller:
             return await awaited(self.label, value)
         async with self._slots():
             placed()()
-            return await self._bounded(value)
+            return await self._awaited(value)
 
-    async def _bounded(self, value: Awaitable[Any]) -> Any:
-        try:
-            return await by_deadline(awaited(self.label, value), self._timeout)
-        except Overdue as overdue:
-            error = DeadlineExceeded("--rm-timeout", self._timeout)
-            error.left_behind = overdue.left_behind
-            raise error from None
+    async def _awaited(self, value: Awaitable[Any]) -> Any:
+        return await _bounded(awaited(self.label, value), "--rm-timeout", self._timeout)
 
     def _seed(self, samples: Sequence[Sample]) -> int:
         """Return the seed of a worker's random generators for a call, so that a random reward is reproducible."""
@@ -270,6 +268,8 @@ class RewardCaller:
     def _number(self, value: Any, sample: Sample) -> float:
         if hasattr(value, "item") and hasattr(value, "size"):
             value = value.item()  # a numpy or torch scalar
+        if value is None and self._skips_none:
+            return math.nan
         if not isinstance(value, (int, float)):
             raise PluginError(
                 f"{self.label} returned {type(value).__name__} for sample {sample.index};"
@@ -295,7 +295,7 @@ class _BuiltOnce:
         """Return the object. Raises the errors of its construction, and DeadlineExceeded."""
         if self._object is None:
             with waiting(f"the building of {self._label}", deadline=LOAD_DEADLINE, then="the sample fails"):
-                await _on_thread(self._once, "the limit of building it,", LOAD_DEADLINE)
+                await _bounded(on_thread(self._once), "the limit of building it,", LOAD_DEADLINE)
         return self._object
 
     def _once(self) -> None:
@@ -304,14 +304,8 @@ class _BuiltOnce:
                 self._object = self._build()
 
 
-async def _on_thread(call: Callable[[], Any], flag: str, seconds: float | None) -> Any:
-    try:
-        async with asyncio.timeout(seconds) as clock:
-            return await on_thread(call)
-    except TimeoutError:
-        if not clock.expired():  # the code's own
-            raise
-        raise DeadlineExceeded(flag, seconds) from None
+async def _bounded(value: Awaitable[Any], flag: str, seconds: float | None) -> Any:
+    return await by_deadline(value, seconds, lambda: overrun(flag, seconds))
 
 
 def _elsewhere(*args: Any, **keywords: Any) -> Any:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from slime_core.protocols import Command
 
 KIND = "commands"
+_GROUPS = ("train", "data", "look at a run", "serve", "plugins")
+"""Groups of `slime --help`. A command is in the one that its docstring names: "`slime NAME` (GROUP): ..."."""
 
 
 def load(argv: Sequence[str]) -> Command:
@@ -47,35 +49,39 @@ def load(argv: Sequence[str]) -> Command:
     return command
 
 
-def offered(argv: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (typed name, help) of every command of an installed distribution, without importing them.
+def offered(argv: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Return (group, typed name, help) of every command of an installed distribution, without importing them.
 
-    The core's commands come first, the others follow by name. A name that slime or another distribution has, too, is
-    typed with its distribution.
+    In a group, the core's commands come first, the others follow by name. A name that slime or another distribution
+    has, too, is typed with its distribution.
     """
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    found: dict[tuple[str, str], tuple[str, tuple[str, str]]] = {}
     for name, entry, distribution in entry_points(f"slime.{KIND}", AllowList.of(argv)):
         found.setdefault((_typed(name), entry.value), (distribution, help_line(entry.value, distribution)))
     names = [name for name, _ in found]
     rows = []
-    for (name, _), (distribution, text) in found.items():
+    for (name, _), (distribution, (group, text)) in found.items():
         typed = name if names.count(name) == 1 or is_own(distribution) else f"{distribution}:{name}"
-        rows.append((distribution != CORE, typed, text))
-    return [(typed, text) for _, typed, text in sorted(rows)]
+        rows.append((_GROUPS.index(group), distribution != CORE, typed, text))
+    return [(_GROUPS[group], typed, text) for group, _, typed, text in sorted(rows)]
 
 
-def help_line(target: str, distribution: str, path: Sequence[str] | None = None) -> str:
-    """Return the first line of a component's module docstring, or the error; `path` replaces sys.path."""
+def help_line(target: str, distribution: str, path: Sequence[str] | None = None) -> tuple[str, str]:
+    """Return the group and the first line of a component's module, or the error; `path` replaces sys.path."""
     try:
-        return first_line(_source(target, path).read_bytes()) or f"of {distribution}"
+        group, text = first_line(_source(target, path).read_bytes())
+        return group, text or f"of {distribution}"
     except (ImportError, OSError, SyntaxError, ValueError) as error:
-        return f"not usable ({distribution}): {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        said = f"not usable ({distribution}): {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return _GROUPS[-1], said
 
 
-def first_line(source: bytes) -> str:
-    """Return the first line of a module's docstring without "`slime NAME`: ". Raises SyntaxError, ValueError."""
-    first = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-    return re.sub(r"^`slime [^`]*`: ", "", first).rstrip(".")
+def first_line(source: bytes) -> tuple[str, str]:
+    """Return the group and the text of a docstring "`slime NAME` (GROUP): text". Raises SyntaxError, ValueError."""
+    first = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].rstrip(".")
+    title = re.match(r"`slime [^`]*`(?: \((.*?)\))?: ", first)
+    group = title[1] if title and title[1] in _GROUPS else _GROUPS[-1]
+    return group, first[title.end() if title else 0 :]
 
 
 def _source(target: str, path: Sequence[str] | None = None) -> Path:

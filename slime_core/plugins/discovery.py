@@ -1,8 +1,8 @@
 """Find components without importing them: in installed distributions, `--plugin-dir` directories and the checkout.
 
-All three sources read a distribution's entry points: the first from installed metadata, the others from
-`[project.entry-points]` in `pyproject.toml`. Each source is a plugin implementing `slime_register_components`. A
-folder's code is added to `sys.path` when a component of it is loaded, not here.
+Each source is the entry points of distributions: from installed metadata (`add_installed`), or from
+`[project.entry-points]` in `pyproject.toml` (`add_directory`). A folder's code is added to `sys.path` when a component
+of it is loaded, not here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 import slime_core
 from slime_core.distributions import CORE, AllowList, enter_safe_mode, safe_mode
 from slime_core.errors import ConfigError, did_you_mean
-from slime_core.plugins.hookspecs import hookimpl
 from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS
 from slime_core.plugins.registry import RANK_CHECKOUT, RANK_EXPLICIT, ComponentRef, Problem, Registry
 from slime_core.protocols import Args
@@ -30,68 +29,70 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 GROUP_PREFIX = "slime."
 CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
 """Kind -> contract suite, read by `slime_testing_contracts.base`."""
-_READ_BY_OTHERS = ("api", "boards", "foreign_flags", "named_models", "http_servers", "renamed", "renderers")
+_READ_BY_OTHERS = (
+    "api",
+    "boards",
+    "foreign_flags",
+    "named_models",
+    "http_servers",
+    "renamed",
+    "renderers",
+    "signatures",
+)
 _ELSEWHERE = (*(GROUP_PREFIX + name for name in _READ_BY_OTHERS), HOOKSPECS_GROUP, CONTRACTS_GROUP)
 """Groups of installed distributions that hold no components: `config`, engines and `plugins/hooks.py` read them."""
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
 _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
 
 
-class InstalledComponents:
-    """A source of the entry points of distributions on `sys.path`."""
-
-    @hookimpl
-    def slime_register_components(self, registry: Registry) -> None:
-        """Read metadata only; a distribution whose metadata cannot be read becomes a problem, not an error."""
-        for dist in metadata.distributions():
-            try:
-                if GROUP_PREFIX not in (dist.read_text("entry_points.txt") or ""):
-                    continue  # most; parsing them all takes longer than the rest
-                entries = [(e.group, e.name, e.value) for e in dist.entry_points if e.group.startswith(GROUP_PREFIX)]
-                if not entries:
-                    continue
-                owner = ComponentRef("", "", "", str(dist.name), dist.version, tuple(dist.requires or ()))
-            except Exception as error:  # what a torn METADATA or entry_points.txt raises differs by Python version
-                where = str(getattr(dist, "_path", dist))
-                registry.problems.append(Problem(where, f"unreadable metadata: {type(error).__name__}: {error}"))
+def add_installed(registry: Registry) -> None:
+    """Add the components of distributions on `sys.path`; unreadable metadata becomes a problem, not an error."""
+    for dist in metadata.distributions():
+        try:
+            if GROUP_PREFIX not in (dist.read_text("entry_points.txt") or ""):
+                continue  # most; parsing them all takes longer than the rest
+            entries = [(e.group, e.name, e.value) for e in dist.entry_points if e.group.startswith(GROUP_PREFIX)]
+            if not entries:
                 continue
-            _add(registry, owner, entries)
-            unknown = dict.fromkeys(group for group, _, _ in entries if group not in (*_GROUPS, *_ELSEWHERE))
-            registry.problems += [_unknown_group(owner.origin, group) for group in unknown]
+            owner = ComponentRef("", "", "", str(dist.name), dist.version, tuple(dist.requires or ()))
+        except Exception as error:  # what a torn METADATA or entry_points.txt raises differs by Python version
+            where = str(getattr(dist, "_path", dist))
+            registry.problems.append(Problem(where, f"unreadable metadata: {type(error).__name__}: {error}"))
+            continue
+        _add(registry, owner, entries)
+        unknown = dict.fromkeys(group for group, _, _ in entries if group not in (*_GROUPS, *_ELSEWHERE))
+        registry.problems += [_unknown_group(owner.origin, group) for group in unknown]
 
 
-class DirectoryComponents:
-    """A source of the entry points in the plugin folders of a directory: itself, `*/` and `*/*/`."""
+def add_directory(
+    registry: Registry, directory: Path, rank: int = RANK_EXPLICIT, layouts: Sequence[str] = _LAYOUTS
+) -> None:
+    """Add the components in the plugin folders of a directory (itself, `*/` and `*/*/`).
 
-    def __init__(self, directory: Path, rank: int = RANK_EXPLICIT, layouts: Sequence[str] = _LAYOUTS) -> None:
-        self.directory = directory
-        self.rank = rank
-        self.layouts = layouts
+    Only `pyproject.toml` files are read; an unreadable one becomes a problem, not an error.
+    """
+    for file in (file for layout in layouts for file in sorted(directory.glob(layout))):
+        try:
+            project = _project(file.read_text(encoding="utf-8"))
+            owner = _owner(project, file.parent, rank)
+            tables = {g: t for g, t in project.get("entry-points", {}).items() if g.startswith(GROUP_PREFIX)}
+            entries = [(group, str(n), str(target)) for group, t in tables.items() for n, target in t.items()]
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            registry.problems.append(Problem(str(file), f"{type(error).__name__}: {error}"))
+            continue
+        _add(registry, owner, entries)
+        for group in tables.keys() - _GROUPS.keys():
+            if group not in _ELSEWHERE:
+                registry.problems.append(_unknown_group(str(file), group))
+            elif rank != RANK_CHECKOUT:
+                registry.problems.append(_needs_installation(file, group))
 
-    @hookimpl
-    def slime_register_components(self, registry: Registry) -> None:
-        """Read `pyproject.toml` files only; an unreadable one becomes a problem, not an error."""
-        for file in (file for layout in self.layouts for file in sorted(self.directory.glob(layout))):
-            try:
-                project = _project(file.read_text(encoding="utf-8"))
-                owner = self._owner(project, file.parent)
-                tables = {g: t for g, t in project.get("entry-points", {}).items() if g.startswith(GROUP_PREFIX)}
-                entries = [(group, str(n), str(target)) for group, t in tables.items() for n, target in t.items()]
-            except (OSError, ValueError, AttributeError, TypeError) as error:
-                registry.problems.append(Problem(str(file), f"{type(error).__name__}: {error}"))
-                continue
-            _add(registry, owner, entries)
-            for group in tables.keys() - _GROUPS.keys():
-                if group not in _ELSEWHERE:
-                    registry.problems.append(_unknown_group(str(file), group))
-                elif self.rank != RANK_CHECKOUT:
-                    registry.problems.append(_needs_installation(file, group))
 
-    def _owner(self, project: Mapping[str, Any], folder: Path) -> ComponentRef:
-        name = str(project.get("name", folder.name))
-        version = slime_core.__version__ if name == CORE else str(project.get("version", ""))
-        requires = tuple(str(r) for r in project.get("dependencies", ()))
-        return ComponentRef("", "", "", name, version, requires, folder, self.rank)
+def _owner(project: Mapping[str, Any], folder: Path, rank: int) -> ComponentRef:
+    name = str(project.get("name", folder.name))
+    version = slime_core.__version__ if name == CORE else str(project.get("version", ""))
+    requires = tuple(str(r) for r in project.get("dependencies", ()))
+    return ComponentRef("", "", "", name, version, requires, folder, rank)
 
 
 @functools.cache  # a run looks for its command first, then for all, and finds the same texts
@@ -153,7 +154,7 @@ def check_plugin_directories() -> list[str]:
     warnings = []
     for directory in plugin_directories():
         found = Registry()
-        DirectoryComponents(directory).slime_register_components(found)
+        add_directory(found, directory)
         place = f"--plugin-dir / {PLUGIN_DIR_VARIABLE}: {directory}"
         broken = [f"{problem.where}: {problem.message}" for problem in found.problems]
         if not list(found):
@@ -186,16 +187,6 @@ def search_as(args: Args | None) -> None:
     add_plugin_directories(args.plugin_dir)
 
 
-def sources() -> list[InstalledComponents | DirectoryComponents]:
-    """Return every source of components, as hook implementations."""
-    found: list[InstalledComponents | DirectoryComponents] = [InstalledComponents()]
-    found += [DirectoryComponents(directory) for directory in plugin_directories()]
-    if (root := checkout_root()) is not None:
-        core = DirectoryComponents(root, RANK_CHECKOUT, layouts=("pyproject.toml",))
-        found += [core, DirectoryComponents(root / "plugins", RANK_CHECKOUT)]
-    return found
-
-
 def discovered() -> Registry:
     """Return the allowed components that metadata declares.
 
@@ -203,6 +194,10 @@ def discovered() -> Registry:
         ConfigError: A plugin directory does not exist.
     """
     registry = Registry(AllowList.of())
-    for source in sources():
-        source.slime_register_components(registry)
+    add_installed(registry)
+    for directory in plugin_directories():
+        add_directory(registry, directory)
+    if (root := checkout_root()) is not None:
+        add_directory(registry, root, RANK_CHECKOUT, layouts=("pyproject.toml",))
+        add_directory(registry, root / "plugins", RANK_CHECKOUT)
     return registry

@@ -146,7 +146,7 @@ COMPONENTS = (
     Kind(
         name="rewards",
         flags=("--rm-type", "--custom-rm-path"),
-        canonical=("reward", "reward_func", "custom_rm", "batched_custom_rm"),
+        canonical=("reward", "reward_func", "compute_score", "custom_rm", "batched_custom_rm"),
         calls=(_BATCH_REWARD, _SINGLE_REWARD),
         methods={"compute_reward": Call("(self, prompts, responses[, evaluation]) -> list[float]")},
         construct=Call("(args)"),

@@ -17,14 +17,13 @@ from typing import Any, Protocol
 
 import pluggy
 
-from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE, AllowList
+from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE
 from slime_core.errors import PluginConflictError, PluginError, PluginLoadError, did_you_mean
 from slime_core.plugins.discovery import (
     PLUGIN_DIR_VARIABLE,
     check_plugin_directories,
     discovered,
     search_as,
-    sources,
 )
 from slime_core.plugins.hooks import bare_manager, guard, hook_specs
 from slime_core.plugins.kinds import HOOK_GROUP
@@ -90,12 +89,13 @@ def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> 
     search_as(args)
     for warning in check_plugin_directories():
         logger.warning("%s", warning)
-    manager, registry = bare_manager(), Registry(AllowList.of())
+    manager, registry = bare_manager(), discovered()
     if os.environ.get(TRACE_VARIABLE, "0") not in ("", "0"):
         manager.add_hookcall_monitoring(_print_call, lambda *_: None)
     for plugin in extra:
         manager.register(plugin)
-    _register_components(manager, registry)
+    # Historic: pluggy also calls hook modules that are registered later, with the same registry.
+    manager.hook.slime_register_components.call_historic(kwargs={"registry": registry})
     check_allow_list(registry)
     for ref in _hook_modules(registry):
         _register_hook_module(manager, ref)
@@ -135,13 +135,6 @@ def hook_plugins(manager: pluggy.PluginManager) -> list[Resolved]:
 def _source_of(plugin: Any) -> Path | None:
     file = inspect.getsourcefile(plugin if inspect.ismodule(plugin) else type(plugin))
     return Path(file) if file else None
-
-
-def _register_components(manager: pluggy.PluginManager, registry: Registry) -> None:
-    for source in sources():
-        manager.register(source)
-    # Historic: pluggy also calls hook modules that are registered later, with the same registry.
-    manager.hook.slime_register_components.call_historic(kwargs={"registry": registry})
 
 
 def _hook_modules(registry: Registry) -> list[ComponentRef]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 import slime_core
-from slime_core.distributions import CORE, normalized
+from slime_core.distributions import CORE, entry_points, normalized
 from slime_core.errors import PluginConflictError, PluginIncompatibleError, PluginNotFoundError
 from slime_core.plugins.kind import Kind
 from slime_core.plugins.kinds import kind_of
@@ -84,6 +85,7 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
         ref = replace(inner.ref, prefix=prefix + inner.ref.prefix)
         return Resolved(wrapped, ref, kind, spec, origin)
     obj, ref, module = _load(row, spec, origin, registry)
+    obj = _adapted(row, obj)
     check_api(row, obj, module, ref, origin)
     check_signature(row, obj, _subject(row, spec, origin))
     if row.traits is not None:
@@ -164,7 +166,7 @@ def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple
         if match["attr"]:
             obj = attribute(module, match["attr"], subject)
         else:
-            obj = canonical_attribute(module, row, subject, lambda found: fits(row, found))
+            obj = canonical_attribute(module, row, subject, lambda found: fits(row, _adapted(row, found)))
         target = f"{match['file']}:{match['attr'] or getattr(obj, '__name__', '')}"
         return obj, _path_ref(row, spec, target, module), module
     ref = find(row.name, spec, origin=origin, registry=registry)
@@ -179,6 +181,18 @@ def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple
         return ref.registered, ref, None
     obj, module = load_ref(ref, row, _prefixed(origin, ref.label))
     return obj, replace(ref, source_file=_module_file(module)), module
+
+
+def _adapted(kind: Kind, obj: Any) -> Any:
+    """Return the object in its kind's form, if a plugin recognises the signature that it has instead."""
+    return next((found for adapt in _adapters(kind.name) if (found := adapt(obj)) is not None), obj)
+
+
+@cache
+def _adapters(kind: str) -> list[Callable[[Any], Any]]:
+    """Return the functions that installed distributions offer for a kind in the group `slime.signatures`."""
+    allow = current_registry().allow
+    return [e.load() for name, e, dist in entry_points("slime.signatures") if name == kind and allow.allows(name, dist)]
 
 
 def check_api(row: Kind, obj: Any, module: ModuleType | None, ref: ComponentRef, origin: str = "") -> None:

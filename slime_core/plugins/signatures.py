@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from types import MethodType
 from typing import Any
 
 from slime_core import protocols
@@ -219,22 +220,9 @@ def _check_class(kind: Kind, obj: Any, subject: str) -> None:
 
 
 def unbound(cls: type, name: str) -> Callable[..., Any]:
-    """Return a method of a class with the signature that it has when bound to an instance."""
-    method: Callable[..., Any] = getattr(cls, name)
-    if inspect.isfunction(method) and not isinstance(inspect.getattr_static(cls, name), staticmethod):
-        signature = inspect.signature(method)
-        parameters = list(signature.parameters.values())
-
-        def bound(*args: Any, **kwargs: Any) -> Any:
-            raise AssertionError("only its signature is used")
-
-        bound.__name__ = method.__name__
-        first_takes_self = parameters and parameters[0].kind in _POSITIONAL
-        bound.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=parameters[1:] if first_takes_self else parameters
-        )
-        return bound
-    return method
+    """Return a method of a class with the signature that it has when bound to an instance; not to be called."""
+    static = inspect.getattr_static(cls, name)
+    return MethodType(static, cls) if inspect.isfunction(static) else getattr(cls, name)
 
 
 def _has_methods(obj: Any, kind: Kind) -> bool:

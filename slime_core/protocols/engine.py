@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 
 if TYPE_CHECKING:
     import torch

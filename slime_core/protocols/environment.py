@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 Observation: TypeAlias = str | Sequence[Mapping[str, Any]]
 """Input shown to the policy: text, or chat messages (`{"role": ..., "content": ...}`)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from slime_core.types import FilterDecision, Group, Sample
+from slime_core.sample import FilterDecision, Group, Sample
 
 if TYPE_CHECKING:
     from slime_core.config.schema import Args as Args

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 if TYPE_CHECKING:
     import torch

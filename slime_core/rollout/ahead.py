@@ -1,6 +1,6 @@
 """`Ahead`: generation during training (`--async`), on top of the same rollout stage as in synchronous runs.
 
-The stage's event loop runs in its own thread (`rollout.loop_thread`), so a weight update or an evaluation need not wait
+The stage's event loop runs in its own thread (`rollout.event_loop`), so a weight update or an evaluation need not wait
 for the end of a rollout. With `--async-mode one-step` the next rollout is generated while the trainer trains on the
 last one. Each rollout is one call, as in a run without `--async`, so every rollout function works. With
 `--update-weights-interval 1`, and v the weight version that generates::
@@ -26,12 +26,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.protocols import Args
-from slime_core.rollout.open_groups import OpenGroup
-from slime_core.rollout.parts import RolloutResult
+from slime_core.rollout.stage import RolloutResult
 from slime_core.rollout.staleness import Verdict, judge, mask_old_tokens, retries, staleness_metrics, version_span
-from slime_core.types import Group
+from slime_core.rollout.state import OpenGroup
+from slime_core.sample import Group
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ class Ahead:
         generated, self._waiting = self._waiting, None
         assert generated is not None
         if generated.rollout_id != rollout_id:
-            raise RolloutError(f"rollout {generated.rollout_id} is waiting for training, not {rollout_id}")
+            raise RolloutError(
+                f"{rollout_name(generated.rollout_id)} is waiting for training, not {rollout_name(rollout_id)}"
+            )
         metrics = generated.metrics
         if generated.seconds:
             metrics["perf/rollout_idle_fraction"] = 1.0 - generated.seconds / (time.perf_counter() - self._since)
@@ -142,7 +144,7 @@ class Ahead:
 
     def _begin(self, rollout_id: int) -> None:
         self._since = time.perf_counter()
-        self._flight = asyncio.create_task(self._generate(rollout_id), name=f"rollout {rollout_id}")
+        self._flight = asyncio.create_task(self._generate(rollout_id), name=f"{rollout_name(rollout_id)}")
 
     async def _generate(self, rollout_id: int) -> _Generated:
         version, started = self._stage.weight_version, time.perf_counter()
@@ -171,7 +173,7 @@ class Ahead:
             if span is None or judge(self.args, span, retries(group), version) is Verdict.FRESH:
                 continue
             if self.args.staleness_policy != "mask":
-                name = f"rollout {generated.rollout_id}: group {group[0].group_index}"
+                name = f"{rollout_name(generated.rollout_id)}: group {group[0].group_index}"
                 raise RolloutError(
                     f"{name} is {version - span[0]} weight versions old"
                     f" (--max-staleness {self.args.max_staleness}), and a rollout that was generated ahead has no other"

@@ -1,8 +1,8 @@
 """Stage 7: finished groups -> `TrainBatch`, one row per sample, rewards shaped by the estimator.
 
 The loop calls it after the buffer. A sample that cannot be trained on (removed by a filter, failed without a reward, or
-refused by `admission.py`) keeps its row, so that batch sizes match the configuration. Its mask is zero *and* its reward
-is outside the group statistics (THUDM/slime includes it).
+refused by `sample.admission`) keeps its row, so that batch sizes match the configuration. Its mask is zero *and* its
+reward is outside the group statistics (THUDM/slime includes it).
 
 Missing ids get the smallest unused numbers. A sample without response tokens becomes a placeholder row, one masked
 response token after one prompt token, so no later stage sees an empty response.
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slime_core.admission import Sealed, admit
-from slime_core.errors import RolloutError
-from slime_core.multimodal import image_token_of
+from slime_core.errors import RolloutError, rollout_name
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
-from slime_core.provenance import Source
-from slime_core.rollout.baseline import baseline_reward
-from slime_core.rollout.columns import (
+from slime_core.rollout.fate import baseline_reward
+from slime_core.rollout.reward import number_problem
+from slime_core.sample import LARGEST_SCORE, Group, Sample, SampleStatus, TrainBatch, is_score
+from slime_core.sample.admission import Sealed, admit
+from slime_core.sample.columns import (
     batch_from_columns,
     fill_ids,
     mask_sums,
@@ -30,9 +30,8 @@ from slime_core.rollout.columns import (
     sampling_mask_columns,
     version_column,
 )
-from slime_core.rollout.contracts import number_problem
-from slime_core.sample import LARGEST_SCORE, is_score
-from slime_core.types import Group, Sample, SampleStatus, TrainBatch
+from slime_core.sample.multimodal import image_token_of
+from slime_core.sample.provenance import Source
 
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]
 """Function of `--custom-reward-post-process-path`: trainable samples -> (raw rewards, shaped rewards)."""
@@ -72,7 +71,7 @@ def make_batch(
     lists = [_flatten(group) for group in groups]
     samples = [sample for members in lists for sample in members]
     if not samples:
-        raise RolloutError(f"rollout {rollout_id} returned no samples; nothing to train on")
+        raise RolloutError(f"{rollout_name(rollout_id)} returned no samples; nothing to train on")
     refuse_bad(args, rollout_id, samples)
     if convert_samples is not None:
         return _masked(
@@ -149,10 +148,10 @@ def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
     first = refused[0]
     reason = f"sample {first.index}: {first.metadata['failure']['error']}"
     if len(refused) == len(samples):
-        raise RolloutError(f"rollout {rollout_id}: cannot train on any of its {len(samples)} samples; {reason}")
+        raise RolloutError(f"{rollout_name(rollout_id)}: cannot train on any of its {len(samples)} samples; {reason}")
     logger.warning(
-        "rollout %d: %d of %d samples cannot be trained on and count as failed; %s",
-        rollout_id, len(refused), len(samples), reason,
+        "%s: %d of %d samples cannot be trained on and count as failed; %s",
+        rollout_name(rollout_id), len(refused), len(samples), reason,
     )  # fmt: skip
 
 

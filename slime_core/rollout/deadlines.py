@@ -1,7 +1,7 @@
 """Deadlines of prompt groups and rollouts, and the actions at a deadline: `--group-timeout`, `--rollout-stall-timeout`.
 
-`rollout.pool` and `rollout.evaluate` await `run_group` here instead of the runner's, and wait with `some_done`. If a
-group exceeds its deadline, `--group-timeout-policy` decides:
+`rollout.pool` and `rollout.evaluate` run groups by `group_runner` here, and wait with `some_done`. If a group exceeds
+its deadline, `--group-timeout-policy` decides:
 
     retry        generate the prompt again, `--group-timeout-retries` times; then as substitute
     substitute   every sample is FAILED; the scheduler draws another prompt, as for any failed group
@@ -16,41 +16,35 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime_core.config.sections.progress import ProgressArgs
-from slime_core.errors import RolloutError
+from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.protocols import Args
 from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
-from slime_core.types import Group, Sample
-from slime_core.waits import current, gave_up, leave_behind, waiting
+from slime_core.sample import Group
+from slime_core.waits import gave_up, leave_behind, waiting, within
 
 if TYPE_CHECKING:
-    from slime_core.rollout.gate import Hold
     from slime_core.rollout.generate import SampleRunner
+
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CANCEL_GRACE = 5.0
 """Seconds for cancelled work to end."""
-CLOSE_DEADLINE = 10.0
-"""Seconds for the tasks left in an event loop to end once they are cancelled."""
 _STALL_MARGIN = 60.0
 _STALLED = "the run stops: no sample ends (--rollout-stall-timeout)"
 
 
-def setting(args: Args, name: str) -> Any:
-    """Return a setting of the deadlines, or its default if a hand-made `args` lacks it."""
-    return getattr(args, name, ProgressArgs.model_fields[name].default)
-
-
 def _stall_limit(args: Args, sample_hooks: int) -> float | None:
     """Return the seconds allowed without the end of a sample; each sample hook may take `--rollout-timeout`, too."""
-    found: float | None = setting(args, "rollout_stall_timeout")
+    found: float | None = args.rollout_stall_timeout
     if found is None and args.rollout_timeout and args.rm_timeout:
         found = args.rollout_timeout * (1 + sample_hooks) + args.rm_timeout + _STALL_MARGIN
     return found
@@ -87,36 +81,35 @@ class GroupClock:
             self._handle.cancel()
 
 
-async def run_group(
+def group_runner(runner: SampleRunner) -> Callable[..., Awaitable[Group]]:
+    """Return `runner.run_group`; if the run has a `--group-timeout`, under that deadline and with a keyword `again`."""
+    limit = runner.args.group_timeout
+    return runner.run_group if limit is None else partial(_run_in_time, runner, limit)
+
+
+async def _run_in_time(
     runner: SampleRunner,
+    seconds: float,
     group: Group,
     params: dict[str, Any],
     *,
-    rollout_id: int | None,
+    rollout_id: int,
     evaluation: bool = False,
-    args: Args | None = None,
-    begins: Callable[[], None] = lambda: None,
-    sample_done: Callable[[list[Sample]], None] | None = None,
-    hold: Hold | None = None,
+    again: Callable[[], None] = lambda: None,
+    **keywords: Any,
 ) -> Group:
     """Run `runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and the runner's errors.
 
-    `begins` is called before every try, and `sample_done` with the resulting samples whenever a sample has ended.
+    `again` is called before every try but the first.
     """
-    seconds, policy = setting(runner.args, "group_timeout"), setting(runner.args, "group_timeout_policy")
-    keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
-    given = {"args": args, "sample_done": sample_done, "hold": hold}
-    keywords |= {name: value for name, value in given.items() if value is not None}
-    if seconds is None:
-        begins()
-        return await runner.run_group(group, params, **keywords)
-    name = f"group {group[0].group_index} of rollout {rollout_id}"
+    policy = runner.args.group_timeout_policy
+    name = f"group {group[0].group_index} of {rollout_name(rollout_id)}"
     if evaluation:
-        name = f"evaluated group {group[0].group_index} at rollout {rollout_id}"
+        name = f"evaluated group {group[0].group_index} at {rollout_name(rollout_id)}"
         policy = "shrink" if policy in ("substitute", "drop") else policy
-    tries = 1 + (setting(runner.args, "group_timeout_retries") if policy == "retry" else 0)
+    keywords |= {"rollout_id": rollout_id, "evaluation": evaluation}
+    tries = 1 + (runner.args.group_timeout_retries if policy == "retry" else 0)
     for attempt in range(1, tries + 1):
-        begins()
         result, obeyed = await _one_try(runner, group, params, keywords, name, seconds, policy)
         if result is not None:
             return result
@@ -125,6 +118,7 @@ async def run_group(
             break
         if attempt < tries:
             group = restarted(group)
+            again()
     for sample in group:
         sample.fail(GROUP_TIMEOUT, f"the group was not done within {seconds:g} s ({policy})")
         if policy == "drop":
@@ -248,43 +242,72 @@ async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str)
     return gathered.result()
 
 
-class StageRunner(asyncio.Runner):  # type: ignore[misc]  # final for typeshed alone
-    """A runner of a stage's loop in the calling thread; its end does not wait for tasks that ignore cancellation."""
+# -- work that ends when the run stops ---------------------------------------------------------------
 
-    _closed = False
+_CANCEL_DEADLINE = 10.0
+"""Seconds that interrupted work has to stop its requests before the engine is stopped."""
+TIMEOUT = "the run stops (--eval-timeout)"
 
-    def run(self, coro: Coroutine[Any, Any, T], *, context: Any = None) -> T:
-        """Return the result of the coroutine. Raises RolloutError if a function stops the loop."""
+
+class Interruptible:
+    """Work in an event loop that is cancelled when the run stops."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        """True once no more work may begin."""
+        self._running: set[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = set()
+
+    def interrupt(self) -> None:
+        """Cancel running and later work at its next await; any thread and a signal handler may call this."""
+        self.interrupted = True
+        for loop, task in tuple(self._running):
+            loop.call_soon_threadsafe(task.cancel)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await the work and return its result. Raises RolloutInterrupted if `interrupt` cancelled it."""
+        task = asyncio.create_task(work)
+        entry = (asyncio.get_running_loop(), task)
+        self._running.add(entry)
+        if self.interrupted:
+            task.cancel()
         try:
-            return super().run(coro, context=context)
-        except RuntimeError as error:
-            if "stopped before Future completed" not in str(error):
+            return await task
+        except asyncio.CancelledError:
+            waiter = asyncio.current_task()
+            if not self.interrupted or (waiter is not None and waiter.cancelling()):
                 raise
-            at_work = ", ".join(dict.fromkeys(wait.what for wait in current() if wait.loop is self.get_loop()))
-            raise RolloutError(
-                f"a function stopped the run's event loop (loop.stop()), which it must not; at work were: {at_work}"
-            ) from error
-
-    def close(self) -> None:
-        """End what is left in the loop within CLOSE_DEADLINE, then the loop."""
-        if not self._closed:
-            self._closed = True
-            super().run(end_tasks())
-            loop: Any = self.get_loop()
-            if loop._default_executor is not None:  # `asyncio.to_thread`: a call that never returns holds up nothing
-                loop._default_executor.shutdown(wait=False, cancel_futures=True)
-                loop._default_executor = None
-        super().close()
+            raise RolloutInterrupted(drew=False) from None
+        finally:
+            self._running.discard(entry)
 
 
-async def end_tasks() -> None:
-    """Cancel every other task of the loop and wait for it; then close the loop's async generators."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
+async def evaluated(running: Interruptible, work: Coroutine[Any, Any, T], what: str, timeout: float | None) -> T:
+    """Run an evaluation and return its result; with `--eval-in-background` it may run during a rollout.
+
+    An evaluation draws nothing from the data source, so an interrupted one gives nothing back, and a resumed run
+    repeats it.
+
+    Raises:
+        RolloutInterrupted: The evaluation was interrupted.
+        RolloutError: The evaluation did not finish within `timeout` seconds; the message names the stall report.
+    """
+    try:
+        return await running.run(within(work, what, deadline=timeout, then=TIMEOUT, error=RolloutError))
+    finally:
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()  # it never started, so Python would warn that it was never awaited
+
+
+async def cancel_all(tasks: set[asyncio.Task[Any]], then: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Cancel rollouts and evaluations, then call `then`.
+
+    They may still run after an interrupt that did not pass through the event loop, or if another thread waits for them.
+    """
+    running = {task for task in tasks if not task.done()}
+    for task in running:
         task.cancel()
-    if tasks:
-        _, late = await asyncio.wait(tasks, timeout=CLOSE_DEADLINE)
-        for task in late:
-            logger.warning("%s did not end within %.0f s of being cancelled", task.get_coro(), CLOSE_DEADLINE)
-            leave_behind(task)
-    await asyncio.get_running_loop().shutdown_asyncgens()
+    if running:
+        with waiting("rollouts and evaluations to end", deadline=_CANCEL_DEADLINE, then="they are left behind"):
+            await asyncio.wait(running, timeout=_CANCEL_DEADLINE)
+    if then is not None:
+        await then()

@@ -8,19 +8,25 @@ sample (it may have another prompt), so kept siblings carry the original sample 
 
 from __future__ import annotations
 
+import copy
+import math
 import statistics
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from slime_core.data.buffer import is_finished
-from slime_core.fan_out import executions, mean
-from slime_core.protocols import Args
-from slime_core.sample import is_score
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.errors import RolloutError
+from slime_core.protocols import Args, EditTraits, traits_of
+from slime_core.sample import FilterDecision, Group, Sample, SampleStatus, is_score
+from slime_core.sample.admission import Sealed
+from slime_core.sample.fan_out import executions, mean
+from slime_core.workers.call import user_code
 
 if TYPE_CHECKING:
-    from slime_core.rollout.schedule import RolloutContext
+    from slime_core.rollout.pool import RolloutContext
+
 
 FINISHED = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
 ORIGIN = "fan_out_origin"
@@ -228,3 +234,140 @@ def _origin(sample: Sample) -> Sample:
 def copy_of(sample: Sample) -> Sample:
     """Return a deep copy of a sample."""
     return Sample.from_dict(sample.to_dict())
+
+
+# -- the dynamic filter ------------------------------------------------------------------------------
+
+
+class FilterStage:
+    """Applies the dynamic filter, if there is one, and counts why groups are dropped, or kept all the same."""
+
+    def __init__(self, args: Args, function: Callable[..., Any] | None, name: str = "") -> None:
+        self.args = args
+        self._function = function
+        self._name = name
+        self._edits = function is not None and traits_of(function, EditTraits, name).edits_samples
+        self._drops: Counter[str] = Counter()
+        self._kept: Counter[str] = Counter()
+
+    def decide(self, group: Group) -> FilterDecision:
+        """Return the filter's decision.
+
+        Raises:
+            PluginError: The filter raises, or changes what a sample is trained on without declaring that it edits.
+            RolloutError: The filter returns an invalid value.
+        """
+        if self._function is None:
+            return FilterDecision(keep=True)
+        label = f"--dynamic-sampling-filter-path {self._name!r} (group {group[0].group_index})"
+        sealed = Sealed(() if self._edits else group)
+        with user_code(label):
+            answer = self._function(self.args, group)
+        sealed.check(label)
+        if not hasattr(answer, "keep"):
+            answer = answer.item() if hasattr(answer, "item") else answer  # numpy's and torch's bool
+            if not isinstance(answer, bool):
+                raise RolloutError(
+                    f"--dynamic-sampling-filter-path {self._name!r} returned {type(answer).__name__};"
+                    " expected a bool or a decision with .keep and .reason"
+                )
+            answer = FilterDecision(keep=answer)
+        keep = bool(answer.keep)
+        reason = getattr(answer, "reason", None)
+        return FilterDecision(keep, reason, bool(getattr(answer, "keep_when_insufficient", False)))
+
+    def count(self, reason: str) -> None:
+        """Count one dropped group."""
+        self._drops[reason] += 1
+
+    def count_kept(self, why: str) -> None:
+        """Count one group that is trained on although the filter dropped it."""
+        self._kept[why] += 1
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return `rollout/dynamic_filter/drop_<reason>` and `kept_<why>` since the last call."""
+        metrics = {f"rollout/dynamic_filter/drop_{reason}": float(n) for reason, n in sorted(self._drops.items())}
+        metrics |= {f"rollout/dynamic_filter/kept_{why}": float(n) for why, n in sorted(self._kept.items())}
+        self._drops.clear()
+        self._kept.clear()
+        return metrics
+
+
+# -- the greedy baseline -----------------------------------------------------------------------------
+
+# An estimator with `needs_greedy_baseline` (ReMax) gets one more response per prompt group, scored and never trained
+# on. `SampleRunner.run_group` makes it and leaves its reward in the metadata of the group's samples, where
+# `rollout.batch` finds it: a group that is continued after an abort keeps it, and one that starts over gets a new one.
+
+BASELINE = "greedy_baseline"
+"""Entry of `sample.metadata`: the greedy response's reward, as its reward function returned it."""
+
+BASELINE_FAILED = "greedy_baseline_failed"
+"""Reason under which a group without a usable baseline is dropped and counted."""
+
+
+def baseline_sample(group: Group) -> Sample | None:
+    """Return the group's prompt as a fresh sample to answer greedily; None if a continued group has its baseline.
+
+    Its index is negative, -1 - group_index: no sample of the run has it.
+    """
+    first = group[0]
+    if any(s.response_length for s in group) and BASELINE in first.metadata:
+        return None
+    (sample,) = restarted([copy.deepcopy(first)])
+    sample.index = -1 - (first.group_index or 0)
+    sample.rollout_id = sample.session_id = None
+    for name in (BASELINE, "failure", "start_rollout_id"):
+        sample.metadata.pop(name, None)
+    return sample
+
+
+def greedy_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rollout's sampling settings at temperature 0."""
+    return {**params, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
+
+
+def attach_baseline(samples: Iterable[Sample], siblings: Sequence[Sample]) -> None:
+    """Put the baseline's reward on the samples; None if the baseline failed, no entry if it was interrupted.
+
+    Args:
+        samples: The group's samples, before and after generation.
+        siblings: The baseline after generation; several samples if its generate function fanned out.
+    """
+    statuses = {s.status for s in siblings}
+    if statuses & {SampleStatus.ABORTED, SampleStatus.PENDING}:
+        return
+    rewards = [s.reward for s in siblings if s.status != SampleStatus.FAILED and s.reward is not None]
+    usable = bool(rewards) and len(rewards) == len(siblings)
+    for sample in samples:
+        sample.metadata[BASELINE] = (rewards[0] if len(rewards) == 1 else rewards) if usable else None
+
+
+def baseline_lack(group: Sequence[Sample]) -> str | None:
+    """Return why a finished group has no baseline to compare with: "aborted" or `BASELINE_FAILED`; None if it has."""
+    values = [s.metadata.get(BASELINE, ...) for s in group]
+    if any(value is ... for value in values):
+        return "aborted"
+    return BASELINE_FAILED if any(value is None for value in values) else None
+
+
+def baseline_reward(args: Args, sample: Sample) -> float | None:
+    """Return the baseline's scalar reward (`--reward-key` picks from a mapping), siblings averaged; None without one.
+
+    Raises:
+        ValueError: The reward is not a finite number.
+    """
+    stored = sample.metadata.get(BASELINE)
+    if stored is None:
+        return None
+    key = args.reward_key
+    values = [value[key] if key else value for value in (stored if isinstance(stored, list) else [stored])]
+    if any(isinstance(value, Mapping) for value in values):
+        return None
+    try:
+        mean = statistics.fmean(values)
+    except (TypeError, ValueError):
+        mean = math.nan
+    if not math.isfinite(mean):
+        raise ValueError(f"the greedy baseline's reward {stored!r} is no finite number")
+    return mean

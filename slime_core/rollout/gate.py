@@ -20,19 +20,16 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from contextvars import Context, copy_context
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from slime_core.protocols import RolloutEngine
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_core.waits import loop_turn, waiting
 
 logger = logging.getLogger(__name__)
-_Work = Callable[[], Coroutine[Any, Any, Any]]
-"""Coroutine function of a sample, called when the sample has its place."""
 
 
 class Hold:
@@ -40,13 +37,15 @@ class Hold:
 
     ::
 
-        drawn: live --all samples have asked for a place--> lent --the last one ends--> live --> complete --> closed
+        drawn: live --all samples have asked for a place--> lent --the last one leaves--> live --> complete --> closed
     """
 
     def __init__(self, gate: GatedEngine) -> None:
         self._gate = gate
         self._live = self._complete = self._closed = False
-        self._take()
+        self._running = 0
+        """Number of samples that have asked for a place and have not left."""
+        self.take_back()
 
     def __enter__(self) -> Hold:
         return self
@@ -54,30 +53,32 @@ class Hold:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @contextmanager
-    def lent(self, works: Sequence[_Work]) -> Iterator[list[Any]]:
-        """Lend the hold to the group's samples, from when all have requested a place until the last sample ends.
+    def place(self) -> Place:
+        """Return a place for one of the group's samples, in call order; once all have asked, `lend` the hold."""
+        self._running += 1
+        return Place(self._gate, self)
 
-        Yields a future for each of `works`, one per sample.
-        """
-        context, left = copy_context(), len(works)
+    def left(self) -> None:
+        """Note that a sample has left its place; after the last one the group is live again."""
+        self._running -= 1
+        if self._running == 0:
+            self.take_back()
 
-        def ended() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                self._take()
+    def lend(self) -> None:
+        """Lend the hold to the group's samples, until the last of them leaves."""
+        if self._live:
+            self._live = False
+            self._gate._add_live(-1)
 
-        runs = [self._gate.start(_Run(self._gate, work, context, ended)) for work in works]
-        self._give()
-        try:
-            yield runs
-        finally:
-            self._take()
+    def take_back(self) -> None:
+        """End the loan, because the group no longer waits for its samples."""
+        if not self._live and not self._closed:
+            self._live = True
+            self._gate._add_live(1)
 
     def complete(self) -> None:
         """Mark the group as complete and undecided: `settled` does not wait for it."""
-        self._take()
+        self.take_back()
         if not self._closed:
             self._complete = True
             self._gate._add_complete(1)
@@ -87,58 +88,42 @@ class Hold:
         if self._complete:
             self._complete = False
             self._gate._add_complete(-1)
-        self._give()
+        self.lend()
         self._closed = True
 
-    def _take(self) -> None:
-        if not self._live and not self._closed:
-            self._live = True
-            self._gate._add_live(1)
 
-    def _give(self) -> None:
-        if self._live:
-            self._live = False
-            self._gate._add_live(-1)
+class Place:
+    """A sample's place among those that run at once, asked for when it is made; the sample is live in it."""
 
+    __slots__ = ("_gate", "_hold", "_left", "_turn")
 
-class _Run(asyncio.Future[Any]):
-    """Future of a coroutine that starts as its own task once it has a place; can be cancelled like a task."""
+    def __init__(self, gate: GatedEngine, hold: Hold) -> None:
+        self._gate, self._hold, self._left = gate, hold, False
+        self._turn = gate._enter(self)
 
-    __slots__ = ("_began", "_context", "_ended", "_gate", "_task", "_work")
-
-    def __init__(self, gate: GatedEngine, work: _Work, context: Context, ended: Callable[[], None]) -> None:
-        """The task gets a copy of `context`. `ended` is called when the run leaves its place."""
-        super().__init__()
-        self._gate, self._work, self._context, self._ended = gate, work, context, ended
-        self._task: asyncio.Task[Any] | None = None
-        self._began = False
-
-    def cancel(self, msg: Any = None) -> bool:
-        """Cancel the run; if it has not begun, its place goes to the next run."""
-        return self._task.cancel(msg) if self._began and self._task is not None else super().cancel(msg)
-
-    def begin(self, *, at_once: bool) -> None:
-        """Start the task, which has a place now; with `at_once` it uses the rest of its predecessor's time share."""
-        self._task = self.get_loop().create_task(self._run(at_once), context=self._context.copy())
-
-    async def _run(self, at_once: bool) -> None:
-        try:
-            if not at_once:
-                await loop_turn()
-            self._began = True
-            result = None if self.done() else await self._work()  # it may have been cancelled in between
-        except asyncio.CancelledError:
-            settle: Callable[[], Any] = super().cancel
-        except BaseException as error:  # also forward BaseException to the waiter
-            settle = partial(self.set_exception, error)
+    async def begin(self) -> None:
+        """Wait until the place is free; its first holder also waits for its share of the event loop's time."""
+        if self._turn is None:
+            await loop_turn()
         else:
-            settle = partial(self.set_result, result)
-        finally:
-            self._task = None
-            self._ended()
+            await self._turn
+
+    def pass_on(self) -> bool:
+        """Let the sample begin in a predecessor's place, and the rest of its time. Return False if it has given up."""
+        assert self._turn is not None
+        if not self._left and not self._turn.done():
+            self._turn.set_result(None)
+            return True
+        return False
+
+    def leave(self, _: object = None) -> None:
+        """Leave the place, or stop waiting for it. Safe to call twice, so that it may also end a task never begun."""
+        if self._left:
+            return
+        self._left = True
+        self._hold.left()
+        if self._turn is None or (self._turn.done() and not self._turn.cancelled()):
             self._gate._leave()
-        if not self.done():
-            settle()
 
 
 class GatedEngine:
@@ -148,7 +133,7 @@ class GatedEngine:
         """`places` is the number of samples that may run at once."""
         self._engine = engine
         self._free = places
-        self._queue: deque[_Run] = deque()
+        self._queue: deque[Place] = deque()
         self._full = waiting("a free place for samples", deadline=None, then="deadlines of those inside free one")
         self._live = 0
         self._complete = 0
@@ -173,26 +158,24 @@ class GatedEngine:
         """Return a hold for a group that is about to run; the engine waits until it is closed or lent to samples."""
         return Hold(self)
 
-    def start(self, run: _Run) -> _Run:
-        """Begin a run when there is a place, in call order; it is live while it has the place."""
+    def _enter(self, place: Place) -> asyncio.Future[None] | None:
+        """Return None if the place is free, which makes the sample live; else a future that is done when it is."""
         if self._free:
             self._free -= 1
             self._add_live(1)
-            run.begin(at_once=False)
-        else:
-            if not self._queue:
-                self._full.__enter__()
-            self._queue.append(run)
-        return run
+            return None
+        if not self._queue:
+            self._full.__enter__()
+        self._queue.append(place)
+        return asyncio.get_running_loop().create_future()
 
     def _leave(self) -> None:
-        """Pass the place and its live count to the next run in the queue, or free them."""
+        """Pass the place and its live count to the next sample in the queue, or free them."""
         while self._queue:
-            run = self._queue.popleft()
+            place = self._queue.popleft()
             if not self._queue:
                 self._full.__exit__()
-            if not run.done():
-                run.begin(at_once=True)
+            if place.pass_on():
                 return
         self._free += 1
         self._add_live(-1)

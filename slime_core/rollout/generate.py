@@ -1,6 +1,6 @@
 """Stage 3: a prompt group -> the same group with responses and rewards.
 
-`rollout.schedule` and `rollout.evaluate` call `SampleRunner.run_group`. A failed sample is returned with status FAILED
+`rollout.pool` and `rollout.evaluate` call `SampleRunner.run_group`. A failed sample is returned with status FAILED
 and the reason; only `--max-consecutive-failures` failures in a row stop the run. A generate function may return several
 samples (fan-out); the group then grows and the siblings share a `rollout_id`. If a sibling was interrupted, the
 original sample is returned ABORTED in place of the siblings: a fan-out is kept complete or executed again.
@@ -16,25 +16,29 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, Protocol
 
-from slime_core import admission
-from slime_core.admission import Drawn
 from slime_core.data.tokenizer import encode_prompt, encode_rendered
 from slime_core.data.tools import prompt_tools
 from slime_core.errors import RolloutError
-from slime_core.fan_out import executions
-from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args, GenerateContext, GenerateTraits
-from slime_core.rollout import baseline
-from slime_core.rollout.contracts import reward_problem
 from slime_core.rollout.deadlines import GroupClock, ended
-from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT, remove_if_masked
-from slime_core.rollout.gate import GatedEngine, Hold
+from slime_core.rollout.fate import (
+    FINISHED,
+    GROUP_TIMEOUT,
+    attach_baseline,
+    baseline_lack,
+    baseline_sample,
+    greedy_params,
+    remove_if_masked,
+)
+from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.rollout.hooks import RolloutHooks, failed_call
-from slime_core.rollout.reward import RewardStage
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.rollout.reward import RewardStage, reward_problem
+from slime_core.sample import Group, Sample, SampleStatus, admission
+from slime_core.sample.admission import Drawn
+from slime_core.sample.fan_out import executions
+from slime_core.sample.multimodal import image_token_of
 from slime_core.waits import by_deadline, waiting
 
 logger = logging.getLogger(__name__)
@@ -162,17 +166,25 @@ class SampleRunner:
         """
         args = self.args if args is None else args
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
-        extra = baseline.baseline_sample(group) if self.greedy_baseline and not evaluation else None
+        extra = baseline_sample(group) if self.greedy_baseline and not evaluation else None
         asked = self.timeline.now() if self.timeline else 0.0
-        samples = [(s, params) for s in group] + ([] if extra is None else [(extra, baseline.greedy_params(params))])
+        samples = [(s, params) for s in group] + ([] if extra is None else [(extra, greedy_params(params))])
         cut_by = clock if clock is not None and clock.cuts else None
         done = sample_done if cut_by is None else lambda _: None  # `_cut` calls it, also for samples that it cuts off
-        works = [partial(self._run_sample, s, p, context, clock, args, asked, done) for s, p in samples]
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
-            with hold.lent(works) as runs:
-                if cut_by is not None:
-                    runs = [_cut(run, s, cut_by, sample_done) for run, (s, _) in zip(runs, samples)]
-                results = await asyncio.gather(*runs)
+            runs: list[asyncio.Future[list[Sample]]] = []
+            for sample, own in samples:
+                place = hold.place()
+                runs.append(
+                    asyncio.create_task(self._run_sample(sample, own, context, clock, args, asked, done, place))
+                )
+                runs[-1].add_done_callback(place.leave)  # also if it is cancelled before it begins
+            hold.lend()
+            try:
+                cut = runs if cut_by is None else [_cut(r, s, cut_by, sample_done) for r, (s, _) in zip(runs, samples)]
+                results = await asyncio.gather(*cut)
+            finally:
+                hold.take_back()
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
                 started = self.timeline.now() if self.timeline else 0.0
@@ -183,7 +195,7 @@ class SampleRunner:
                 self._count(siblings)
             if extra is not None:
                 finished = [sample for siblings in results[:-1] for sample in siblings]
-                baseline.attach([*group, *finished], results[-1])
+                attach_baseline([*group, *finished], results[-1])
             return finished
 
     async def _run_sample(
@@ -195,29 +207,34 @@ class SampleRunner:
         args: Args,
         asked: float,
         done: Callable[[list[Sample]], None],
+        place: Place,
     ) -> list[Sample]:
-        if clock is not None:
-            clock.start()
         siblings = [sample]
-        if not (self.stopping and not context.evaluation) and sample.status not in FINISHED:
-            timeline, before, outside = self.timeline, sample.response_length, sample.non_generation_time
-            started = timeline.now() if timeline else 0.0
-            try:
-                siblings = await self._generate(sample, params, context, args)
-                generated = timeline.now() if timeline else 0.0
-                if not self.rewards.scores_groups:
-                    ev, rollout_id = context.evaluation, context.rollout_id
-                    await self.rewards.score(siblings, evaluation=ev, rollout_id=rollout_id, args=args)
-            finally:
-                self.last_end = asyncio.get_running_loop().time()
-            if timeline:
-                timeline.sample(siblings, (asked, started, generated, timeline.now()), before, outside, context)
-        done(siblings)
-        return siblings
+        try:
+            await place.begin()
+            if clock is not None:
+                clock.start()
+            if not (self.stopping and not context.evaluation) and sample.status not in FINISHED:
+                timeline, before, outside = self.timeline, sample.response_length, sample.non_generation_time
+                started = timeline.now() if timeline else 0.0
+                try:
+                    siblings = await self._generate(sample, params, context, args)
+                    generated = timeline.now() if timeline else 0.0
+                    if not self.rewards.scores_groups:
+                        ev, rollout_id = context.evaluation, context.rollout_id
+                        await self.rewards.score(siblings, evaluation=ev, rollout_id=rollout_id, args=args)
+                finally:
+                    self.last_end = asyncio.get_running_loop().time()
+                if timeline:
+                    timeline.sample(siblings, (asked, started, generated, timeline.now()), before, outside, context)
+            done(siblings)
+            return siblings
+        finally:
+            place.leave()
 
     def baseline_lack(self, group: Group) -> str | None:
-        """Return why a finished group cannot be compared with its greedy baseline (see `baseline.missing`), or None."""
-        return baseline.missing(group) if self.greedy_baseline else None
+        """Return why a finished group lacks the greedy baseline that it needs (see `fate.baseline_lack`), or None."""
+        return baseline_lack(group) if self.greedy_baseline else None
 
     def count_failures(self, group: Group) -> None:
         """Count samples that the caller marked as failed. Raises RolloutError when too many fail in a row."""
@@ -243,8 +260,8 @@ class SampleRunner:
         given_id, drawn = sample.rollout_id, Drawn.of(sample)
         try:
             with waiting(generator.label, deadline=self.args.rollout_timeout, then="the sample fails"):
-                work = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
-                result = await by_deadline(work, self.args.rollout_timeout)
+                asked = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
+                result = await by_deadline(asyncio.create_task(asked), self.args.rollout_timeout)
         except BaseException as error:
             if not _begins_with(sample, given, prompt_length):  # cut off while it changed the sample
                 sample.tokens, sample.response_length = given[:prompt_length], 0

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_core.admission import DECLARE, Sealed, changed, snapshot
 from slime_core.errors import RolloutError, SlimeError
 from slime_core.plugins.hooks import Hooks, nobody
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
+from slime_core.sample.admission import DECLARE, Sealed, changed, snapshot
 from slime_core.waits import Overdue, by_deadline, waiting
 from slime_core.workers.call import awaited, contained, raised_at
 

@@ -13,14 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slime_core.fan_out import execution_rewards, executions, mean, shares, weighted_mean
 from slime_core.protocols import Args
-from slime_core.rollout.baseline import baseline_reward
-from slime_core.rollout.eval_scores import pass_at_k as pass_at_k
-from slime_core.rollout.eval_scores import score_values
-from slime_core.routed_experts import RoutedExperts
-from slime_core.sample import is_score
-from slime_core.types import NOT_SAMPLED, Group, Sample, SampleStatus
+from slime_core.rollout.evaluate import pass_at_k as pass_at_k
+from slime_core.rollout.evaluate import score_values
+from slime_core.rollout.fate import baseline_reward
+from slime_core.sample import NOT_SAMPLED, Group, Sample, SampleStatus, is_score
+from slime_core.sample.fan_out import execution_rewards, executions, mean, shares, weighted_mean
+from slime_core.sample.routed_experts import RoutedExperts
 
 
 def stats(values: Sequence[float], name: str) -> dict[str, float]:
@@ -229,7 +228,7 @@ def _rewards_by_group(args: Args, samples: Iterable[Sample]) -> list[list[float]
 
 
 def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return `eval/<data set>` (mean reward) and `eval/<data set>/...`; pass@k and majority@k as in `eval_scores`."""
+    """Return `eval/<data set>` (mean reward) and `eval/<data set>/...`; pass@k and majority@k by `score_values`."""
     metrics: dict[str, float] = {}
     for name, columns in data.items():
         rewards, samples = columns["rewards"], columns.get("samples") or []

@@ -6,9 +6,9 @@
          ^                                       |again     |dropped
          +--------------give_back----------------+          +--> aside, while it may be needed; else gone
 
-There are two kinds. `rollout.schedule.OneRollout` draws the groups of one rollout, replaces each lost group by exactly
-one, and gives back the rest, so no prompt is drawn without need. `rollout.producer.GroupProducer` draws without end
-while there is room; rollouts are taken from it, oldest groups first.
+There are two kinds. `OneRollout` draws the groups of one rollout, replaces each lost group by exactly one, and gives
+back the rest, so no prompt is drawn without need; `generate_rollout`, the built-in rollout function, is made of it.
+`rollout.producer.GroupProducer` draws without end while there is room; rollouts are taken from it, oldest groups first.
 
 Groups may end in any order, but the pool decides on them in the order of drawing, once the gate has settled. So a slow
 reward changes no result. Two differences between the kinds are intended. The budget of `OneRollout` counts the groups
@@ -23,38 +23,74 @@ import itertools
 import logging
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from slime_core.errors import RolloutError
-from slime_core.protocols import Args
+from slime_core.data.buffer import is_finished
+from slime_core.data.ledger import Ledger
+from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
+from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.rollout import staleness
-from slime_core.rollout.contracts import drawn_groups
-from slime_core.rollout.deadlines import Bell, ended, run_group, setting
+from slime_core.rollout.deadlines import Bell, Interruptible, ended, group_runner, some_done
+from slime_core.rollout.evaluate import EvalRecord, evaluate_datasets
 from slime_core.rollout.fate import (
+    FilterStage,
     Outcome,
     decide,
+    dropped_for_good,
     given_back,
+    keeps_finished,
     mask_older,
     needs_nothing,
     prepare_return,
     prompts_of,
+    restarted,
     spread,
 )
 from slime_core.rollout.gate import Hold
-from slime_core.rollout.generate import train_sampling_params
-from slime_core.types import Group
+from slime_core.rollout.generate import SampleRunner, train_sampling_params
+from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample
+from slime_core.sample.fan_out import executions
 from slime_core.waits import waiting
 from slime_core.workers.call import user_code
 
-if TYPE_CHECKING:
-    from slime_core.rollout.schedule import RolloutContext
-
 logger = logging.getLogger(__name__)
+
+_INDEX_STRIDE = 1 << 20
+"""Count of numbers reserved per rollout for samples without a number; a resumed run assigns the same numbers."""
+
+
+@dataclass
+class RolloutContext:
+    """The value of the keyword `context` of a rollout function that declares it."""
+
+    runner: SampleRunner
+    filters: FilterStage
+    decided: list[Group] | None = None
+    """Groups of the rollout that were kept, dropped or failed, in order of finishing; None if no hook needs them."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """Record of the function's decisions about groups, besides draws and returns."""
+    eval_record: EvalRecord | None = None
+    """Record of the groups that an evaluation has finished, so that it does not repeat them."""
+    work: Interruptible = field(default_factory=Interruptible)
+    """Work cancelled when the run stops."""
+
+    def note(self, group: Group) -> None:
+        """Record that a group has been decided on and will not be drawn again."""
+        if self.decided is not None:
+            self.decided.append(group)
+
+    async def until_interrupted(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run `work`; return False if the end of the run cancelled it."""
+        try:
+            await self.work.run(work)
+        except RolloutInterrupted:
+            return False
+        return True
 
 
 @dataclass
@@ -143,7 +179,7 @@ class Pool:
             version: Returns the newest weight version, if the pool needs it.
         """
         self.args, self.source, self.context, self.version = args, source, context, version
-        self._params = train_sampling_params(args)
+        self._params, self._run = train_sampling_params(args), group_runner(context.runner)
         self.bell = Bell()
         """Event that is set when a group has ended or there may be room."""
         self.flights: dict[int, Flight] = {}
@@ -155,6 +191,8 @@ class Pool:
         """Places used by all flights."""
         self.again: deque[Group] = deque()
         """Groups that were in flight when the run was interrupted, to be generated first."""
+        self.ready: deque[Finished] = deque()
+        """Drawn groups that were finished before (surplus of a rollout, or replayed) and wait for a decision."""
         self.waiting: list[Finished] = []
         """Accepted groups waiting for training."""
         self.aside: list[tuple[tuple[float, int], Finished]] = []
@@ -173,8 +211,8 @@ class Pool:
 
     @property
     def held(self) -> int:
-        """Return the number of groups that wait for training or are in flight."""
-        return len(self.waiting) + len(self.flights)
+        """Return the number of groups that wait for training, or may come to wait."""
+        return len(self.waiting) + len(self.flights) + len(self.ready)
 
     @property
     def missing(self) -> int:
@@ -202,7 +240,7 @@ class Pool:
         runner = self.context.runner
         for group in groups:
             if needs_nothing(self.context, group):
-                self._finished_before(Finished(group, group, self.version()))
+                self.ready.append(Finished(group, group, self.version()))
                 continue
             mask_older(self.args, group)
             self.context.ledger.generating([group])
@@ -213,23 +251,17 @@ class Pool:
             self.flights[flight.number] = flight
             self.places += flight.places
 
-    def _finished_before(self, group: Finished) -> None:
-        """Handle a drawn group that is already complete: surplus from an earlier rollout, or replayed by the buffer."""
-        self.decide(group)
-
     async def _generate(self, flight: Flight, rollout_id: int) -> Group:
         try:
-            return await run_group(
-                self.context.runner, flight.original, self._params,
-                rollout_id=rollout_id, hold=flight.hold, **self._watchers(flight),
-            )  # fmt: skip
+            watchers = self._watchers(flight)
+            return await self._run(flight.original, self._params, rollout_id=rollout_id, hold=flight.hold, **watchers)
         finally:
             flight.hold.complete()
             self._ended.append(flight)
             self.bell.set()
 
     def _watchers(self, flight: Flight) -> dict[str, Any]:
-        """Return the callbacks that `run_group` calls while it runs, as keyword arguments."""
+        """Return the callbacks of the group's run, as keyword arguments of `deadlines.group_runner`'s function."""
         return {}
 
     # -- deciding ------------------------------------------------------------------------------------
@@ -327,7 +359,7 @@ class Pool:
         so = f"{why}, so it has {usable} groups instead of {args.rollout_batch_size}"
         self._shrink(usable)
         self.context.ledger.short(self.rollout_id, so if self.endless else why)
-        logger.warning("rollout %d: %s", self.rollout_id, so)
+        logger.warning("%s: %s", rollout_name(self.rollout_id), so)
 
     def _shrink(self, usable: int) -> None:
         raise NotImplementedError
@@ -341,7 +373,7 @@ class Pool:
         else:
             counted, causes = f"{self.num_drawn} groups drawn and only {waiting} kept", "fail or come back aborted"
         return RolloutError(
-            f"rollout {self.rollout_id}: {counted} (not kept: {self.context.filters.take_metrics()}); raise"
+            f"{rollout_name(self.rollout_id)}: {counted} (not kept: {self.context.filters.take_metrics()}); raise"
             f" --dynamic-sampling-budget (now {args.dynamic_sampling_budget}), or see to why groups are dropped,"
             f" {causes}; --dynamic-sampling-on-exhausted names other outcomes than this"
         )
@@ -364,7 +396,7 @@ class Pool:
         A task that ignores the cancellation is left running and may still write to its samples, so its flight gets
         copies of them.
         """
-        patience = setting(self.args, "rollout_stop_timeout") if patience is None else patience
+        patience = self.args.rollout_stop_timeout if patience is None else patience
         flights = list(self.flights.values())
         self.flights.clear()
         self._ended.clear()
@@ -380,7 +412,7 @@ class Pool:
         return flights
 
     async def _abort(self, flights: list[Flight], patience: float) -> None:
-        runner, what = self.context.runner, f"groups in flight at rollout {self.rollout_id}"
+        runner, what = self.context.runner, f"groups in flight at {rollout_name(self.rollout_id)}"
         runner.stopping = True
         try:
             with waiting(what, deadline=patience, then="given back"):
@@ -395,3 +427,180 @@ class Pool:
             await ended(late)
         finally:
             runner.stopping = False
+
+
+class OneRollout(Pool):
+    """The groups of one rollout."""
+
+    endless = False
+
+    def __init__(self, args: Args, source: Any, context: RolloutContext, rollout_id: int) -> None:
+        self.surplus: list[Group] = []
+        """Surplus groups to give back."""
+        self.num_surplus = 0
+        """Number of finished surplus groups."""
+        super().__init__(args, source, context, rollout_id)
+
+    async def fill(self) -> None:
+        """Draw and decide until the rollout is complete, or cannot become more complete."""
+        args = self.args
+        self.draw(max(args.over_sampling_batch_size, args.rollout_batch_size))
+        while len(self.waiting) < self.wanted:
+            if self.missing > 0:
+                self.draw(self.missing)
+            if self.ready:
+                self.decide(self.ready.popleft())
+                continue
+            if not self.flights:
+                self.settle()
+                break
+            await some_done(self.bell, self.context.runner, f"groups of {rollout_name(self.rollout_id)}")
+            await self._decide_ended()
+            if len(self.waiting) < self.wanted:
+                self._held.close()
+        self._held.push(self.context.runner.engine.hold())  # where all were finished before
+        if over := args.rollout_batch_size - self.wanted:
+            self.trim(f"{over} groups were over --group-timeout")
+        self.forget(0)
+
+    def draw(self, num_groups: int) -> None:
+        """Draw groups, at most as many as the budget has left. Raises RolloutError if a spent budget stops the run."""
+        left = self.budget - self.num_drawn
+        if num_groups > left and self.args.dynamic_sampling_on_exhausted == "stop":
+            raise self.budget_spent()
+        super().draw(min(num_groups, left))
+
+    def decide(self, group: Finished) -> Outcome | None:
+        """Decide on a group; set it aside as surplus if enough groups wait, and draw another if it is not kept."""
+        if len(self.waiting) >= self.wanted:
+            self.late(group)
+            return None
+        outcome = super().decide(group)
+        if outcome is not Outcome.KEPT and self.missing > 0:
+            self.draw(self.missing)
+        return outcome
+
+    def lose(self, group: Finished) -> None:
+        """Reduce the wanted number if the group was dropped permanently; the ledger has recorded the drop already."""
+        if dropped_for_good(group.samples):
+            self.wanted -= 1
+
+    def _shrink(self, usable: int) -> None:
+        self.waiting.sort(key=lambda f: f.index)
+        for group in self.waiting[usable:]:
+            self.late(group)
+        del self.waiting[usable:]
+
+    def late(self, group: Finished) -> None:
+        """Mark a group as surplus."""
+        self.num_surplus += is_finished(group.samples)
+        self.surplus.append(given_back(self.args, group.original, group.samples))
+
+    def undo(self) -> None:
+        """Mark waiting groups and groups put aside as surplus for `finish`; dropped groups stay dropped."""
+        for group in [*self.waiting, *(group for _, group in self.aside)]:
+            self.late(group)
+        self.waiting.clear()
+        self.aside.clear()
+
+    async def finish(self, patience: float | None = None) -> None:
+        """Land the groups in flight and give them back, together with the surplus groups."""
+        for flight in await self.land(patience):
+            if finished := flight.result():
+                self.late(finished)
+            else:
+                self.surplus.append(restarted(flight.original))
+        for group in self.ready:
+            self.late(group)
+        self.give_back(self.surplus, "in excess")
+
+
+# The function accounts for every group that it draws.
+@declares(RolloutTraits(leaves_out=False, records_evaluation=True))
+async def generate_rollout(
+    args: Args, rollout_id: int, data_source: Any, evaluation: bool = False, *, context: RolloutContext
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Generate a rollout. Groups are returned in order of `group_index`, regardless of the order of finishing.
+
+    No drawn prompt is lost: it is accepted, dropped by the filter with a counted reason, or given back. A partial
+    rollout gives back groups with their tokens, and finished groups with their rewards. Such a finished surplus group
+    is trained on later, although older weights sampled it, as its weight versions show. With
+    `--mask-offpolicy-in-partial-rollout` the group is regenerated instead.
+
+    Raises:
+        RolloutError: The budget ran out and the settings stop the run then, or too many samples failed in a row.
+        RolloutInterrupted: `context.work.interrupt` was called; all groups that were not dropped have been given back.
+    """
+    if evaluation:
+        return await evaluate_datasets(args, data_source, context.runner, rollout_id, record=context.eval_record)
+    pool = OneRollout(args, data_source, context, rollout_id)
+    try:
+        complete = await context.until_interrupted(pool.fill())
+    except BaseException:  # ctrl-C too: the result of a hanging reward is useless now
+        await pool.finish(patience=0.0)
+        raise
+    if not complete:
+        pool.undo()
+        # Wait for running rewards only if their samples are kept.
+        await pool.finish(patience=None if args.partial_rollout else 0.0)
+        context.filters.take_metrics()
+        raise RolloutInterrupted
+    await pool.finish()
+    metrics = {
+        **context.filters.take_metrics(),
+        "rollout/groups_drawn": float(pool.num_drawn),
+        "rollout/groups_given_back": float(pool.num_returned),
+        "rollout/surplus_groups": float(pool.num_surplus),
+        "rollout/surplus_groups_kept": float(pool.num_surplus if keeps_finished(args) else 0),
+    }
+    return RolloutFnTrainOutput([f.samples for f in sorted(pool.waiting, key=lambda f: f.index)], metrics)
+
+
+# -- what a data source returns ----------------------------------------------------------------------
+
+
+def first_number(rollout_id: int) -> int:
+    """Return the `group_index` of the first group that a rollout draws from a data source without numbering."""
+    return rollout_id * _INDEX_STRIDE
+
+
+def drawn_groups(answer: Any, num_groups: int, rollout_id: int, numbered: int) -> list[Group]:
+    """Check a data source's result: `num_groups` non-empty lists of samples; number the unnumbered samples.
+
+    Args:
+        answer: Result of `get_samples(num_groups)`.
+        num_groups: Number of requested groups.
+        rollout_id: The rollout that draws the groups.
+        numbered: Number of groups that this rollout drew before.
+    """
+    expected = f"--data-source-path: get_samples({num_groups}) must return {num_groups} non-empty lists of Samples"
+    if not isinstance(answer, list) or not all(isinstance(g, list) and g for g in answer):
+        raise RolloutError(f"{expected}; it returned {shape_of(answer)}")
+    if not all(isinstance(s, Sample) for group in answer for s in group):
+        raise RolloutError(f"{expected}; a group held {shape_of(answer[0])}")
+    if len(answer) != num_groups:
+        raise RolloutError(f"{expected}; it returned {len(answer)}")
+    next_group = first_number(rollout_id) + numbered
+    for offset, group in enumerate(answer):
+        for position, sample in enumerate(group):
+            # Without their own numbers, all samples of a group would be sampled with the same seed.
+            if sample.group_index is None:
+                sample.group_index = next_group + offset
+            if sample.index is None:
+                sample.index = (next_group + offset) * len(group) + position
+        members = [siblings[0] for siblings in executions(group)]  # a partial rollout may bring siblings back
+        if len({s.index for s in members}) < len(members) and not is_finished(group):
+            raise RolloutError(
+                f"--data-source-path: the samples of group {group[0].group_index} share an index"
+                f" ({[s.index for s in group]}); every sample needs its own"
+            )
+    return answer
+
+
+def shape_of(value: Any) -> str:
+    """Return a short description of a value of a wrong type, for errors."""
+    if isinstance(value, Mapping):
+        return f"a mapping with keys {sorted(map(str, value))}"
+    if isinstance(value, list):
+        return f"a list of {len(value)} {type(value[0]).__name__}" if value else "an empty list"
+    return type(value).__name__

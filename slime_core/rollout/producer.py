@@ -32,13 +32,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from slime_core.data.buffer import is_finished
-from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
-from slime_core.rollout.contracts import first_number
 from slime_core.rollout.deadlines import ended, some_done
 from slime_core.rollout.fate import Outcome, given_back, restarted
-from slime_core.rollout.open_groups import (
+from slime_core.rollout.pool import Finished, Flight, Pool, RolloutContext, first_number
+from slime_core.rollout.state import (
     ASIDE,
     IN_FLIGHT,
     WAITING,
@@ -47,13 +47,11 @@ from slime_core.rollout.open_groups import (
     finished_to_open,
     flight_to_open,
 )
-from slime_core.rollout.pool import Finished, Flight, Pool
-from slime_core.rollout.schedule import RolloutContext
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.waits import waiting
 
 OWNER = "continuous"
-"""Owner name of the groups that `GroupProducer` holds (`rollout.open_groups`)."""
+"""Owner name of the groups that `GroupProducer` holds (`rollout.state`)."""
 
 
 class Taken(NamedTuple):
@@ -133,7 +131,8 @@ class GroupProducer(Pool):
             resize(flight.unfinished - 1)
             self.bell.set()
 
-        return {"begins": partial(resize, size), "sample_done": sample_done}
+        again = {} if self.args.group_timeout is None else {"again": partial(resize, size)}
+        return {"sample_done": sample_done, **again}
 
     # -- deciding ------------------------------------------------------------------------------------
 
@@ -219,6 +218,8 @@ class GroupProducer(Pool):
             while True:
                 if (room := self.room()) > 0:
                     self.draw(room)
+                    while self.ready:
+                        self.decide(self.ready.popleft())
                     self.bell.set()  # groups that were drawn already finished may leave room for more
                 self._news.set()
                 if self.flights:
@@ -249,7 +250,7 @@ class GroupProducer(Pool):
             await self.halt(None if self.args.partial_rollout else 0.0)
             raise RolloutInterrupted
         self.start(rollout_id)
-        assert rollout_id == self.rollout_id, f"rollout {self.rollout_id} is next"
+        assert rollout_id == self.rollout_id, f"{rollout_name(self.rollout_id)} is next"
         self.taking = True
         try:
             complete = await self.context.until_interrupted(self._completed())
@@ -262,7 +263,7 @@ class GroupProducer(Pool):
 
     async def _completed(self) -> None:
         """Return when enough groups wait that the current weights may train on."""
-        with waiting(f"the groups of rollout {self.rollout_id}", deadline=None, then="every group has its own"):
+        with waiting(f"the groups of {rollout_name(self.rollout_id)}", deadline=None, then="every group has its own"):
             self.wake()  # there is room for a whole rollout now
             while True:
                 if self._failure is not None:

@@ -14,29 +14,28 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.data.dumps import dump_path, newest_version, write_samples
 from slime_core.data.ledger import Ledger, RecordedSource
-from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
+from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, RolloutEngine
-from slime_core.rollout import stage_state
+from slime_core.rollout import state
 from slime_core.rollout.batch import make_batch, refuse_bad
-from slime_core.rollout.contracts import eval_output, train_output
-from slime_core.rollout.deadlines import StageRunner
-from slime_core.rollout.engine_weights import deliver
-from slime_core.rollout.evaluations import TIMEOUT, Interruptible, cancel_all, evaluated
+from slime_core.rollout.deadlines import TIMEOUT, Interruptible, cancel_all, evaluated
+from slime_core.rollout.event_loop import LoopLag, StageRunner
+from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.loop_lag import LoopLag
+from slime_core.rollout.generate import Generator, SampleRunner, Timeline
+from slime_core.rollout.hooks import RolloutHooks
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
-from slime_core.rollout.open_groups import OpenGroups
-from slime_core.rollout.parts import RolloutParts as RolloutParts
-from slime_core.rollout.parts import RolloutResult as RolloutResult
-from slime_core.rollout.schedule import RolloutContext
-from slime_core.types import Group, TrainBatch
+from slime_core.rollout.pool import RolloutContext, shape_of
+from slime_core.rollout.reward import RewardStage, number_problem
+from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, SampleStatus, TrainBatch
 from slime_core.waits import named, progress, waiting
 from slime_core.workers import leftovers
 from slime_core.workers.call import on_thread
@@ -44,15 +43,57 @@ from slime_core.workers.call import on_thread
 if TYPE_CHECKING:
     import torch
 
-    from slime_core.rollout.engine_memory import EngineMemory
-    from slime_core.rollout.loop_thread import LoopThread
+    from slime_core.rollout.evaluate import EvalRecord
+    from slime_core.rollout.event_loop import LoopThread
     from slime_core.rollout.producer import GroupProducer
+
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+_MEMORY = ("weights", "kv_cache")
+"""Parts of the engine's memory, in the order of resumption."""
 _STOP_DEADLINE = 300.0
 """Seconds until the engine and everything that runs with it must have stopped."""
+
+
+@dataclass
+class RolloutResult:
+    """The batch and the metrics of one rollout, ready for the trainer."""
+
+    batch: TrainBatch
+    metrics: dict[str, float]
+
+
+@dataclass
+class RolloutParts:
+    """The resolved components of a rollout stage."""
+
+    data_source: Any
+    rollout_function: Callable[..., Any]
+    eval_function: Callable[..., Any] | None
+    """Evaluation function; None for training on saved samples, where evaluation is impossible."""
+    tokenizer: Any = None
+    engine: RolloutEngine | None = None
+    """Rollout engine; None if the rollout function needs no engine (SFT)."""
+    generator: Generator | None = None
+    rewards: RewardStage | None = None
+    filters: FilterStage | None = None
+    resolve_generator: Callable[[str], Generator] | None = None
+    estimator: Any = None
+    """Estimator that shapes the rewards; None leaves them unchanged."""
+    post_process_rewards: Callable[..., Any] | None = None
+    convert_samples: Callable[..., Any] | None = None
+    needs_address: bool = False
+    """True if user code may post to `args.sglang_router_ip` and `args.sglang_router_port`; the engine serves there."""
+    hooks: Any = None
+    """Hook relay of pluggy, or None."""
+    timeline: Timeline | None = None
+    """Timeline that records when samples began and ended."""
+    eval_record: EvalRecord | None = None
+    """Record of the finished groups of a resumable evaluation."""
+    user: RolloutHooks = field(default_factory=RolloutHooks)
+    """Hooks around a rollout."""
 
 
 class RolloutStage:
@@ -69,13 +110,16 @@ class RolloutStage:
         self.ledger = Ledger()
         self.source: Any = None if parts.data_source is None else RecordedSource(parts.data_source, self.ledger)
         """Data source that rollout functions draw from, recorded by the ledger."""
-        self.open_groups = OpenGroups()
+        self.open_groups = state.OpenGroups()
         self.never_stops = False
         """Set before `start`. True: rollouts are taken from continuous generation (`rollout.producer`)."""
         self._producer: GroupProducer | None = None
         """The continuous generation, if `never_stops`."""
-        self.trail = stage_state.LedgerTrail()
+        self.trail = state.LedgerTrail()
         self._lag = LoopLag(counts=getattr(self._loop, "in_real_time", True))
+        self._released: set[str] = set()
+        """Parts of its memory that the engine has released; kept here, since the loop may start again after a trainer's
+        failure in the middle of a step."""
         self._interrupted = False
         self._evaluations = Interruptible()
         self._context: RolloutContext | None = None
@@ -97,7 +141,7 @@ class RolloutStage:
             assert self._context is not None, "continuous generation needs an engine"
             self._producer = GroupProducer(self.args, self.source, self._context, lambda: self.weight_version)
             self.open_groups.register(OWNER, self._producer)
-        stage_state.give_back(self, self.open_groups.take_unclaimed())
+        state.give_back(self, self.open_groups.take_unclaimed())
 
     async def _start(self, engine: RolloutEngine) -> None:
         parts = self.parts
@@ -171,7 +215,7 @@ class RolloutStage:
 
     def loop_thread(self) -> LoopThread:
         """Return the thread of an asynchronous run's event loop; other event loops await the stage through it."""
-        from slime_core.rollout.loop_thread import LoopThread
+        from slime_core.rollout.event_loop import LoopThread
 
         assert isinstance(self._loop, LoopThread)
         return self._loop
@@ -213,7 +257,7 @@ class RolloutStage:
             weight_version=weight_version,
         )
 
-    @named("rollout {0}", then="its groups and samples have deadlines; --rollout-stall-timeout")
+    @named("{0}", then="its groups and samples have deadlines; --rollout-stall-timeout")
     def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
         """Return the groups of one rollout, not yet a batch, and its metrics. Raises the errors of `generate`."""
         if self.never_stops:
@@ -231,7 +275,7 @@ class RolloutStage:
         output = train_output(self._run_function(self.parts.rollout_function, rollout_id, evaluation=False))
         groups = output.samples
         if not any(groups):
-            raise RolloutError(f"rollout {rollout_id}: the rollout function returned no samples")
+            raise RolloutError(f"{rollout_name(rollout_id)}: the rollout function returned no samples")
         if self.args.load_debug_rollout_data:
             self.weight_version = newest_version(groups, self.weight_version)
         decided.sort(key=lambda g: g[0].group_index or 0)
@@ -283,9 +327,9 @@ class RolloutStage:
         metrics = {**rollout_metrics(self.args, groups, self.weight_version), **extra}
         if metrics.get("rollout/routing_replay_fraction") == 0:
             logger.warning(
-                "rollout %d: --use-rollout-routing-replay, but no sample says which experts the engine used; servers"
+                "%s: --use-rollout-routing-replay, but no sample says which experts the engine used; servers"
                 " need --enable-return-routed-experts, generate functions append_response_tokens(meta_info=...)",
-                rollout_id,
+                rollout_name(rollout_id),
             )
         metrics["perf/rollout_time"] = seconds
         metrics |= self._lag.take()
@@ -314,7 +358,7 @@ class RolloutStage:
             return extra
         return {**eval_metrics(data), **extra}
 
-    @named("evaluation at rollout {0}", deadline="eval_timeout", then=TIMEOUT, stop=True)
+    @named("evaluation at {0}", deadline="eval_timeout", then=TIMEOUT, stop=True)
     def evaluate_samples(self, rollout_id: int) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         """Return evaluated samples per data set, and timing. Raises RolloutError, RolloutInterrupted if interrupted."""
         if self._interrupted:
@@ -348,7 +392,7 @@ class RolloutStage:
             # A plain function may post to the engine, which replies in this loop: the function needs its own thread.
             running = start() if is_async else on_thread(start)
             if evaluation and is_async:
-                name = f"evaluation at rollout {rollout_id}"
+                name = f"evaluation at {rollout_name(rollout_id)}"
                 running = evaluated(self._evaluations, running, name, self.args.eval_timeout)
             with self._lag.counting():
                 results.append(await running)
@@ -358,19 +402,31 @@ class RolloutStage:
 
     # -- memory and weights --------------------------------------------------------------------------
 
-    @cached_property
-    def _memory(self) -> EngineMemory:
-        from slime_core.rollout.engine_memory import EngineMemory
-
-        return EngineMemory()
-
     def release_memory(self) -> None:
-        """Make the idle engine release its memory; do nothing if it already has."""
-        self._loop.run(self._memory.release(self.parts.engine))
+        """Make the idle engine release its memory (`--offload-rollout`); do nothing if it already has.
+
+        Raises:
+            EngineError: The engine failed.
+        """
+        self._loop.run(self._release(self.parts.engine))
+
+    async def _release(self, engine: Any) -> None:
+        if engine is not None and not self._released:
+            with waiting("the engine to give up its memory", deadline=None, then="its requests have deadlines"):
+                await engine.abort()  # requests that a timeout or a user's function left behind
+                await engine.release_memory()
+            self._released = set(_MEMORY)
 
     def resume_memory(self, tags: tuple[str, ...]) -> None:
-        """Make the engine allocate parts of its memory again; do nothing if it already has."""
-        self._loop.run(self._memory.resume(self.parts.engine, tags))
+        """Make the engine allocate parts of its memory again; do nothing if it already has. Raises EngineError."""
+        self._loop.run(self._resume(self.parts.engine, tags))
+
+    async def _resume(self, engine: Any, tags: tuple[str, ...]) -> None:
+        missing = [tag for tag in tags if tag in self._released]
+        if engine is not None and missing:
+            with waiting("the engine to take its memory again", deadline=None, then="its requests have deadlines"):
+                await engine.resume_memory(missing)
+            self._released -= set(missing)
 
     def update_weights(self, transport: str, payload: Any, version: int) -> Mapping[str, float] | None:
         """Make the engine serve a version from its transport's payload. Return measurements, if any."""
@@ -405,12 +461,12 @@ class RolloutStage:
     # -- state ---------------------------------------------------------------------------------------
 
     def save(self, directory: Path, rollout_id: int) -> None:
-        """Write data cursor, buffer, open groups and ledger: see `rollout.stage_state`."""
-        stage_state.save(self, directory, rollout_id)
+        """Write data cursor, buffer, open groups and ledger: see `rollout.state`."""
+        state.save(self, directory, rollout_id)
 
     def load(self, directory: Path, rollout_id: int) -> str:
         """Restore the state of `save`; return how many open groups come back, by state. Raises CheckpointError."""
-        return stage_state.load(self, directory, rollout_id)
+        return state.load(self, directory, rollout_id)
 
     def between_callbacks(self, function: Callable[[], T]) -> T:
         """Call a plain function in the stage's event loop, so that nothing of the generation side moves meanwhile."""
@@ -423,3 +479,86 @@ class RolloutStage:
         except RuntimeError:
             return self._loop.run(call())
         return function()
+
+
+async def deliver(
+    args: Args, engine: RolloutEngine, transport: str, payload: Any, version: int
+) -> Mapping[str, float] | None:
+    """Load a version by the engine's own method for the transport, else by the transport's engine side.
+
+    Returns metrics, if there are any.
+
+    Args:
+        args: The run's settings.
+        engine: A started engine.
+        transport: Spec of the transport: a name, `dist:name`, `file.py:attr`, ...
+        payload: The object that the transport's `send` passed to `take`.
+        version: Number of the version.
+
+    Raises:
+        WeightSyncError: The engine refused the weights.
+    """
+    name = transport.rpartition(":")[2]
+    update = getattr(engine, f"update_weights_from_{name}", None)
+    if update is None:
+        update = partial(resolve("weight_transports", transport).obj.deliver, args, engine)
+    measured: Mapping[str, float] | None = await update(payload, version)
+    return measured
+
+
+# -- what rollout functions return -------------------------------------------------------------------
+
+
+def train_output(answer: Any) -> RolloutFnTrainOutput:
+    """Check a rollout function's result for training: a `RolloutFnTrainOutput` or THUDM/slime's bare list of groups."""
+    output = answer if isinstance(answer, RolloutFnTrainOutput) else RolloutFnTrainOutput(answer)
+    if not isinstance(output.samples, list) or not isinstance(output.metrics, Mapping):
+        raise RolloutError(
+            "--rollout-function-path: must return RolloutFnTrainOutput(samples, metrics) or a list of groups;"
+            f" it returned {shape_of(answer)}"
+        )
+    return RolloutFnTrainOutput([flatten(group) for group in output.samples], dict(output.metrics))
+
+
+def eval_output(answer: Any) -> RolloutFnEvalOutput:
+    """Check a rollout function's result for evaluation: `{data set: {"rewards", "truncated", "samples"}}`.
+
+    A reward that is not a finite number becomes 0.0 and its sample FAILED; without samples, `failed` counts them.
+    """
+    output = answer if isinstance(answer, RolloutFnEvalOutput) else RolloutFnEvalOutput(answer)
+    expected = "--eval-function-path: must return {data set: {'rewards': [...], 'truncated': [...], 'samples': [...]}}"
+    if not isinstance(output.data, Mapping):
+        raise RolloutError(f"{expected}; it returned {shape_of(answer)}")
+    for name, columns in output.data.items():
+        if not isinstance(columns, Mapping) or "rewards" not in columns or "truncated" not in columns:
+            raise RolloutError(f"{expected}; for {name!r} it returned {shape_of(columns)}")
+    return RolloutFnEvalOutput({n: _scored(n, columns) for n, columns in output.data.items()}, output.metrics)
+
+
+def _scored(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    rewards, samples = list(columns["rewards"]), columns.get("samples") or []
+    problems = [number_problem(reward) for reward in rewards]
+    failed = sum(problem is not None for problem in problems)
+    if not failed:
+        return dict(columns)
+    first = next(place for place, problem in enumerate(problems) if problem is not None)
+    logger.warning(
+        "--eval-function-path: %d of %d rewards of %r are no finite numbers (the first is number %d: %r); they count"
+        " as 0 and as failed",
+        *(failed, len(rewards), name, first, rewards[first]),
+    )
+    if len(samples) == len(rewards):
+        for sample, problem in zip(samples, problems):
+            if problem is not None and sample.status != SampleStatus.FAILED:
+                sample.fail("--eval-function-path", f"its reward {problem}")
+    scored = [0.0 if problem is not None else reward for reward, problem in zip(rewards, problems)]
+    return {**columns, "rewards": scored, "failed": failed}
+
+
+def flatten(group: Any) -> Group:
+    """Return the samples of a group of samples or lists of fan-out siblings, in order. Raises RolloutError."""
+    if isinstance(group, Sample):
+        return [group]
+    if not isinstance(group, list):
+        raise RolloutError(f"--rollout-function-path: a group must be a list of Samples; found {shape_of(group)}")
+    return [sample for item in group for sample in flatten(item)]

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import groupby
 
-from slime_core.fan_out import executions
 from slime_core.protocols import Args
 from slime_core.rollout.fate import remove_if_masked, restarted
-from slime_core.types import NOT_SAMPLED, Group, Sample
+from slime_core.sample import NOT_SAMPLED, Group, Sample
+from slime_core.sample.fan_out import executions
 
 RETRIES = "stale_retries"
 """Entry of `sample.metadata`: number of regenerations because of age. The entry survives buffers and resume."""

@@ -13,8 +13,8 @@ from itertools import chain
 
 import numpy as np
 
-from slime_core.errors import TrainError
-from slime_core.types import TrainBatch
+from slime_core.errors import TrainError, rollout_name
+from slime_core.sample import TrainBatch
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ def read_samples(batch: TrainBatch, positions: Sequence[int], vocab_size: int, e
     """
     positions = list(positions)
     if not positions:
-        raise TrainError(f"rollout {batch.rollout_id}: a micro-batch without samples")
+        raise TrainError(f"{rollout_name(batch.rollout_id)}: a micro-batch without samples")
     lengths = [len(batch.tokens[i]) for i in positions]
     responses = [batch.response_lengths[i] for i in positions]
     for i, length, response in zip(positions, lengths, responses, strict=True):
         if not 0 <= response < length:
             raise TrainError(
-                f"sample {batch.sample_indices[i]} of rollout {batch.rollout_id}: response_length {response} with"
+                f"sample {batch.sample_indices[i]} of {rollout_name(batch.rollout_id)}: response_length {response} with"
                 f" {length} tokens; at least one prompt token must come before the response"
             )
     ids = np.fromiter(chain.from_iterable(batch.tokens[i] for i in positions), np.int64, sum(lengths))
@@ -83,7 +83,7 @@ def left_out(batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> None:
     """Raises TrainError when a sample of the batch is in no micro-batch, so that it would get no result."""
     missing = sorted(set(range(len(batch))).difference(chain.from_iterable(micro_batches)))
     if missing:
-        raise TrainError(f"rollout {batch.rollout_id}: samples at {missing[:10]} are in no micro-batch")
+        raise TrainError(f"{rollout_name(batch.rollout_id)}: samples at {missing[:10]} are in no micro-batch")
 
 
 def _raise_foreign_token(batch: TrainBatch, positions: list[int], vocab_size: int) -> None:
@@ -91,7 +91,7 @@ def _raise_foreign_token(batch: TrainBatch, positions: list[int], vocab_size: in
         wrong = [t for t in batch.tokens[i] if not 0 <= t < vocab_size]
         if wrong:
             raise TrainError(
-                f"sample {batch.sample_indices[i]} of rollout {batch.rollout_id}: token id {wrong[0]} is outside the"
-                f" model's vocabulary of {vocab_size}; is the tokenizer that of --hf-checkpoint, and the vocabulary of"
-                " --opd-teacher-load or --ref-load the same?"
+                f"sample {batch.sample_indices[i]} of {rollout_name(batch.rollout_id)}: token id {wrong[0]} is outside"
+                f" the model's vocabulary of {vocab_size}; is the tokenizer that of --hf-checkpoint, and the"
+                " vocabulary of --opd-teacher-load or --ref-load the same?"
             )

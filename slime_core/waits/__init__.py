@@ -15,10 +15,8 @@ from slime_core.waits.bounded import Overdue, by_deadline, leave_behind, within
 from slime_core.waits.pace import loop_turn
 from slime_core.waits.start import first_results, part_of_start, telling_start
 from slime_core.waits.table import (
-    Wait,
     current,
     gave_up,
-    limit_user_code,
     named,
     placed,
     progress,
@@ -31,14 +29,12 @@ from slime_core.waits.watchdog import asked_to_end, published
 
 __all__ = [
     "Overdue",
-    "Wait",
     "asked_to_end",
     "by_deadline",
     "current",
     "first_results",
     "gave_up",
     "leave_behind",
-    "limit_user_code",
     "loop_turn",
     "named",
     "part_of_start",

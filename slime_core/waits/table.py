@@ -18,6 +18,8 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar
 
+from slime_core.errors import rollout_name
+
 _table: dict[int, Wait] = {}
 _progress: dict[str, Any] = {}
 _user_code_limit: float | None = None
@@ -98,7 +100,7 @@ def named(what: str, *, then: str, deadline: str | float = "", stop: bool = Fals
     """Decorate a plain method, so that each call is recorded as a wait.
 
     Args:
-        what: Name of the wait; `{0}` is the first argument after `self`.
+        what: Name of the wait; `{0}` is the name of the rollout whose id is the first argument after `self`.
         then: As in `waiting`.
         deadline: Seconds, or the attribute of `self.args` that holds them; empty means no deadline.
         stop: As in `waiting`.
@@ -108,7 +110,7 @@ def named(what: str, *, then: str, deadline: str | float = "", stop: bool = Fals
         @functools.wraps(method)
         def call(self: Any, *args: Any, **keywords: Any) -> Any:
             limit = getattr(self.args, deadline or "none", None) if isinstance(deadline, str) else deadline
-            with waiting(what.format(*args), deadline=limit, then=then, stop=stop):
+            with waiting(what.format(*map(rollout_name, args[:1])), deadline=limit, then=then, stop=stop):
                 return method(self, *args, **keywords)
 
         return call  # type: ignore[return-value]

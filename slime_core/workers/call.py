@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.waits import user_code_limit, waiting
+from slime_core.waits import Overdue, user_code_limit, waiting
 
 T = TypeVar("T")
 _Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
@@ -30,14 +30,13 @@ _idle: list[_Jobs] = []
 """A queue per thread that waits for a call."""
 
 
-class DeadlineExceeded(Exception):
-    """A call took longer than its deadline."""
+class DeadlineExceeded(Overdue):
+    """A call of user code took longer than the deadline of a flag."""
 
-    left_behind = False
-    """True if the call is still running, and may write to its samples."""
 
-    def __init__(self, flag: str, seconds: float | None) -> None:
-        super().__init__(f"no answer within {flag} {seconds} s")
+def overrun(flag: str, seconds: float | None) -> DeadlineExceeded:
+    """Return the error of a call that took longer than `flag` allows."""
+    return DeadlineExceeded(f"no answer within {flag} {seconds} s")
 
 
 async def on_thread(call: Callable[[], T]) -> T:

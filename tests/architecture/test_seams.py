@@ -127,7 +127,7 @@ def _callers(name: str) -> set[str]:
 
 
 def test_there_is_one_pool() -> None:
-    other_mode = "rollout/stage_state.py"  # what a commit of another mode held is given back there
+    other_mode = "rollout/state.py"  # what a commit of another mode held is given back there
     assert _callers("prepare_return") == {"rollout/pool.py", other_mode}
     assert _callers("needs_nothing") == _callers("mask_older") == {"rollout/pool.py"}
 
@@ -140,7 +140,7 @@ def test_there_is_one_loop_and_one_follower() -> None:
         if ast.unparse(node.iter) == "range(start, args.num_rollout)"
     }
     assert over_rollouts == {"loop.py"}
-    assert _callers("is_due") == {"loop.py", "launch/rollout_only.py"}  # which trains nothing
+    assert _callers("is_due") == {"loop.py", "launch/inline.py"}  # which trains nothing
     assert _callers("Follower") == {"launch/inline.py"}
 
 

@@ -1,7 +1,7 @@
 """Nothing in the core waits without a name, a deadline and a declared end: each wait in the code is accounted for.
 
-A wait is accounted for when it stands inside `with waiting(...)` or `asyncio.timeout(...)`, is an argument of `within`
-or `call_within`, has a timeout of its own, or is in ALLOWED with the reason. Awaiting a coroutine function or
+A wait is accounted for when it stands inside `with waiting(...)` or `asyncio.timeout(...)`, is an argument of `within`,
+has a timeout of its own, or is in ALLOWED with the reason. Awaiting a coroutine function or
 `asyncio.gather` of some is no wait of its own: what they wait for is found where it stands.
 """
 
@@ -53,6 +53,7 @@ ALLOWED = {
     "slime_serving/http/streams.py:unless_disconnected": _CLIENT,
     "slime_serving/front/app.py:__call__": _CLIENT,
     "launch/ranks.py:_wait": "of ranks, each of which has deadlines of its own; named by its caller",
+    "waits/bounded.py:by_deadline": "a timer of its own ends it",
     "waits/table.py:placed": "reads a variable",
     "workers/guard.py:_watch": "lives as long as its parent, and waits for its end",
     "slime_engine_sglang/engine.py:_in_thread": "processes get SIGTERM, then SIGKILL after a grace",
@@ -74,8 +75,9 @@ ALLOWED = {
     "rollout/ahead.py:stop": _JUST_KILLED,
     "slime_sandbox_local/inside/forward.py:hand_over": "accepts a connection that is there already",
     "rollout/deadlines.py:turn_after": "named by some_done",
-    "rollout/deadlines.py:first": "the group's clock is one of the two; named by run_group",
-    "rollout/evaluations.py:run": "`within` keeps --eval-timeout, --rollout-stall-timeout is in a rollout",
+    "rollout/deadlines.py:first": "the group's clock is one of the two; named by its caller",
+    "rollout/gate.py:begin": "the gate names it: a free place for samples",
+    "rollout/deadlines.py:run": "`within` keeps --eval-timeout, --rollout-stall-timeout is in a rollout",
     "rollout/stage.py:keep_result": "named by its callers; the parts of a rollout or evaluation have deadlines",
     "slime_embedded/trainer/parallel.py": _COLLECTIVE,
     "slime_trainer_megatron": _COLLECTIVE,
@@ -136,7 +138,7 @@ def _accounted(node: ast.AST) -> bool:
         calls = [i.context_expr for i in node.items if isinstance(i.context_expr, ast.Call)]
         named = {_name(i.context_expr) for i in node.items}
         return any(_name(c.func) in ("waiting", "timeout") for c in calls) or bool(named & {"clock"})
-    return isinstance(node, ast.Call) and _name(node.func) in ("within", "call_within")
+    return isinstance(node, ast.Call) and _name(node.func) == "within"
 
 
 def _waits(parsed: ast.Module) -> Iterator[tuple[str, int, str]]:
@@ -171,7 +173,7 @@ def test_every_wait_is_accounted_for() -> None:
     bare = {place: waits for place, waits in _found().items() if _allowed(place) is None}
     assert bare == {}, (
         'waits without a name or a deadline: put each into `with waiting("what", deadline=..., then=...)` of'
-        " slime_core.waits (or use within, call_within), or name it in ALLOWED with the reason; add it to the table"
+        " slime_core.waits (or use within), or name it in ALLOWED with the reason; add it to the table"
         " of docs/reliability.md, too"
     )
 

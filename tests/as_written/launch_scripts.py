@@ -19,7 +19,7 @@ def launch_scripts() -> dict[str, list[str]]:
     return found
 
 
-_QWEN = Verdict("refused", "its flags are accepted; there is no Megatron plugin of the family `qwen3_5_moe`")
+_QWEN = Verdict("refused", "`--spec`: there is no Megatron plugin of the family `qwen3_5_moe`")
 
 EXCEPTIONS: Mapping[str, Verdict] = {
     "examples_coding_agent_rl_run_qwen36_35b_a3b_swe_8nodes.sh": _QWEN,
@@ -36,7 +36,7 @@ EXCEPTIONS: Mapping[str, Verdict] = {
         " experts over 8 ranks in 2 pipeline stages, in Megatron as well",
     ),
     "scripts_run-glm5.2-744B-A40B.sh": Verdict(
-        "refused", "its flags are accepted; there is no Megatron plugin of the family `glm_moe_dsa`"
+        "refused", "`--spec`: there is no Megatron plugin of the family `glm_moe_dsa`"
     ),
     "scripts_run-minimax-m2.sh": Verdict(
         "differs", "`--model-name` has no effect: the model family follows from config.json"

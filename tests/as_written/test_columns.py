@@ -16,7 +16,7 @@ from slime_core.data import rows
 from slime_core.data.prompts import DatasetSource, eval_samples
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import DataError
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from tests.conftest import TinyRun
 
 GSM8K = {"question": "Two and two?", "answer": "2+2=<<2+2=4>>4 apples.\n#### 1,004"}

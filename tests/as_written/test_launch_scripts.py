@@ -36,7 +36,7 @@ def test_a_script_gets_the_backends_it_names_or_a_reason(name: str, tmp_path: Pa
     verdict, argv = verdicts()[name], SCRIPTS[name]
     named = re.findall(r"`(--[a-z-]+)`", verdict.why)
     while verdict.kind == "refused" and named:
-        with pytest.raises(ConfigError, match=re.escape(named[0])):
+        with pytest.raises((ConfigError, PluginError), match=re.escape(named[0])):
             check_flags(argv)
         argv = _without(argv, named.pop(0))
     settings = check_flags(argv)
@@ -127,6 +127,28 @@ def test_other_scripts(words: str, attribute: str, value: object) -> None:
 def test_what_cannot_be_obeyed_is_refused_with_what_to_do(words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_flags([*OTHER.split(), *words.split()])
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("qwen3.5-9B", "qwen3_5"), ("qwen3.5-35B-A3B", "qwen3_5_moe"), ("glm5.2-744B-A40B", "glm_moe_dsa"),
+     ("qwen3-next-80B-A3B", None), ("moonlight", None)],
+)  # fmt: skip
+def test_a_model_is_refused_by_name_or_numbers_if_its_family_has_no_plugin(name: str, family: str | None) -> None:
+    numbers = [word for flag, value in find_preset(name).flags().items() for word in _words(flag, value)]
+    for words in (["--model", name, "--train-backend", "megatron"], numbers):
+        argv = [*OTHER.split(), "--num-rollout", "1", *words]
+        if family is not None:
+            with pytest.raises(PluginError) as refused:
+                check_flags(argv)
+            for named in (name, f"no megatron_models plugin '{family}'", "qwen3_moe", "--hf-checkpoint"):
+                assert named in str(refused.value)
+            argv += ["--custom-model-provider-path", "mine.py:provide"]
+        assert check_flags(argv).args.train_backend == "megatron"
+
+
+def _words(name: str, value: object) -> list[str]:
+    return [f"--{name}"] if value is True else [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
 
 
 def test_the_name_of_evaluation_data_that_is_a_path_alone() -> None:

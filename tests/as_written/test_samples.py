@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime_core.data.dumps import read_samples, write_samples
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 ABORTED = {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}, "weight_version": "4"}
 

@@ -1,5 +1,4 @@
-"""What becomes of something written for THUDM/slime; the tables beside are made of it, and so are those of
-docs/migrating-from-slime.md."""
+"""Whether a script, flag or name of THUDM/slime works here; `make docs` builds `migrating.md` of the tables."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from slime_engine_sglang.service import Place
 
 from slime_core.config import Args
 from slime_core.errors import EngineError
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from tests.backends.conftest import Running
 from tests.unit.engines.sglang_api.servers import Server, answer, servers
 

@@ -28,7 +28,7 @@ from slime_engine_sglang.weights.protocol import ServerFacts
 from slime_runs.files import read_lines
 
 from slime_core.errors import WeightSyncError
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from tests.backends.whole_runs import command_line
 from tests.engine_processes import EmbeddedServer
 

@@ -27,7 +27,7 @@ import torch
 from slime_core.config import Args
 from slime_core.protocols import MicroBatchOutput
 from slime_embedded.trainer.trainer import EmbeddedTrainer
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-_MISSING = "no browser: make browser installs Chromium, and requirements-dev.txt playwright"
+_MISSING = "no browser: make browser installs Chromium, and make install playwright"
 
 
 @pytest.fixture(scope="module")  # no longer: while it is there its event loop counts as running in this thread

@@ -1,7 +1,7 @@
 """The page of `slime view` in Chromium: two clicks to a token, every page, keys, filters, live runs, hostile text.
 
 With SLIME_TEST_VIEW_RUN (a run directory) and SLIME_TEST_SCREENSHOTS (a folder) the walk through all pages makes the
-pictures of docs/how-to/look-at-a-run.md: `make view-screenshots`.
+pictures of docs/how-to/look-at-a-run.md (docs/images/view).
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ SETTING = (
 READERS = (
     ("show", "RUN"), ("runs", "DIR"), ("compare", "RUN", "RUN"), ("samples", "show", "RUN"), ("why", "RUN"),
     ("samples", "show", "RUN", "--failed"), ("samples", "show", "RUN", "--grep", "no such text"),
-    ("why", "RUN", "--learning"), ("doctor", "RUN"), ("ledger", "verify", "RUN"), ("ledger", "show", "RUN"),
+    ("why", "RUN", "--learning"), ("ledger", "verify", "RUN"), ("ledger", "show", "RUN"),
     ("ledger", "show", "RUN", "--group", "0"), ("ledger", "show", "RUN", "--state", "trained"),
     ("rewards", "replay", "RUN", "--with", "exact"), ("report", "RUN", "--output", "OUT"),
     ("export", "RUN", "--format", "hf", "-o", "OUT"), ("resample", "RUN", "0"),
 )  # fmt: skip
 OTHERS = (
-    ("models", "list"), ("models", "show", "qwen3-4B"), ("plugins", "list"), ("plugins", "doctor"), ("doctor",),
+    ("models", "list"), ("models", "show", "qwen3-4B"), ("plugins", "list"), ("doctor",),
     ("plugins", "show", "rewards/math"), ("plugins", "show", "rewards/llm_judge"), 
     ("rewards", "attack", "exact"),
     ("rewards", "score", "--with", "NAN", "--response", "4", "--label", "4"),

@@ -55,8 +55,10 @@ def test_answers_at_once(argv: list[str], most: float, tmp_path: Path) -> None:
 def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert frame.main([]) == 0
     text = capsys.readouterr().out
-    for command in ["train", "sft", "eval", "rollout", "serve", "plugins", "config", "version"]:
-        assert f"\n  {command} " in text
+    groups = {"train": "train sft", "data": "rollout", "look at a run": "show why", "plugins": "doctor version"}
+    for group, commands in groups.items():
+        members = text.partition(f"\n\n{group}:\n")[2].partition("\n\n")[0]
+        assert all(f"\n  {command} " in f"\n{members}" for command in commands.split()), group
     for spelling in ("--version", "-V", "version"):
         assert frame.main([spelling]) == 0
         assert capsys.readouterr().out == f"slime {__version__}\n"

@@ -45,8 +45,8 @@ def acme(tmp_path: Path) -> None:
 def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
     """What `slime --help` lists."""
     assert main(["--help", *words]) == 0
-    lines = capsys.readouterr().out.partition("commands:\n")[2].partition("\n\n")[0].splitlines()
-    return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    return {name: " ".join(text) for name, *text in lines}
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

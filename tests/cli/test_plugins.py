@@ -242,13 +242,15 @@ def test_check_of_nothing(
 
 def test_doctor_has_an_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "acme-broken", "broken", "import nothing_of_the_sort\n")
-    assert main(["plugins", "doctor", "--plugin-dir", str(tmp_path)]) == 1
+    assert main(["doctor", "--plugin-dir", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
     assert "error: broken: reward 'broken' (acme-broken 1.0)" in shown
     assert f"way out: edit {tmp_path / 'acme-broken'}; then: slime plugins check {tmp_path / 'acme-broken'}" in shown
-    assert main(["plugins", "doctor", "--plugin-dir", str(tmp_path), "--json"]) == 1
+    assert main(["doctor", "--plugin-dir", str(tmp_path), "--json"]) == 1
     findings = json.loads(capsys.readouterr().out)
     assert findings[0]["level"] == "error"
+    assert main(["doctor", "outputs/run"]) == 2
+    assert "for a run: slime why --learning outputs/run" in capsys.readouterr().err
 
 
 def test_trace_reports_components_and_hooks(tiny: TinyRun, tmp_path: Path, slime) -> None:

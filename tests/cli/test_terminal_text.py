@@ -73,4 +73,4 @@ def test_a_choice_of_samples_that_finds_none_says_what_there_is(
     assert main(["samples", "show", str(path), "--rollout", "99"]) == 1
     err = capsys.readouterr().err
     assert "no sample of the run is like that; " in err
-    assert "of rollouts 0 to 3 and of evaluations: --eval held" in err
+    assert "of rollouts 1 to 4 and of evaluations: --eval held" in err

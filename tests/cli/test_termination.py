@@ -16,7 +16,9 @@ from slime_runs.processes import runs
 
 from slime_core.cli import main as frame
 from slime_core.cli.termination import Termination
+from slime_core.launch.drain import Drain
 from slime_core.protocols import Command
+from slime_core.waits import asked_to_end
 from tests.conftest import SLIME, TinyRun, without_start
 from tests.until import wait_until
 
@@ -133,3 +135,22 @@ def test_a_forked_child_dies_of_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("-15\n", 0), done.stderr
+
+
+def test_handlers_that_user_code_replaced_are_restored(caplog: pytest.LogCaptureFixture) -> None:
+    interrupt = signal.getsignal(signal.SIGINT)
+    with Termination() as termination:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # an import of user code before the loop
+        with Drain(60.0, quiet=True) as draining:
+            assert signal.getsignal(signal.SIGTERM) == termination._on_signal
+            assert not draining.stops()
+            assert not caplog.text
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            assert not draining.stops()
+            assert caplog.text.count("user code replaced the handler of SIGTERM, which ends a run; restored") == 1
+            signal.raise_signal(signal.SIGINT)
+            assert draining.stops()
+            assert termination.interrupted
+    asked_to_end(None)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (signal.SIG_DFL, interrupt)

@@ -15,7 +15,7 @@ from slime_core.config import Args
 from slime_core.data.buffer import SampleBuffer
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
-from slime_core.types import Group
+from slime_core.sample import Group
 
 ARGS = Args(
     reward_key=None, rollout_batch_size=8, n_samples_per_prompt=2, rollout_seed=3, use_tis=True,

@@ -15,7 +15,7 @@ from slime_testing_contracts import (
     SampleConverterContract,
 )
 
-from slime_core.types import Group
+from slime_core.sample import Group
 
 HOOKS = Path(__file__).parents[2] / "examples" / "hooks"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,8 +16,9 @@ from typing import Any
 import pytest
 from slime_testing_contracts import FilterContract, GeneratorContract, RewardContract
 
-from slime_core import RewardCaller, resolve
+from slime_core import RewardCaller, Sample, resolve
 from slime_core.config import Args
+from slime_core.config.spec import flag_specs
 from slime_core.workers.pool import WorkerPool
 from tests.conftest import TinyRun
 from tests.run_files import metrics
@@ -29,10 +32,32 @@ def samples(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_every_example_is_tested_here() -> None:
-    """Or in a file of its own, here or among the integration tests, which names its directory."""
-    tests = [Path(__file__).parent, Path(__file__).parents[1] / "integration"]
+    """Or in a file of its own, here or among the tests of integration and Megatron, which names its directory."""
+    tests = [
+        Path(__file__).parent,
+        *(Path(__file__).parents[1] / place for place in ("integration", "backends/megatron")),
+    ]
     text = "".join(file.read_text(encoding="utf-8") for folder in tests for file in folder.glob("test_*.py"))
     assert {p.name for p in EXAMPLES.iterdir() if p.name not in text and not p.name.startswith(("__", "."))} == set()
+
+
+def test_the_index_has_every_example_with_its_command() -> None:
+    """`test_every_example_is_tested_here` finds the tests."""
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("|[")]
+    linked = {row[0].partition("](")[2].removesuffix(")") for row in rows}
+    own = {str(path.relative_to(EXAMPLES)) for path in [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*/README.md")]}
+    assert own - linked == set()
+    assert [path for path in linked if not (EXAMPLES / path).exists()] == []
+    assert len(rows) >= 16
+    for _, command, shows, takes, expect in rows:
+        assert all((shows, takes, expect))
+        program, *words = shlex.split(command.strip("`"))
+        assert program in ("slime", "python", "sh")
+        named = [word[2:].replace("-", "_") for word in words if word.startswith("--")]
+        assert [name for name in named if name not in flag_specs() and name not in ("config", "sglang_config")] == []
+        paths = [word.partition(":")[0] for word in words if word.startswith("examples/")]
+        assert [path for path in paths if not (EXAMPLES.parent / path).exists()] == []
 
 
 @pytest.mark.slow
@@ -70,6 +95,24 @@ def test_custom_reward_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -> 
     done = slime("train", *argv, "--config", tmp_path / "price.yaml")
     assert "failed" not in done.stderr
     assert "token_price" in (tmp_path / "run/config.yaml").read_text()
+
+
+def test_rewards_of_other_trainers(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    """Each scores; one of them trains."""
+    args = Args(reward_key="score")
+    right = Sample(prompt="1+1=", response=r"\boxed{2}", label="2", index=0, tokens=[1, 2, 3], response_length=2)
+    found = {}
+    for name in ("boxed_reward", "short_reward", "compute_score", "reward_func", "mentions_answer"):
+        caller = RewardCaller(resolve("rewards", f"{EXAMPLES / 'other_trainers.py'}:{name}"), args)
+        (found[name],) = asyncio.run(caller.score([right]))
+    assert {name: reward["score"] for name, reward in found.items()} == {
+        "boxed_reward": 1.0, "short_reward": 0.5, "compute_score": 1.0, "reward_func": 1.0, "mentions_answer": 1.0,
+    }  # fmt: skip
+    assert found["compute_score"]["boxed"] == 1.0
+    assert found["reward_func"]["characters"] == 9
+    argv = tiny.argv(tmp_path / "run", num_rollout=1, custom_rm_path=f"{EXAMPLES / 'other_trainers.py'}:boxed_reward")
+    slime("rollout", *argv)
+    assert {s["status"] for s in samples(tmp_path / "run")} <= {"completed", "truncated"}
 
 
 def test_custom_generate_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:

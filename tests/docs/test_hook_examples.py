@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from slime_testing_contracts import LoopRun
 
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from tests.conftest import TinyRun
 from tests.run_files import json_lines
 

@@ -27,6 +27,7 @@ KINDS = {
     "near_rm": "rewards",
     "my_gen": "generators",
     "my_buffer": "buffers",
+    "my_world": "environments",
     "my_tis": "corrections",
     "my_loss": "custom_losses",
     "my_post": "slime_train_data",

@@ -106,12 +106,12 @@ def test_a_missing_file_is_said_before_anything_starts_or_at_its_rollout(
     flags = {"eval_interval": None, "num_rollout": 3, "load_debug_rollout_data": tmp_path / "none/{rollout_id}.jsonl"}
     done = slime("train", *tiny.argv(tmp_path / "a", **flags), check=False)
     assert done.returncode == 1
-    assert "none/0.jsonl for rollout 0" in done.stderr
+    assert "none/0.jsonl for rollout 1" in done.stderr
     assert not (tmp_path / "a/config.yaml").exists()
     flags["load_debug_rollout_data"] = saved / "details/rollout_data/{rollout_id}.jsonl"
     done = slime("train", *tiny.argv(tmp_path / "b", **flags), check=False)
     assert done.returncode == 1
-    assert "2.jsonl for rollout 2" in done.stderr
+    assert "2.jsonl for rollout 3" in done.stderr
     assert (tmp_path / "b" / WEIGHTS).is_file()
 
 

@@ -30,7 +30,7 @@ def test_five_seeds_learn_and_their_controls_do_not(seeds: str, rollouts: int) -
 @pytest.mark.timeout(900)
 def test_the_asynchronous_demo_learns(tmp_path: Path) -> None:
     subprocess.run([SLIME, "init", "demo", "demo.yaml"], cwd=tmp_path, check=True)
-    files = ["--config", "demo.yaml", "--config", ROOT / "configs/demo-async.yaml", "--save", "outputs/demo-async"]
+    files = ["--config", "demo.yaml", "--config", ROOT / "examples/demo-async.yaml", "--save", "outputs/demo-async"]
     done = subprocess.run(
         [SLIME, "train", *files, "--num-rollout", "15"], cwd=tmp_path, capture_output=True, text=True, timeout=800
     )

@@ -15,7 +15,7 @@ from slime_core.config import load_settings
 from slime_core.data.dumps import read_samples
 from slime_core.launch import run
 from slime_core.plugins.resolve import resolve
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 ROOT = Path(__file__).parents[2]
 SLIME = str(Path(sys.executable).with_name("slime"))

@@ -15,7 +15,7 @@ from slime_runs import Run
 from slime_runs.index import Filter
 
 from slime_core.data.dumps import read_samples
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from tests.conftest import SLIME, TinyRun
 
 QUIET = {"eval_interval": None, "eval_prompt_data": None}
@@ -108,8 +108,16 @@ def test_a_teacher_elsewhere_gives_the_same_run(
 ) -> None:
     remote = {"opd_type": "sglang", "rm_type": "on_policy_distillation", "rm_url": address}
     local = {"opd_type": "megatron", "opd_teacher_load": teacher, "custom_rm_path": no_reward}
+    pair = {  # THUDM/slime's run-qwen3-8B-opd.sh names its two functions
+        "opd_type": "sglang", "rm_url": f"{address}/generate", "opd_kl_coef": 1.0,
+        "custom_rm_path": "slime.rollout.on_policy_distillation.reward_func",
+        "custom_reward_post_process_path": "slime.rollout.on_policy_distillation.post_process_rewards",
+    }  # fmt: skip
     found = distil(tiny, tmp_path / "remote", slime, num_rollout=4, **remote)
     expected = distil(tiny, tmp_path / "local", slime, num_rollout=4, **local)
+    (by_pair,) = distil(tiny, tmp_path / "pair", slime, num_rollout=1, **pair)
+    assert by_pair["rollout/opd_reverse_kl"] == pytest.approx(found[0]["rollout/opd_reverse_kl"], abs=1e-6)
+    assert by_pair["train/pg_loss"] == pytest.approx(found[0]["train/pg_loss"], abs=1e-6)
     # The first rollout is the same samples; later ones come from weights that differ by rounding.
     for name in ("rollout/opd_reverse_kl", "rollout/teacher_log_probs", "train/pg_loss"):
         assert found[0][name] == pytest.approx(expected[0][name], rel=1e-4, abs=1e-5)

@@ -25,7 +25,7 @@ SIGNALS = '''
 import itertools, os, signal, threading, time
 import psutil
 from slime_core.launch import drain
-from slime_core.rollout.schedule import generate_rollout
+from slime_core.rollout.pool import generate_rollout
 
 CALLS = itertools.count(1)  # threads call, and none may take another's number
 SENT = threading.Event()

@@ -35,7 +35,7 @@ from slime_runs.files import read_lines
 
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from tests.engine_processes import EmbeddedServer, ForkedProcess, SmallRouter
 from tests.tiny_models import make_model, one_thread
 

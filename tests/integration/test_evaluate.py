@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
+from slime_commands.eval.record import read_groups
 
-from slime_core.rollout.eval_record import read_groups
 from tests.conftest import TinyRun
 
 HELD = '''
 import asyncio, os, signal
 from pathlib import Path
 from slime_core import resolve
-from slime_core.rollout.eval_record import read_groups
+from slime_commands.eval.record import read_groups
 
 async def generate(args, sample, sampling_params, *, context):
     """single_turn; once END_AFTER prompts are on disk, the process gets the signal END."""

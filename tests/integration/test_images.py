@@ -14,8 +14,8 @@ from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model
 from starlette.testclient import TestClient
 
 from slime_core.data.dumps import read_samples
-from slime_core.multimodal import image_token_of, image_url
-from slime_core.types import SampleStatus
+from slime_core.sample import SampleStatus
+from slime_core.sample.multimodal import image_token_of, image_url
 from tests.image_runs import PICTURED, PLAIN, SAMPLES, argv, serving, write_inputs
 from tests.zygote import Zygote
 
@@ -35,7 +35,7 @@ def test_from_rows_to_a_run_that_was_killed_in_a_rollout(tmp_path: Path, zygote:
         assert killed.returncode == -signal.SIGKILL
         resumed = zygote.run(argv(tmp_path, save, server), dict(os.environ), 120)
         assert resumed.returncode == 0, resumed.stderr
-    assert "continuing with rollout 1" in resumed.stdout
+    assert "continuing with rollout 2" in resumed.stdout
 
     samples = [s for r in range(2) for s in read_samples(Path(f"{whole}-samples/{r}.jsonl"))]
     assert len(samples) == len(bodies) == 2 * per_rollout

@@ -17,7 +17,7 @@ from slime_runs.view.server import make_app
 from starlette.testclient import TestClient
 
 from slime_core.data.dumps import read_samples
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from tests.conftest import TinyRun
 from tests.toy_trainer import make_args
 

@@ -26,7 +26,7 @@ KILLED = """
 import os, signal, sys
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.cli.main import main
-from slime_core.rollout import stage_state
+from slime_core.rollout import state
 
 left = int(sys.argv[2])
 
@@ -40,7 +40,7 @@ def killed_after(function):
     return call
 
 if sys.argv[1] == "segment":    # it is on disk, the commit is not
-    stage_state.write_segment = killed_after(stage_state.write_segment)
+    state.write_segment = killed_after(state.write_segment)
 else:                           # the commit is, `latest` names it, and nothing knows
     CheckpointStore._point_to = killed_after(CheckpointStore._point_to)
 main(sys.argv[3:])
@@ -82,7 +82,7 @@ def test_no_prompt_is_skipped_and_none_trained_twice(save: Path, capsys: pytest.
     assert sum(facts["dropped"].values()) >= 3
     assert facts["groups"] == 4 * ROLLOUTS + sum(facts["dropped"].values()) + facts["open"].get("buffered", 0)
     for rollout_id in range(ROLLOUTS):
-        assert _verify(save, capsys, "--commit", str(rollout_id))[0] == 0
+        assert _verify(save, capsys, "--commit", str(rollout_id + 1))[0] == 0
 
 
 def test_show(save: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from slime_testing_contracts.loop import run_loop
 from slime_testing_contracts.tiny import write_rows
 
 from slime_core.data.dumps import read_samples
-from slime_core.provenance import Source, Span
-from slime_core.types import Sample
+from slime_core.sample import Sample
+from slime_core.sample.provenance import Source, Span
 
 WORLD = '''
 from slime_core import Step

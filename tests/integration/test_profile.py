@@ -62,7 +62,7 @@ def test_a_run_says_where_its_time_went(
         assert row in said
     spans = [event for event in events(tmp_path / "profile" / "trace.json") if event["ph"] == "X"]
     names = {span["name"] for span in spans if span["pid"] == 1}
-    assert {"rollout 0", "rollout 1", "train 0", "train 1", "push", "eval 1", "save 1"} <= names
+    assert {"rollout 1", "rollout 2", "train 1", "train 2", "push", "eval 2", "save 2"} <= names
     passes = {(span["args"]["rank"], span["args"]["r"]) for span in spans if span["name"] == "actor_train"}
     assert passes == {(rank, r) for rank in range(2 if mode == "ranks" else 1) for r in (0, 1)}
     sampled = {span["args"]["i"] for span in spans if span["name"].startswith("sample ")}
@@ -148,7 +148,7 @@ def test_samples_of_a_long_timeline_are_added_up_as_far_as_they_are_kept(tmp_pat
     assert (told["generating"], told["scoring_alone"]) == pytest.approx((4 * 3.9, 4))
     with trace.open("ab") as file:
         file.write(b'{"e":"rollout","t":[1795020000.0,1795020001.0],"r":50}\n')
-    assert profile(run)["advice"] == ["generating and scoring are known up to rollout 11 alone, and left out"]
+    assert profile(run)["advice"] == ["generating and scoring are known up to rollout 12 alone, and left out"]
     assert profile(run)["generating"] == 0
 
 

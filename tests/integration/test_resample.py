@@ -12,7 +12,7 @@ from slime_runs import Run, RunError
 from slime_runs.index import Filter
 from slime_runs.resample import Change, Resampled, resample
 
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from tests.conftest import TinyRun
 
 TOOLS = '''

@@ -120,3 +120,28 @@ async def test_a_judge_behind_our_own_server(make_text_model: Models) -> None:
     finally:
         await stop()
         await engine.stop()
+
+
+def test_a_reward_of_another_project_and_what_check_says_of_it(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    code = (
+        "def reward_func(completions, label, **kwargs):\n"
+        "    return [float(c == x) for c, x in zip(completions, label)]\n"
+    )
+    (tmp_path / "theirs.py").write_text(code)
+    argv = tiny.argv(tmp_path / "run", num_rollout=1, custom_rm_path=tmp_path / "theirs.py")
+    done = slime("check", *argv)
+    assert "theirs.py: called as TRL calls it, but" in done.stdout
+    slime("rollout", *argv)
+    found = samples(tmp_path / "run")
+    assert {sample["reward"] for sample in found} <= {0.0, 1.0}
+    assert {sample["status"] for sample in found} <= {"completed", "truncated"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["math", "exact", "deepscaler", "random"])
+def test_a_built_in_reward_of_one_sample_with_group_rm(name: str, tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    argv = tiny.argv(tmp_path / "run", **SHORT, rm_type=name, group_rm=True)
+    done = slime("train", *argv)
+    assert "scores one 'sample' at a time, so --group-rm has no effect" in done.stderr
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["rollout/raw_reward"] >= 0.0

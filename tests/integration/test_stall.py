@@ -36,10 +36,10 @@ def test_policy_stop_ends_the_run_and_names_the_report(tiny: TinyRun, slime: Sli
     (report,) = (tmp_path / "run" / "stalls").iterdir()
     said = [line for line in done.stderr.splitlines() if "error" in line]
     assert len(said) == 1, done.stderr
-    assert said[0].startswith("slime: error: group 0 of rollout 0: not done within 8 s (--group-timeout; policy stop)")
+    assert said[0].startswith("slime: error: group 0 of rollout 1: not done within 8 s (--group-timeout; policy stop)")
     assert f"waits and stacks: {report}; 0 of 4 rollouts" in said[0]
     text = report.read_text()
-    assert "group 0 of rollout 0 (deadline 8 s" in text  # what it waited for
+    assert "group 0 of rollout 1 (deadline 8 s" in text  # what it waited for
     assert re.search(r"reward .*reward.py' of sample 1 \(deadline 300 s; then: the samples fail\)", text)
     assert "slime_core/rollout/reward.py" in text.partition("stacks of this process")[2]
 
@@ -74,7 +74,7 @@ class Engine(EmbeddedEngine):
     ("program", "flags", "wait", "place"),
     [
         (TRAINER_HANGS, {"train_timeout": 6, "rollout_data_postprocess_path": "hang.py:postprocess"},
-         "optimizer steps of rollout 1: not done within 6 s", "in postprocess"),
+         "optimizer steps of rollout 2: not done within 6 s", "in postprocess"),
         (ENGINE_HANGS, {"weight_push_timeout": 6, "rollout_engine": "hang.py:Engine"},
          "weights to the engines: not done within 6 s", "slime_core/weights/sync.py"),
     ],
@@ -101,7 +101,7 @@ def test_a_trainer_or_engine_that_hangs_ends_the_run(
     assert commits == ["rollout_0000000"]
     assert "the ledger holds" in slime("ledger", "verify", save).stdout
     rest = slime("train", *tiny.argv(save, **mode, **no_eval, num_rollout=2, load=save))
-    assert "1 of 2 rollouts done, continuing with rollout 1" in rest.stdout
+    assert "1 of 2 rollouts done, continuing with rollout 2" in rest.stdout
 
 
 KEEPS_THE_LOOP = """

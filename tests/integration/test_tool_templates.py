@@ -12,7 +12,7 @@ from slime_testing_contracts import Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus, encode_prompt, resolve, run_tools
 from slime_core.config import Args
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from slime_core.tools import ToolCall
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer
 

@@ -253,7 +253,7 @@ def test_malformed_data_names_file_and_line(tiny: TinyRun, tmp_path: Path, slime
 
 
 def test_rollout_and_eval_commands(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    from slime_core.types import Sample
+    from slime_core.sample import Sample
 
     flags = tiny.argv(None, num_rollout=2, num_steps_per_rollout=None, eval_interval=None, run_dir=tmp_path / "ro")
     slime("rollout", *flags)

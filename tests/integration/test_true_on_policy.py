@@ -50,7 +50,7 @@ def test_tokens_changed_after_sampling_end_the_run(slime: Slime, tiny: TinyRun, 
     argv = tiny.argv(tmp_path / "run", true_on_policy_mode=True, rollout_sample_hook_path=hook)
     done = slime("train", *argv, check=False)
     assert done.returncode == 1
-    assert "rollout 1, --true-on-policy-mode: sample" in done.stderr
+    assert "rollout 2, --true-on-policy-mode: sample" in done.stderr
     assert len(_gaps(tmp_path / "run")) == 1, "the rollout before was trained on, the wrong one was not"
 
 

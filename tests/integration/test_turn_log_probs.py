@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.data.dumps import read_samples
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from tests.conftest import TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]

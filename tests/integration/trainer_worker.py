@@ -15,7 +15,7 @@ from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core.config import Args
 from slime_core.protocols import MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from slime_core.data.ledger import LEFT_OUT, REMOVED
 from slime_core.data.prompts import epoch_order
-from slime_core.rollout.open_groups import OPEN_GROUPS_FILE, from_line
-from slime_core.types import NOT_SAMPLED, Group, TrainBatch
+from slime_core.rollout.state import OPEN_GROUPS_FILE, from_line
+from slime_core.sample import NOT_SAMPLED, Group, TrainBatch
 from tests.simulation.engine import SimulatedFilter
 from tests.simulation.settings import SimulationSettings
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from slime_core.rollout.loop_thread import LoopThread
+from slime_core.rollout.event_loop import LoopThread
 from tests.simulation.faults import Killed
 from tests.simulation.loop import SimulatedLoop
 

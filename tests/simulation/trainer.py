@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.errors import TrainError, WeightSyncError
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -34,11 +34,11 @@ from slime_core.launch.journal import Journal
 from slime_core.launch.resume import commit_to_resume, first_rollout, restore
 from slime_core.protocols import Args
 from slime_core.rollout import ahead
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.types import Group
+from slime_core.sample import Group
 from tests.simulation import disk
 from tests.simulation.check import History
 from tests.simulation.engine import SimulatedEngine, SimulatedFilter, SimulatedGenerator, SimulatedReward
@@ -157,7 +157,7 @@ class World:
     ) -> dict[str, Any]:
         """Two groups through the runner that training uses."""
         from slime_core.rollout.generate import train_sampling_params
-        from slime_core.types import Sample
+        from slime_core.sample import Sample
 
         fault = self.ask("eval")
         self.history.note(f"evaluates {rollout_id}")
@@ -302,7 +302,7 @@ class ObservedSource(DatasetSource):
     """The real data source, and what it hands out told to the history."""
 
     def __init__(self, args: Args, history: History) -> None:
-        from slime_core.buffer import BufferBase
+        from slime_core.sample.buffer import BufferBase
 
         super().__init__(args, CharTokenizer(), BufferBase(args))
         self._history = history

@@ -164,7 +164,7 @@ BUGS = (
     Bug("rejected_in_baseline", "rejected rows stay in the baseline", "verl-project/verl #6452", _row(m.counted_though_removed), "advantages_add_up", says="rows that are not trained on count",
         settings=_filter("remove_one")),
     Bug("rewards_stay_behind", "rows are reordered to balance micro-batches, their rewards are not", "verl-project/verl #2185",
-        wrapped("slime_core.types.TrainBatch.select", m.rewards_stay_behind), "advantage_of_its_sample", says="rows are in another order",
+        wrapped("slime_core.sample.TrainBatch.select", m.rewards_stay_behind), "advantage_of_its_sample", says="rows are in another order",
         settings={"use_dynamic_batch_size": True, "max_tokens_per_gpu": 40, "balance_by_flops": True}),
     Bug("advantages_broadcast", "advantages of another shape are broadcast over all rows", "McGill-NLP/nano-aha-moment #10", _advantages(m.broadcast),
         "advantage_of_its_sample", says="broadcast",

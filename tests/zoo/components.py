@@ -8,7 +8,7 @@ from typing import Any
 
 from slime_testing_contracts.tiny import answer, digits
 
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 
 def of_the_prompt(args: Any, sample: Any, **kwargs: Any) -> float:

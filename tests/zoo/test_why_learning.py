@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from slime_runs import Run
-from slime_runs.inspect.learning import describe_learning
+from slime_runs.inspect.learning import examine_run
 
 from tests.zoo.bugs import BUGS
 
@@ -54,7 +54,7 @@ def replayed(name: str, folder: Path) -> Run:
 @pytest.mark.parametrize(("name", "said"), [*((n, said) for n, (_, said) in BREAKS.items()), *REAL.items()])
 def test_it_names_what_a_run_was_broken_by(name: str, said: str, tmp_path: Path) -> None:
     """First of all, and the learning rate or KL in no run that something else broke."""
-    lines = describe_learning(replayed(name, tmp_path)).splitlines()
+    lines = examine_run(replayed(name, tmp_path))[0].splitlines()
     causes = [line for line in lines if line.startswith("  ")]
     assert causes[0].startswith(said), lines
     for word in ("learning rate too", "KL holds"):
@@ -62,7 +62,7 @@ def test_it_names_what_a_run_was_broken_by(name: str, said: str, tmp_path: Path)
 
 
 def test_a_run_that_learns_has_no_cause(tmp_path: Path) -> None:
-    lines = describe_learning(replayed("demo", tmp_path)).splitlines()
+    lines = examine_run(replayed("demo", tmp_path))[0].splitlines()
     assert lines[0] == "no invariant was broken"
     assert lines[1].endswith(": it rises")
     assert len(lines) == 2
@@ -70,7 +70,7 @@ def test_a_run_that_learns_has_no_cause(tmp_path: Path) -> None:
 
 def test_a_still_tensor_is_no_bug_at_a_rate_near_zero(tmp_path: Path) -> None:
     assert RECORDED["lr1e-8"]["incidents"], "the invariants noticed that norms stand still"
-    assert "a trained tensor never moves" not in describe_learning(replayed("lr1e-8", tmp_path))
+    assert "a trained tensor never moves" not in examine_run(replayed("lr1e-8", tmp_path))[0]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_it_names_how_the_demo_was_broken(name: str, demo: Path, slime: Any) -> 
     run = demo / name
     own = ["--num-rollout", "12", "--no-preflight", "--save", run, "--skip-eval-before-train", "--eval-interval", "100"]
     slime("train", "--config", demo / "demo.yaml", *own, *words)
-    lines = describe_learning(Run(run)).splitlines()
+    lines = examine_run(Run(run))[0].splitlines()
     causes = [line for line in lines if line.startswith("  ")]
     assert causes[0].startswith(said), lines
     more = {
@@ -107,36 +107,36 @@ def test_it_names_how_the_demo_was_broken(name: str, demo: Path, slime: Any) -> 
 def test_it_names_the_planted_cause(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = next(bug for bug in BUGS if bug.name == "always_right")
     bug.plant(monkeypatch)
-    text = describe_learning(Run(run_loop(steps=bug.after, **bug.settings).run_dir))
+    text = examine_run(Run(run_loop(steps=bug.after, **bug.settings).run_dir))[0]
     assert "[samples_carry_gradient]" in text
     assert "no variance in groups" in text
     assert "the grader gives the same mean 1 every time" in text
 
 
 def test_it_says_that_nothing_was_noticed(run_loop: Any) -> None:
-    text = describe_learning(Run(run_loop(steps=2).run_dir))
+    text = examine_run(Run(run_loop(steps=2).run_dir))[0]
     assert text.startswith("no invariant was broken\nreward ")
 
 
 @pytest.mark.slow
-def test_doctor_names_what_is_wrong_with_a_run(run_loop: Any, slime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_learning_names_what_is_wrong_with_a_run(
+    run_loop: Any, slime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The planted cause; then damage, with what to type; a sound run has neither."""
-    sound = slime("doctor", run_loop(steps=2).run_dir)
+    sound = slime("why", "--learning", run_loop(steps=2).run_dir)
     assert sound.stdout.startswith("no invariant was broken")
     bug = next(bug for bug in BUGS if bug.name == "always_right")
     bug.plant(monkeypatch)
     run_dir = run_loop(steps=bug.after, **bug.settings).run_dir
-    done = slime("doctor", run_dir, check=False)
+    done = slime("why", "--learning", run_dir, check=False)
     assert done.returncode == 1
     assert "[samples_carry_gradient]" in done.stdout
-    found = json.loads(slime("doctor", run_dir, "--json", check=False).stdout)
+    found = json.loads(slime("why", "--learning", run_dir, "--json", check=False).stdout)
     assert (found["wrong"], found["lines"]) == (True, done.stdout.splitlines())
-    refused = slime("doctor", run_dir, "--no-plugins", check=False)
-    assert (refused.returncode, "loads no plugin" in refused.stderr) == (2, True)
     state = max((run_dir / "checkpoints").glob("rollout_*")) / "state.json"
     state.write_text(state.read_text().replace("0", "1"))
-    done = slime("doctor", run_dir, check=False)
+    done = slime("why", "--learning", run_dir, check=False)
     assert f"torn: {state.name}" in done.stdout
     assert done.returncode == 1
-    missing = slime("doctor", run_dir / "nowhere", check=False)
+    missing = slime("why", "--learning", run_dir / "nowhere", check=False)
     assert (missing.returncode, "no such directory" in missing.stderr) == (2, True)

@@ -30,11 +30,11 @@ def incidents(run: Any) -> dict[str, int]:
 
 @pytest.mark.parametrize("bug", [_marked(bug) for bug in BUGS])
 def test_a_bug_is_named(bug: Bug, run_loop: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """By `slime doctor RUN`, in a line whose cause is this bug's."""
+    """By `slime why --learning RUN`, in a line whose cause is this bug's."""
     bug.plant(monkeypatch)
     run = run_loop(steps=bug.after if bug.check else NOT_CAUGHT_AFTER, **bug.settings)
     capsys.readouterr()
-    found, status = incidents(run), main(["doctor", str(run.run_dir)])
+    found, status = incidents(run), main(["why", "--learning", str(run.run_dir)])
     assert status == bool(found)
     printed = capsys.readouterr().out
     if bug.check is None:

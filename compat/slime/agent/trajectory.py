@@ -16,9 +16,7 @@ from slime_agent_base_url.sessions import FORK_THRESHOLD
 from slime_agent_base_url.tree import MessageTree, Prompt, Turn
 
 from slime import _missing
-from slime_core import provenance
-from slime_core.sample import Sample, SampleStatus
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput, Sample, SampleStatus, provenance
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from slime.utils.http_utils import get, init_http_client, post, wrap_ipv6
 from slime.utils.misc import SingletonMeta
 from slime_core.errors import ConfigError, EngineError
-from slime_core.sample import Group, Sample
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput, Group, Sample
 from slime_core.workers.call import Slots
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime import _missing
-from slime_core.types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_core.sample import RolloutFnEvalOutput, RolloutFnTrainOutput
 
 
 def call_rollout_fn(
@@ -17,7 +17,7 @@ def call_rollout_fn(
     Raises:
         slime_core.errors.RolloutError: It returned something else.
     """
-    from slime_core.rollout.contracts import eval_output, train_output
+    from slime_core.rollout.stage import eval_output, train_output
 
     answer = fn(*args, **kwargs, evaluation=evaluation)
     return eval_output(answer) if evaluation else train_output(answer)

@@ -15,9 +15,9 @@ from typing import Any
 
 from slime import _missing
 from slime._settings import settings_of
-from slime_core.buffer import BufferBase
-from slime_core.errors import CheckpointError, ConfigError, RolloutError
+from slime_core.errors import CheckpointError, ConfigError, RolloutError, rollout_name
 from slime_core.sample import Group
+from slime_core.sample.buffer import BufferBase
 
 BufferFilterFn = Callable[[Any, int | None, list[Group], int], list[Group]]
 
@@ -198,7 +198,7 @@ class RolloutDataSource(DataSource):
             return
         path = self._path(self.args.load, rollout_id)
         if not path.is_file():
-            raise CheckpointError(f"{path}: no data source state of rollout {rollout_id}")
+            raise CheckpointError(f"{path}: no data source state of {rollout_name(rollout_id)}")
         self._load_state_dict(json.loads(path.read_text(encoding="utf-8")))
 
     @staticmethod

@@ -24,8 +24,7 @@ from slime.rollout.sglang_rollout import GenerateState, eval_rollout, generate_a
 from slime.utils.async_utils import run
 from slime.utils.http_utils import get_rollout_num_engines
 from slime.utils.misc import load_function
-from slime_core.sample import Group, SampleStatus
-from slime_core.types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, SampleStatus
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from slime import _missing
 from slime_core.protocols import RolloutTraits, declares
-from slime_core.types import RolloutFnTrainOutput
+from slime_core.sample import RolloutFnTrainOutput
 
 
 @declares(RolloutTraits(needs_engine=False))

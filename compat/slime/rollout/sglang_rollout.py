@@ -3,7 +3,7 @@
 All functions call the engine at `args.sglang_router_ip:args.sglang_router_port`, which `slime train` sets when a
 generate or rollout function takes no `context`::
 
-    generate_rollout -> slime_core.rollout.schedule (draw, filter, replace, give back)
+    generate_rollout -> slime_core.rollout.pool (draw, filter, replace, give back)
                             -> generate_and_rm_group -> generate_and_rm -> generate -> POST /generate
 
 A sample whose function raises is returned FAILED with the reason, and the run continues. Fan-out siblings are entries
@@ -22,8 +22,7 @@ from slime_engine_sglang import get_model_url
 from slime import _missing
 from slime.rollout._state import GenerateState, RouterEngine, router_url
 from slime.utils.async_utils import run
-from slime_core.sample import Group, Sample, SampleStatus
-from slime_core.types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +169,7 @@ def generate_rollout(
     """Run slime_core's own rollout, for functions that wrap it; groups given back go to `data_source`.
 
     Raises:
-        slime_core.errors.RolloutError: See `slime_core.rollout.schedule.generate_rollout`.
+        slime_core.errors.RolloutError: See `slime_core.rollout.pool.generate_rollout`.
     """
     return run(_rollout(args, rollout_id, data_source, evaluation))
 
@@ -179,9 +178,9 @@ async def _rollout(
     args: Any, rollout_id: int, data_source: Any, evaluation: bool
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     from slime_core.plugins.resolve import resolve
-    from slime_core.rollout.filters import FilterStage
-    from slime_core.rollout.schedule import RolloutContext
-    from slime_core.rollout.schedule import generate_rollout as whole_rollout
+    from slime_core.rollout.fate import FilterStage
+    from slime_core.rollout.pool import RolloutContext
+    from slime_core.rollout.pool import generate_rollout as whole_rollout
 
     state = GenerateState(args)
     state.reset()

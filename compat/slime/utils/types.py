@@ -8,7 +8,7 @@ from slime import _missing
 from slime_core.sample import Sample, SampleStatus
 
 RolloutBatch: TypeAlias = dict[str, Any]
-"""A trainer's dictionary of per-sample lists (`slime_core.types.TrainBatch.to_rollout_data` makes one)."""
+"""A trainer's dictionary of per-sample lists (`slime_core.sample.TrainBatch.to_rollout_data` makes one)."""
 
 Status = SampleStatus
 """`Sample.Status`."""

@@ -30,7 +30,7 @@ from slime_core.launch import drain
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE
 from slime_core.plugins.manager import OBSERVERS, forget_registry
 from slime_core.plugins.registry import Resolved
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 from slime_core.waits import waiting
 
 _TICK_S = 0.2

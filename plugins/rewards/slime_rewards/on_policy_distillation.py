@@ -14,7 +14,7 @@ from slime_engine_sglang import get_model_url, planned_models
 
 from slime_core import Args, Source
 from slime_core.errors import ConfigError, PluginError
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_rewards.remote import JsonClient
 
 MODEL = "teacher"

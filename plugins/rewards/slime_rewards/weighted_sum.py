@@ -3,6 +3,9 @@
 Every term is resolved and checked when the run starts. The reward is the sum; with `--reward-key score` it is the
 mapping `{"score": sum, <term>: value before its weight, ...}`, so that metrics show the terms.
 
+A term that returns None does not apply to the sample and is left out of its sum. A sample to which no term applies
+fails.
+
 Terms run concurrently. If a term fails, the sample fails, with the term's name. If any term is plain (not async), the
 whole sum runs in a worker process, where a hanging term is killed. With async terms only (HTTP services) it runs on the
 event loop.
@@ -11,6 +14,7 @@ event loop.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,7 +59,7 @@ class WeightedSum:
         self.members = [self._resolved(i, term) for i, term in enumerate(self.terms)]
         """Resolved rewards, for the run's provenance."""
         self.callers = [
-            RewardCaller(member, cast("Args", _TermArgs(args, term.key)))
+            RewardCaller(member, cast("Args", _TermArgs(args, term.key)), skips_none=True)
             for member, term in zip(self.members, self.terms)
         ]
         self.traits = RewardTraits(
@@ -67,14 +71,20 @@ class WeightedSum:
         """Return a sum, or a mapping, per sample.
 
         Raises:
-            PluginError: A term failed, or returned a mapping although it has no `key`; the message names the term.
+            PluginError: A term failed, or returned a mapping although it has no `key`; the message names the term. Or
+                all terms returned None.
             ValueError: A term cannot read the label.
         """
         columns = await asyncio.gather(*(self._column(i, samples, evaluation) for i in range(len(self.terms))))
-        totals = [sum(t.weight * v for t, v in zip(self.terms, row)) for row in zip(*columns)]
+        rows = [{name: value for name, value in zip(self.names, row) if not math.isnan(value)} for row in zip(*columns)]
+        for sample, row in zip(samples, rows):
+            if not row:
+                raise PluginError(f"sample {sample.index}: every term returned None, so no reward applies to it")
+        weights = {name: term.weight for name, term in zip(self.names, self.terms)}
+        totals = [sum(weights[name] * value for name, value in row.items()) for row in rows]
         if not self._read_as_mapping(args, evaluation):
             return totals
-        return [{"score": total, **dict(zip(self.names, row))} for total, row in zip(totals, zip(*columns))]
+        return [{"score": total, **row} for total, row in zip(totals, rows)]
 
     def _resolved(self, index: int, term: Term) -> Any:
         origin = f"plugins.weighted_sum.terms[{index}].reward"
@@ -98,7 +108,8 @@ class WeightedSum:
         except Exception as error:
             hint = "" if term.key else " (a term that is a mapping needs `key`)" if "mapping" in str(error) else ""
             raise PluginError(f"term {self.names[index]!r}: {type(error).__name__}: {error}{hint}") from error
-        return [float(value[term.key]) if isinstance(value, dict) else value for value in values]
+        numbers = [value[term.key] if isinstance(value, dict) else value for value in values]
+        return [math.nan if number is None else float(number) for number in numbers]
 
     @staticmethod
     def _read_as_mapping(args: Args, evaluation: bool) -> bool:

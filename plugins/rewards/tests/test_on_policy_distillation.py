@@ -9,7 +9,7 @@ import slime_rewards.on_policy_distillation as plugin
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError, PluginError
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 
 def make_sample() -> Sample:

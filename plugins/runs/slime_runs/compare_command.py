@@ -1,4 +1,4 @@
-"""`slime compare RUN RUN...`: in which settings, plugins and numbers runs differ, and whether by more than noise."""
+"""`slime compare RUN RUN...` (look at a run): print the settings, plugins and numbers in which runs differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slime export RUN`: a run's samples or metrics in the form of another tool."""
+"""`slime export RUN` (look at a run): write a run's samples or metrics in the format of another tool."""
 
 from __future__ import annotations
 

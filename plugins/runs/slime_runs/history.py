@@ -29,9 +29,8 @@ from slime_core.data.ledger import (
     UNTAKEN,
 )
 from slime_core.data.ledger_files import Segment, SegmentRef, read_chain, read_commit, read_regular, segments_of
-from slime_core.errors import CheckpointError
-from slime_core.rollout.open_groups import OPEN_GROUPS_FILE
-from slime_core.rollout.stage_state import STATE_FILE, group_indices
+from slime_core.errors import CheckpointError, rollout_name
+from slime_core.rollout.state import OPEN_GROUPS_FILE, STATE_FILE, group_indices
 
 Event = dict[str, Any]
 
@@ -87,8 +86,8 @@ class GroupRecord:
     def describe(self) -> str:
         """Return the state as short text."""
         words = [self.state] if self.state else []
-        words += [f"taken for rollout {r}" for r in sorted(+self.pending)]
-        words += [f"trained at rollout {r}" for r in self.trained]
+        words += [f"taken for {rollout_name(r)}" for r in sorted(+self.pending)]
+        words += [f"trained at {rollout_name(r)}" for r in self.trained]
         words += [f"dropped: {self.dropped}"] if self.dropped else []
         return ", ".join(words) or "unknown"
 
@@ -190,7 +189,7 @@ def replay(history: History) -> Replay:
 def _note_rollout(result: Replay, event: Event, policy: dict[str, Any]) -> None:
     number = event["rollout"]
     if number in result.rollouts:
-        result.problems.append(f"rollout {number} is recorded twice")
+        result.problems.append(f"{rollout_name(number)} is recorded twice")
     result.rollouts[number] = RolloutRecord(
         event["groups"], policy["groups_per_rollout"], event.get("reason"), policy["leaves_out"]
     )
@@ -247,7 +246,7 @@ def _taken(result: Replay, event: Event, policy: dict[str, Any]) -> None:
         result.foreign += 1
     elif record.dropped is not None:
         result.problems.append(
-            f"group {index} was taken for rollout {event['rollout']} after it was dropped ({record.dropped})"
+            f"group {index} was taken for {rollout_name(event['rollout'])} after it was dropped ({record.dropped})"
         )
     record.state = None
     record.pending[event["rollout"]] += 1
@@ -260,7 +259,7 @@ def _trained(result: Replay, event: Event, policy: dict[str, Any]) -> None:
     if record.pending[rollout]:
         record.pending[rollout] -= 1
     else:
-        result.problems.append(f"group {index} was trained at rollout {rollout}, for which it was not taken")
+        result.problems.append(f"group {index} was trained at {rollout_name(rollout)}, for which it was not taken")
     record.trained.append(rollout)
 
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import orjson
 
-from slime_core.provenance import NOT_SAMPLED
-from slime_core.types import SampleStatus
+from slime_core.sample import SampleStatus
+from slime_core.sample.provenance import NOT_SAMPLED
 from slime_runs.files import (
     MOST_PARSED,
     Frame,

@@ -13,6 +13,7 @@ from typing import Any
 from slime_core.text import one_line
 from slime_runs import profile, shadows
 from slime_runs.index import Filter
+from slime_runs.numbering import shown_number, shown_place
 from slime_runs.run import Run, StoredSample
 from slime_runs.text import number, sparkline, table
 
@@ -92,7 +93,8 @@ def _short(found: StoredSample | None) -> dict[str, Any] | None:
     entry = found.entry
     prompt = found.messages[-1].get("content")
     return {
-        "rollout": entry.rollout, "group": entry.group_index, "sample": entry.sample_index, "score": entry.score,
+        "rollout": entry.rollout, "data_set": entry.data_set, "group": entry.group_index, "sample": entry.sample_index,
+        "score": entry.score,
         "prompt": prompt if isinstance(prompt, str) else str(prompt), "response": found.text,
     }  # fmt: skip
 
@@ -136,7 +138,13 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             text.append(f"{name}: " + ", ".join(f"{number(v)} after {step}" for step, v in _few(scores)))
     if found["last_rollouts"]:
         rows = [("rollout", "reward", "samples", "dropped", "failed")] + [
-            (str(r["rollout"]), number(r["score"]), str(r["samples"]), str(r["dropped"]), str(r["failed"]))
+            (
+                str(shown_number(r["rollout"])),
+                number(r["score"]),
+                str(r["samples"]),
+                str(r["dropped"]),
+                str(r["failed"]),
+            )
             for r in found["last_rollouts"]
         ]
         text += ["", *table(rows)]
@@ -146,9 +154,10 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         text += ["", *spent]
     for name in ("best", "worst"):
         if (sample := found[name]) is not None:
+            place = shown_place(sample["rollout"], sample["data_set"])
             text += [
                 "",
-                f"{name}: rollout {sample['rollout']}, group {sample['group']}, reward {number(sample['score'])}",
+                f"{name}: {place}, group {sample['group']}, reward {number(sample['score'])}",
             ]
             text += [f"  {one_line(sample['prompt'], 200)}", f"  -> {one_line(sample['response'], 300)}"]
     text += _shadows(found["shadows"])

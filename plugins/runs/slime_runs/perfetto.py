@@ -12,6 +12,8 @@ from typing import Any
 
 from slime_hooks.trackers.tail import Tail
 
+from slime_core.errors import rollout_number
+
 _RUN, _TRAINERS, _SAMPLES = 1, 2, 3
 _NAMES = {_RUN: "the loop", _TRAINERS: "trainers", _SAMPLES: "samples"}
 _LANES = {"rollout": 1, "train": 2, "push": 3, "eval": 4, "save": 5}
@@ -61,7 +63,7 @@ class Trace:
             yield _span(what, _TRAINERS, event["rank"], times, facts)
         else:
             lane = self._lanes.setdefault(what, len(self._lanes) + 1)
-            yield _span(f"{what} {event['r']}" if "r" in event else what, _RUN, lane, times, facts)
+            yield _span(f"{what} {rollout_number(event['r'])}" if "r" in event else what, _RUN, lane, times, facts)
 
     def _lane(self, times: list[float]) -> int:
         """Return a lane that is free at the start time, since slices of one thread must not overlap."""

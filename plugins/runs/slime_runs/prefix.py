@@ -6,11 +6,10 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core import provenance
 from slime_core.data.tokenizer import encode_result
 from slime_core.protocols import Args
-from slime_core.provenance import NOT_SAMPLED, Source
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus, provenance
+from slime_core.sample.provenance import NOT_SAMPLED, Source
 from slime_runs.run import RunError
 
 _COLUMNS = ("loss_mask", "rollout_log_probs", "token_weight_versions")

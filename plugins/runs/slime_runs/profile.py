@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from slime_core.errors import rollout_name
 from slime_runs.run import Run
 from slime_runs.text import table
 from slime_runs.trace import Spans, TraceIndex, joined
@@ -48,7 +49,7 @@ def profile(run: Run) -> dict[str, Any]:
         "passes": passes,
         "async": bool(run.settings().get("async_training", (False, ""))[0]),
     }
-    said = [] if whole else [f"generating and scoring are known up to rollout {told.sampled} alone, and left out"]
+    said = [] if whole else [f"generating and scoring are known up to {rollout_name(told.sampled)} alone, and left out"]
     return {**found, "advice": [*said, *_advice(run, found, metrics, events)]}
 
 

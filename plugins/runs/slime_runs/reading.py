@@ -8,8 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from slime_core.text import one_line, plain
+from slime_runs.numbering import shown_place
 from slime_runs.run import Run, StoredSample
 from slime_runs.shadows import in_words
 from slime_runs.text import number
@@ -72,11 +73,7 @@ def _tokenizer(path: str) -> Tokenizer | None:
 def header(found: StoredSample) -> str:
     """Return a line with the sample's origin, reward, status and fate."""
     entry = found.entry
-    place = (
-        f"evaluation of {entry.data_set} after {entry.rollout} rollouts"
-        if entry.data_set
-        else f"rollout {entry.rollout}"
-    )
+    place = shown_place(entry.rollout, entry.data_set)
     reason = (found.row.get("kept") or {}).get("reason")
     versions = {entry.oldest_version, entry.newest_version} - {None}
     parts = [

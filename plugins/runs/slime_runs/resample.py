@@ -21,9 +21,10 @@ from slime_core.observability.run_dir import CONFIG
 from slime_core.protocols import Args
 from slime_core.rollout.evaluate import dataset_args, eval_sampling_params
 from slime_core.rollout.generate import sampling_seed, train_sampling_params
-from slime_core.rollout.schedule import RolloutContext
-from slime_core.types import Group, RolloutFnEvalOutput, Sample
+from slime_core.rollout.pool import RolloutContext
+from slime_core.sample import Group, RolloutFnEvalOutput, Sample
 from slime_runs.index import Entry, Filter
+from slime_runs.numbering import shown_place
 from slime_runs.prefix import Beginning, beginning, begun
 from slime_runs.run import Run, RunError, StoredSample
 from slime_runs.weights_kept import Weights, weights_at
@@ -122,7 +123,7 @@ def _told() -> Iterator[None]:
 
 def _beginning(found: StoredSample, change: Change) -> Beginning:
     sample, entry = found.sample, found.entry
-    where = f"sample {entry.sample_index} of rollout {entry.rollout}"
+    where = f"sample {entry.sample_index} of {shown_place(entry.rollout, entry.data_set)}"
     if not sample.tokens or not sample.response_length:
         raise RunError(f"{where}: has no response, so there is nothing to generate again")
     return beginning(

@@ -1,4 +1,4 @@
-"""`slime resample RUN SAMPLE`: generate a stored sample again, as it was or with something changed."""
+"""`slime resample RUN SAMPLE` (look at a run): generate a stored sample again, as it was or with something changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("run", metavar="RUN", help="run directory; nothing is written into it")
     parser.add_argument("sample", type=int, metavar="SAMPLE", help="its number, as slime samples show has it")
-    parser.add_argument("--rollout", type=int, metavar="N", help="of this rollout, where several have the number")
+    parser.add_argument(
+        "--rollout", type=int, metavar="N", help="of this rollout (the first is 1), if several have the number"
+    )
     parser.add_argument("--eval", metavar="NAME", dest="data_set", help="of an evaluation's data set")
     parser.add_argument("--from-token", type=int, default=0, metavar="N", help="keep the first N response tokens")
     parser.add_argument("--weights", type=int, metavar="STEP", help="those after STEP rollouts; 0: of the beginning")
@@ -44,11 +46,13 @@ def run(namespace: argparse.Namespace) -> int:
     """Generate and print. Raises RunError, ConfigError, CheckpointError."""
     from slime_core.waits import telling_start
     from slime_runs.index import Filter
+    from slime_runs.numbering import stored_rollout
     from slime_runs.run import Run, RunError
 
     stored_run = Run(namespace.run)
     change = _change(namespace)
-    wanted = Filter(sample_index=namespace.sample, rollout=namespace.rollout, data_set=namespace.data_set or "")
+    rollout = stored_rollout("--rollout", namespace.rollout, namespace.data_set)
+    wanted = Filter(sample_index=namespace.sample, rollout=rollout, data_set=namespace.data_set or "")
     stored = next(stored_run.samples(wanted, limit=1), None)
     if stored is None:
         raise RunError(

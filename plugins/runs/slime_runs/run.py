@@ -22,7 +22,7 @@ from slime_core.checkpoint.store import find
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.observability.run_dir import CHECKPOINTS, CONFIG, SUMMARY
 from slime_core.observability.timeline import FILE as TIMELINE
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_runs.boards import Report, read_boards
 from slime_runs.events import FILE as EVENTS
 from slime_runs.files import (

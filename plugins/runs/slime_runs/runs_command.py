@@ -1,4 +1,4 @@
-"""`slime runs DIR`: the runs in a directory, a line each, with the settings in which they differ."""
+"""`slime runs DIR` (look at a run): list the runs in a directory, with the settings in which they differ."""
 
 from __future__ import annotations
 

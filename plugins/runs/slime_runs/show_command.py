@@ -1,4 +1,4 @@
-"""`slime show RUN`: a run at a glance, while it goes on or afterwards. Exit status 0; it starts and changes nothing."""
+"""`slime show RUN` (look at a run): print a summary of a run, live or ended."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from typing import Any
 from slime_core import hookimpl
 from slime_core.errors import SlimeError
 from slime_core.protocols import Args
-from slime_core.stored_sample import plain_values
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
+from slime_core.sample.stored import plain_values
 from slime_runs.files import (
     FOLDER,
     Row,

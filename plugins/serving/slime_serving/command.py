@@ -1,4 +1,4 @@
-"""`slime serve`: serve a checkpoint over HTTP (SGLang's, OpenAI's and Anthropic's APIs).
+"""`slime serve` (serve): serve a checkpoint over HTTP (SGLang's, OpenAI's and Anthropic's APIs).
 
 The checkpoint is an HF-layout model directory. The command loads torch and the web framework only when it runs. It
 prints one line when the server is ready; SIGTERM and ctrl-C end it cleanly.

@@ -20,7 +20,7 @@ from slime_embedded.engine.sampler import derive_seed
 
 from slime_core.data.tokenizer import encode_text
 from slime_core.errors import EngineError
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_serving.http.bodies import MOST_IDS, NOTHING, Body
 from slime_serving.http.errors import BadRequest, sglang_shape, shown
 from slime_serving.http.limits import MOST_ANSWERS, check_text

@@ -148,7 +148,7 @@ def suites(
         if component not in names:
             raise KeyError(f"{case!r}: {package} has no {kind} plugin {component!r}; it has: {', '.join(names)}")
         if own is not None:
-            title = "".join(word.capitalize() for word in re.split(r"\W+", f"test {kind} {case}"))
+            title = "".join(word.capitalize() for word in re.split(r"[\W_]+", f"test {kind} {case}"))
             attributes = {"__module__": module["__name__"], "kind": kind, "component": component, **own}
             found[title] = type(title, (suite,), attributes)
     return found

@@ -12,7 +12,7 @@ import pytest
 
 from slime_core.data.buffer import FilteredList
 from slime_core.plugins.signatures import construct
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 from slime_testing_contracts.base import Contract
 from slime_testing_contracts.samples import scored_group
 

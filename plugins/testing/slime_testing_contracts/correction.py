@@ -14,7 +14,7 @@ from slime_core.learning.corrector import Corrected, Corrector
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.plugins.signatures import construct, declared
 from slime_core.protocols import LossInputs
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_testing_contracts.base import Contract, only_where
 
 MASKS = ((1, 1, 0), (1,), (0, 1, 1, 1), (0, 0), (1, 1))

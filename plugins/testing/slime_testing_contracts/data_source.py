@@ -13,9 +13,9 @@ import pytest
 from slime_core.errors import RolloutError
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args
-from slime_core.rollout.contracts import drawn_groups
+from slime_core.rollout.pool import drawn_groups
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.types import Group, SampleStatus
+from slime_core.sample import Group, SampleStatus
 from slime_testing_contracts.base import Contract
 from slime_testing_contracts.tiny import tiny_model, write_rows
 

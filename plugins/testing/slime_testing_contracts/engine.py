@@ -16,7 +16,7 @@ import torch
 
 from slime_core.errors import SlimeError
 from slime_core.protocols import EngineTraits, traits_of
-from slime_core.types import GenerationOutput, Sample
+from slime_core.sample import GenerationOutput, Sample
 from slime_testing_contracts.engine_case import GREEDY, PROMPT, SAMPLED
 from slime_testing_contracts.engine_control import EngineControl
 from slime_testing_contracts.engine_sampling import EngineSampling

@@ -11,7 +11,7 @@ import pytest
 
 from slime_core.errors import SlimeError
 from slime_core.protocols import EngineTraits, traits_of
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_testing_contracts import engine_reference as reference
 from slime_testing_contracts.engine_case import CUT, GREEDY, LOOKS, PROMPT, SAMPLED, EngineCase
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_core.weights.checksum import checksum_dtype, tensor_checksum
 from slime_testing_contracts import engine_reference as reference
 from slime_testing_contracts.engine_case import CUT, GREEDY, PROMPT, SAMPLED, EngineCase

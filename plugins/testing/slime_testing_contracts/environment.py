@@ -13,7 +13,7 @@ from slime_environments.session.session import EnvironmentSession
 
 from slime_core.errors import PluginError
 from slime_core.protocols.environment import Step, Turn
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_testing_contracts.base import Contract
 
 NONSENSE = ("", " ", "\x00\ufffd", "[" * 500, "<tool>{]</tool>")

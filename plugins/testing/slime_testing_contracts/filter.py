@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from slime_core.types import FilterDecision
+from slime_core.sample import FilterDecision
 from slime_testing_contracts.base import Contract
 from slime_testing_contracts.samples import scored_group
 

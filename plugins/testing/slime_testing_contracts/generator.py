@@ -12,7 +12,7 @@ from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 from slime_core.errors import EngineError
 from slime_core.plugins.adapters import GenerateCaller
 from slime_core.protocols import GenerateContext
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 from slime_testing_contracts.base import Contract
 
 TERMINAL = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.ABORTED, SampleStatus.FAILED)

@@ -30,7 +30,7 @@ from slime_core.plugins.kinds import HOOK_GROUP, hook_flags
 from slime_core.plugins.manager import current_registry, load_hook_module
 from slime_core.plugins.registry import ComponentRef
 from slime_core.rollout.hooks import RolloutHooks
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 from slime_testing_contracts.base import Contract, only_where
 from slime_testing_contracts.loss import example_batch, example_tensors
 from slime_testing_contracts.rollout import Prompts

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from slime_core.learning.loss import LossBase
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.logprobs import response_log_probs
 from slime_core.protocols import MicroBatchOutput, with_defaults
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_testing_contracts.base import Contract
 
 MASKS = ((1, 1, 0), (1,), (0, 1, 1, 1), (0, 0), (1, 1))

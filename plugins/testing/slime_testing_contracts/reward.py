@@ -15,7 +15,7 @@ from slime_runs.inspect.reward_attack import audit
 
 from slime_core.plugins.adapters import RewardCaller, execution_of
 from slime_core.plugins.signatures import construct, is_async
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 from slime_testing_contracts.base import Contract, only_where
 from slime_testing_contracts.samples import answered_sample
 

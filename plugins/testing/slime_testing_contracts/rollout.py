@@ -17,10 +17,10 @@ from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args, RolloutTraits, traits_of
 from slime_core.rollout.batch import make_batch
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 from slime_testing_contracts.base import Contract
 from slime_testing_contracts.tiny import tiny_model, write_rows
 

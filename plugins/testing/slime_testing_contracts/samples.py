@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 
 
 def answered_sample(

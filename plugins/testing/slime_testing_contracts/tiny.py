@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.protocols import Args, RewardTraits, declares
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 """Removed when the process ends."""

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.errors import SlimeError
 from slime_core.rollout.batch import make_batch
-from slime_core.types import Group, TrainBatch
+from slime_core.sample import Group, TrainBatch
 from slime_testing_contracts.base import Contract
 from slime_testing_contracts.hooks import facts, finished_groups
 from slime_testing_contracts.samples import scored_group

@@ -15,7 +15,7 @@ import torch
 from slime_core.ops import l2_norm
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args, MicroBatchOutput, StepResult, TrainerTraits, traits_of
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_testing_contracts.base import Contract
 from slime_testing_contracts.engine_reference import weights
 from slime_testing_contracts.tiny import tiny_model, tiny_moe_model

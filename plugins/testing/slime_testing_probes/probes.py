@@ -29,7 +29,7 @@ from slime_core.plugins.adapters import PluginNotFiniteError
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.workers.messages import unpack_args
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from slime_core.errors import EngineError
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ import pytest
 from slime_testing_contracts import CharTokenizer, Reply, Request, ScriptedEngine
 
 from slime_core.errors import EngineError
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from tests.virtual_time import in_virtual_time
 
 

@@ -127,7 +127,7 @@ class AlgorithmArgs(Section):
     opd_teacher_load: Annotated[str | None, FILE] = None
     """Model, commit or run directory of the local teacher."""
     opd_teacher_ckpt_step: Annotated[int | None, Field(ge=0)] = None
-    """Number of the rollout whose commit --opd-teacher-load takes; the newest when not given."""
+    """Commit of --opd-teacher-load by the number in its directory's name; the newest when not given."""
 
 
 def _defaults(s: Settings) -> None:

@@ -22,7 +22,7 @@ class DataArgs(Section):
     num_epoch: Annotated[int | None, Field(gt=0)] = None
     """Passes over the prompt data: (prompts // --rollout-batch-size) rollouts each."""
     start_rollout_id: Annotated[int | None, Field(ge=0)] = None
-    """Rollout to start with; the checkpoint's next one when not given."""
+    """Id of the rollout to start with, counted from 0 as in THUDM/slime; the checkpoint's next one when not given."""
     prompt_data: Annotated[str | None, FILE] = None
     """JSONL or parquet file with prompts; `path@[a:b]` takes a slice of its rows."""
     data_source_path: str | None = None
@@ -118,6 +118,11 @@ def _prompts(s: Settings) -> None:
         s.derive("streaming_data", False, "rollout_shuffle")
 
 
+_MOST_SAMPLES = 10**7
+_SAMPLE_BYTES = 2000
+"""Memory of a sample without its text and tokens."""
+
+
 def _batch_sizes(s: Settings) -> None:
     """rollout_batch_size * n_samples_per_prompt = global_batch_size * num_steps_per_rollout."""
     a: Given = s.args
@@ -127,6 +132,11 @@ def _batch_sizes(s: Settings) -> None:
         return
     samples = a.rollout_batch_size * a.n_samples_per_prompt
     product = s.cited(f"{{rollout_batch_size}} * {{n_samples_per_prompt}} = {samples} samples per rollout")
+    if samples > _MOST_SAMPLES:
+        raise ConfigError(
+            f"{product}, which need at least {samples * _SAMPLE_BYTES / 1e9:,.0f} GB of memory; allowed: at most"
+            f" {_MOST_SAMPLES:,}. Type smaller numbers, and more rollouts (--num-rollout)"
+        )
     steps, per_step = a.num_steps_per_rollout, a.global_batch_size
     if steps is not None and per_step is not None and samples != steps * per_step:
         raise ConfigError(

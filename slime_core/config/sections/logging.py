@@ -84,7 +84,7 @@ class DebugArgs(Section):
     debug_train_only: bool = False
     """Start no engine; needs --load-debug-rollout-data, or a rollout function that generates nothing, such as sft."""
     save_debug_rollout_data: Annotated[str | None, FILE] = None
-    """JSONL file for the samples of each rollout and evaluation; {rollout_id} is filled in."""
+    """JSONL file for the samples of each rollout and evaluation; {rollout_id}, counted from 0, is filled in."""
     load_debug_rollout_data: Annotated[str | None, FILE] = None
     """Train on samples saved by --save-debug-rollout-data, without engine or data; {rollout_id} is filled in."""
     load_debug_rollout_data_subsample: Annotated[float | None, Field(gt=0, le=1)] = None

@@ -170,8 +170,8 @@ class CheckpointArgs(Section):
     drain_timeout: Annotated[float, Field(gt=0)] = 300.0
     """Seconds from SIGTERM or ctrl-C to the end of the run; until then it finishes its training step and commits."""
     max_trainer_restarts: Annotated[int, Field(ge=0)] = 0
-    """How often trainer ranks that died are started again from the last commit, with the engines as they are; for
-    --launcher ray. 0: the run ends, and --load goes on."""
+    """Largest number of restarts of trainer ranks that died, from the last commit (see --save-interval and
+    --save-minutes), with the engines as they are; for --launcher ray. 0: the run ends, and --load resumes it."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the weights in checkpoints; float32 resumes bit for bit."""
     save_shard_size: Annotated[float, Field(gt=0)] = 5.0
@@ -192,13 +192,13 @@ class CheckpointArgs(Section):
     no_load_rng: bool = False
     """Start with freshly seeded random number generators."""
     finetune: bool = False
-    """Take only the weights of --load and start at rollout 0."""
+    """Take only the weights of --load and start with the first rollout."""
     ckpt_step: Annotated[int | None, Field(ge=0)] = None
-    """Number of the rollout whose commit --load takes; the newest when not given."""
+    """Commit of --load by the number in its directory's name (3: rollout_0000003); the newest when not given."""
     ref_load: Annotated[str | None, FILE] = None
     """Model, commit or run directory of the reference; --hf-checkpoint when not given."""
     ref_ckpt_step: Annotated[int | None, Field(ge=0)] = None
-    """Number of the rollout whose commit --ref-load takes; the newest when not given."""
+    """Commit of --ref-load by the number in its directory's name; the newest when not given."""
     ref_update_interval: Annotated[int | None, Field(gt=0)] = None
     """Rollouts between copies of the policy into the reference."""
 

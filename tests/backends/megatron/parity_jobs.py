@@ -19,7 +19,7 @@ from slime_core.launch.prepare import Prepared, prepare
 from slime_core.learning.learner import Learner
 from slime_core.ops import response_log_probs
 from slime_core.rollout.batch import make_batch
-from slime_core.types import Sample, SampleStatus, TrainBatch
+from slime_core.sample import Sample, SampleStatus, TrainBatch
 
 VOCABULARY = 61
 ROLLOUTS = (8, 4)

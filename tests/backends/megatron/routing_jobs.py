@@ -11,8 +11,8 @@ import torch
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core.protocols import StepResult
-from slime_core.routed_experts import FREE
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import FREE
 from tests.backends.megatron import trainer_jobs
 
 LAYERS, EXPERTS, PER_TOKEN = 4, 4, 2

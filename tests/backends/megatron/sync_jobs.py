@@ -12,8 +12,8 @@ from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.models.hf_io import read_weights
 from slime_core.protocols import MicroBatchOutput
-from slime_core.rollout.engine_weights import deliver
-from slime_core.types import TrainBatch
+from slime_core.rollout.stage import deliver
+from slime_core.sample import TrainBatch
 from slime_core.weights.collective import FollowingWeights
 from slime_core.weights.sync import WeightSync
 

@@ -191,7 +191,7 @@ def test_sft_is_the_embedded_trainers(slime_ranks: Slime, tiny: TinyRun, tmp_pat
 def test_the_example_configuration(embedded_demo: Learned) -> None:
     """What docs/trainers/megatron.md tells to type, but shorter."""
     cwd = embedded_demo.directory.parent
-    files = ["--config", str(cwd / "demo.yaml"), "--config", str(ROOT / "configs/demo-megatron.yaml")]
+    files = ["--config", str(cwd / "demo.yaml"), "--config", str(ROOT / "examples/demo-megatron.yaml")]
     argv = [SLIME, "train", *files, "--num-rollout", "1", "--save", "example"]
     done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

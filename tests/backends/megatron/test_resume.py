@@ -60,7 +60,7 @@ def test_killed_after_a_commit_and_resumed(tiny: TinyRun, slime_ranks: Slime, tm
     flags = {**FLAGS, "num_rollout": 1, "use_kl_loss": True, "ref_load": save, "ref_ckpt_step": 1, "load": whole}
     flags |= {"finetune": True, "ckpt_step": 1, "tensor_model_parallel_size": None, "pipeline_model_parallel_size": 2}
     done = slime_ranks("train", *tiny.argv(tmp_path / "next", **flags, num_steps_per_rollout=1), timeout=240)
-    assert f"reference: weights of {save}/checkpoints/rollout_0000001, a slime commit after rollout 1" in done.stdout
+    assert f"reference: weights of {save}/checkpoints/rollout_0000001, a slime commit after rollout 2" in done.stdout
     assert f"weights of {whole}/checkpoints/rollout_0000001" in done.stdout
     # Actor and reference begin as the same weights, so the first step's KL is that of equal models.
     assert timeless(tmp_path / "next")[-1]["train/kl_loss"] == pytest.approx(0.0, abs=1e-6)

@@ -11,7 +11,7 @@ import torch
 
 from slime_core.config import Args
 from slime_core.protocols import MicroBatchOutput, StepResult
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 LENGTHS = ((5, 9), (4, 1), (7, 12), (3, 6), (6, 3), (8, 10), (3, 4), (9, 7))
 """(prompt, response) tokens of each sample."""

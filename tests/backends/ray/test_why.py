@@ -23,7 +23,7 @@ def reward(args, sample, **kwargs):
     return float(len(sample.response) % 2)
 """
 _DEADLINE = 200.0
-_IN_ROLLOUT = "rollout: rollout 0; then: as long as the process answers"
+_IN_ROLLOUT = "rollout: rollout 1; then: as long as the process answers"
 
 
 def test_every_process_says_what_it_waits_for(tiny: TinyRun, cluster: str, slime: Any, tmp_path: Path) -> None:

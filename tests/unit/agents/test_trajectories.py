@@ -18,7 +18,7 @@ from slime_serving.front.wanted import Message
 from slime_serving.http.errors import BadRequest
 
 from slime_core import GenerationOutput
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from tests.agent_toys import ToyTokenizer
 
 TOKENIZER = ToyTokenizer()

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_agent_base_url.trajectory import Trajectory
 
-from slime_core import Sample, SampleStatus, admission
+from slime_core import Sample, SampleStatus
 from slime_core.data.dumps import read_samples, write_samples
-from slime_core.provenance import NOT_SAMPLED, Source
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput, admission
+from slime_core.sample.provenance import NOT_SAMPLED, Source
 
 CONTEXT = [s for s in Source if s is not Source.SAMPLED]
 

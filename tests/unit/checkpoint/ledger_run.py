@@ -17,8 +17,8 @@ from slime_core.data.ledger_files import LEDGER_FILE, SEGMENTS, SegmentRef, writ
 from slime_core.data.prompts import DatasetSource
 from slime_core.protocols import RolloutTraits, declares
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.rollout.stage_state import STATE_FILE
-from slime_core.types import Group
+from slime_core.rollout.state import STATE_FILE
+from slime_core.sample import Group
 
 BATCH, ROWS, SKIPPED_ROW = 3, 10, 4
 

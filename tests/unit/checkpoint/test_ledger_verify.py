@@ -110,15 +110,15 @@ def _store_unknown(events: Events, found: Any, state: Any) -> None:
 
 
 CORRUPTIONS: dict[str, tuple[Callable[..., None], str]] = {
-    "trained twice": (_twice, "group 0 was trained on 2 times (rollouts 0, 3); allowed: once"),
-    "drawn again": (_twice, "group 0 was drawn again, though it is trained at rollout 0"),
+    "trained twice": (_twice, "group 0 was trained on 2 times (rollouts 1, 4); allowed: once"),
+    "drawn again": (_twice, "group 0 was drawn again, though it is trained at rollout 1"),
     "no event at all": (_forget_group, "groups 3 were numbered by the data source and never recorded as drawn"),
     "drawn after the end": (_after("drawn", 3), "group 3 was drawn after it was dropped (too easy)"),
-    "scored after the end": (_after("scored", 0), "group 0 is recorded as scored, though it is trained at rollout 0"),
-    "dropped after the end": (_after("dropped", 0), "group 0 was dropped (again), though it is trained at rollout 0"),
+    "scored after the end": (_after("scored", 0), "group 0 is recorded as scored, though it is trained at rollout 1"),
+    "dropped after the end": (_after("dropped", 0), "group 0 was dropped (again), though it is trained at rollout 1"),
     "trained after it was dropped": (
         lambda e, f, s: e.append({"event": "taken", "group": 3, "rollout": 3, "version": 4}),
-        "group 3 was taken for rollout 3 after it was dropped (too easy)",
+        "group 3 was taken for rollout 4 after it was dropped (too easy)",
     ),
     "not terminal": (
         lambda e, f, s: _without(e, "dropped", group=3),
@@ -126,13 +126,13 @@ CORRUPTIONS: dict[str, tuple[Callable[..., None], str]] = {
     ),
     "open, and ended": (
         lambda e, f, s: f["open"].append({"group": 0, "state": "buffered"}),
-        "group 0 is buffered in the commit, but by its events it is trained at rollout 0",
+        "group 0 is buffered in the commit, but by its events it is trained at rollout 1",
     ),
     "open group not stored": (
         lambda e, f, s: _waiting(s).pop(),
         "group 14 is buffered, but the commit does not hold its samples",
     ),
-    "stored and trained": (_store_trained, "group 0 waits in the commit, though it is trained at rollout 0"),
+    "stored and trained": (_store_trained, "group 0 waits in the commit, though it is trained at rollout 1"),
     "stored and unknown": (_store_unknown, "group 77 waits in the commit and was never recorded"),
     "drawn while out": (_after("drawn", 14), "group 14 is drawn by its events"),
     "two at once": (
@@ -145,28 +145,28 @@ CORRUPTIONS: dict[str, tuple[Callable[..., None], str]] = {
     "beyond the cursor": (_draw_beyond, "groups 14 were drawn, though the commit's cursor stands at group 14"),
     "taken and not trained": (
         lambda e, f, s: _without(e, "trained", group=1),
-        "group 1 was taken for rollout 0 and is not recorded as trained, though the commit is of rollout 3",
+        "group 1 was taken for rollout 1 and is not recorded as trained, though the commit is of rollout 4",
     ),
     "trained and not taken": (
         lambda e, f, s: _without(e, "taken", group=1),
-        "group 1 was trained at rollout 0, for which it was not taken",
+        "group 1 was trained at rollout 1, for which it was not taken",
     ),
     "trained in the future": (
         lambda e, f, s: (_of(e, "taken", group=1).update(rollout=9), _of(e, "trained", group=1).update(rollout=9)),
-        "group 1 was trained at rollout 9, after the commit's 3",
+        "group 1 was trained at rollout 10, after the commit's 4",
     ),
     "a rollout is missing": (
         lambda e, f, s: _without(e, "rollout", rollout=2),
-        "rollout 2 was trained on, and no group was recorded for it",
+        "rollout 3 was trained on, and no group was recorded for it",
     ),
-    "a rollout twice": (lambda e, f, s: e.append(_of(e, "rollout", rollout=2)), "rollout 2 is recorded twice"),
+    "a rollout twice": (lambda e, f, s: e.append(_of(e, "rollout", rollout=2)), "rollout 3 is recorded twice"),
     "too few groups": (
         lambda e, f, s: _of(e, "rollout", rollout=1).update(groups=2),
-        "rollout 1 had 2 groups instead of --rollout-batch-size 3, and no reason is recorded",
+        "rollout 2 had 2 groups instead of --rollout-batch-size 3, and no reason is recorded",
     ),
     "miscounted groups": (
         lambda e, f, s: _of(e, "rollout", rollout=1).update(groups=2, reason="short"),
-        "rollout 1 had 2 groups, but 3 are recorded as taken for it",
+        "rollout 2 had 2 groups, but 3 are recorded as taken for it",
     ),
     "a row is missing": (
         _drop_row,
@@ -174,7 +174,7 @@ CORRUPTIONS: dict[str, tuple[Callable[..., None], str]] = {
     ),
     "a row twice": (_repeat_row, "epoch 0: rows 0 came up more than once"),
     "a row of another epoch": (_later_row, "rows of epochs 9 are recorded; the commit's cursor stands in epoch 1"),
-    "another commit's": (lambda e, f, s: f.update(rollout=2), "ledger.json is of rollout 2, the commit of rollout 3"),
+    "another commit's": (lambda e, f, s: f.update(rollout=2), "ledger.json is of rollout 3, the commit of rollout 4"),
     "lost by the rollout": (
         lambda e, f, s: _of(e, "dropped", group=3).update(reason="left out by the rollout function"),
         "group 3 was drawn and then lost by a rollout function that accounts for every group",
@@ -210,7 +210,7 @@ def test_staleness_is_held_to_the_limit(commit: Path) -> None:
     assert check(commit).problems == []
     rewrite(commit, lambda e, f, s: None, max_staleness=0)
     assert (
-        "group 1 trained weights of version 1 at rollout 0 with tokens of version 0: staleness 1, --max-staleness 0"
+        "group 1 trained weights of version 1 at rollout 1 with tokens of version 0: staleness 1, --max-staleness 0"
         in check(commit).problems
     )
     late = {"event": "training", "rollout": 0, "version": 4, "versions": {"1": [0, 4], "2": [1, 1], "0": None}}
@@ -239,14 +239,14 @@ def test_what_waits_for_training_is_not_held_to_the_limit_yet(commit: Path) -> N
     assert _stale(commit) == []
     history = dataclasses.replace(read_history(commit), rollout_id=4)
     (line,) = [line for line in verify(history).problems if "staleness" in line]
-    assert line.startswith("group 14 trained weights of version 4 at rollout 4 with tokens of version 1: staleness 3")
+    assert line.startswith("group 14 trained weights of version 4 at rollout 5 with tokens of version 1: staleness 3")
 
 
 def test_what_was_given_back_is_held_to_the_limit_when_it_is_taken_again(commit: Path) -> None:
     """A run of another mode gives a rollout that waits back; its groups may be drawn for the same rollout again."""
     back = [{"event": kind, "group": 14, "samples": [28, 29]} for kind in ("buffered", "drawn")]
     taken = {"event": "taken", "group": 14, "rollout": 4, "samples": 2, "version": 5}
-    for versions, told in (([4, 5], []), ([3, 5], ["version 5 at rollout 4 with tokens of version 3"])):
+    for versions, told in (([4, 5], []), ([3, 5], ["version 5 at rollout 5 with tokens of version 3"])):
         copied = shutil.copytree(commit.parent, commit.parent.parent / f"from_{versions[0]}") / commit.name
         rewrite(copied, _ahead(*back, {**taken, "versions": versions}), max_staleness=1)
         history = dataclasses.replace(read_history(copied), rollout_id=4)
@@ -258,7 +258,7 @@ def test_what_was_given_back_is_held_to_the_limit_when_it_is_taken_again(commit:
 def test_what_is_declared_is_allowed(commit: Path) -> None:
     rewrite(commit, _twice, replays=1)
     report = check(commit)
-    assert [p for p in report.problems if "rollout 3 had" not in p] == []
+    assert [p for p in report.problems if "rollout 4 had" not in p] == []
     assert report.facts["trained_again"] == 1
     rewrite(commit, _twice)
     assert any("trained on 3 times" in p and "once and 1 times again" in p for p in check(commit).problems)
@@ -304,13 +304,13 @@ def test_saved_and_external_groups_are_held_to_double_training_only(tmp_path: Pa
     assert (report.problems, report.facts["foreign"], report.facts["drawn"]) == ([], 2, 0)
     assert "no cursor" in report.notes[0]
     assert check(run.go(range(1, 2))).problems == [
-        "group 200 was trained on 2 times (rollouts 0, 1); allowed: once"
+        "group 200 was trained on 2 times (rollouts 1, 2); allowed: once"
     ]  # fmt: skip
 
 
 def test_show_follows_a_group(commit: Path) -> None:
     records = replay(read_history(commit)).groups
-    assert records[0].describe() == "trained at rollout 0"
+    assert records[0].describe() == "trained at rollout 1"
     assert records[3].describe() == "dropped: too easy"
     assert records[14].describe() == "buffered"
     stored = orjson.loads((commit / "ledger.json").read_bytes())

@@ -24,7 +24,7 @@ def megatron(directory: Path, folder: str) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Commits after rollouts 1 and 3, of which the second has a critic and Megatron's files."""
+    """Commits rollout_0000001 and rollout_0000003, of which the second has a critic and Megatron's files."""
 
     def write(directory: Path) -> None:
         hf(directory)
@@ -47,9 +47,9 @@ def test_formats(run: Path, tmp_path: Path) -> None:
     for path, text in [
         (tmp_path / "hf", "a model in HF format"),
         (tmp_path / "megatron", "a model in Megatron format"),
-        (run, "a slime commit after rollout 3 (HF and Megatron format)"),
-        (run / "checkpoints", "a slime commit after rollout 3 (HF and Megatron format)"),
-        (run / "checkpoints/rollout_0000001", "a slime commit after rollout 1 (HF format)"),
+        (run, "a slime commit after rollout 4 (HF and Megatron format)"),
+        (run / "checkpoints", "a slime commit after rollout 4 (HF and Megatron format)"),
+        (run / "checkpoints/rollout_0000001", "a slime commit after rollout 2 (HF format)"),
     ]:
         assert str(find_source(path)) == text
 
@@ -59,7 +59,10 @@ def test_steps_and_parts(run: Path, tmp_path: Path) -> None:
     assert directory_of(run, folder="critic") == str(run / "checkpoints/rollout_0000003/critic")
     assert directory_of(run, 1, folder="critic") == str(run / "checkpoints/rollout_0000001")
     assert directory_of(tmp_path / "not there") == str(tmp_path / "not there")
-    with pytest.raises(CheckpointError, match="no commit after rollout 2; there are: 1, 3"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"no commit rollout_0000002 \(after rollout 3\); there are: rollout_0000001, ",
+    ):
         find_source(run, 2)
     hf(tmp_path / "hf")
     with pytest.raises(CheckpointError, match="not a run directory with commits to choose step 1 from"):

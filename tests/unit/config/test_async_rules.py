@@ -103,7 +103,7 @@ def test_the_asynchronous_demo_is_the_demo_with_asynchrony() -> None:
     root = Path(__file__).parents[3]
     demo, further = (
         root / "plugins/commands/slime_commands/init/templates/demo.yaml",
-        root / "configs/demo-async.yaml",
+        root / "examples/demo-async.yaml",
     )
     files = [f"--config={file}" for file in (demo, further)]
     demo, both = (load_settings(argv, env={}) for argv in (files[:1], files))

@@ -14,7 +14,7 @@ from slime_core.config import FlagParser, ForeignFlags, load_settings
 from slime_core.config.foreign import find_owners
 from slime_core.config.origins import Entry
 from slime_core.errors import ConfigError
-from slime_core.plugins.discovery import DirectoryComponents, InstalledComponents
+from slime_core.plugins.discovery import add_directory, add_installed
 from slime_core.plugins.registry import RANK_CHECKOUT, Registry
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -249,13 +249,13 @@ def test_in_a_plugin_directory_it_is_no_component_and_says_so(tmp_path: Path) ->
         '[project]\nname = "mine"\n[project.entry-points."slime.foreign_flags"]\nmine = "mine:flags"\n'
     )
     registry = Registry()
-    DirectoryComponents(tmp_path).slime_register_components(registry)
+    add_directory(registry, tmp_path)
     (problem,) = registry.problems
     assert problem.message == (
         "entry points of 'slime.foreign_flags' are found in installed distributions only; type:"
         f" pip install -e {folder}"
     )
     own = Registry()
-    DirectoryComponents(ROOT, RANK_CHECKOUT, layouts=("pyproject.toml",)).slime_register_components(own)
-    InstalledComponents().slime_register_components(own)
+    add_directory(own, ROOT, RANK_CHECKOUT, layouts=("pyproject.toml",))
+    add_installed(own)
     assert [p for p in own.problems if "foreign_flags" in p.message] == []

@@ -10,7 +10,7 @@ from slime_core import BufferBase
 from slime_core.config import Args
 from slime_core.data.buffer import SampleBuffer, is_finished, resolve_buffer
 from slime_core.errors import CheckpointError, PluginError, RolloutError
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:

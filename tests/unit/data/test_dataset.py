@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -94,10 +95,26 @@ def test_first_and_last_row_are_checked_at_start(tmp_path: Path, bad_line: int) 
         ("none.jsonl", "no such file"),
         ("data.csv", r"cannot read \.csv; use \.jsonl or \.parquet"),
         (".", "a directory"),
+        ("broken.jsonl", r"a link to gone\.jsonl, which is not there"),
+        ("loop.jsonl", r"a link to loop\.jsonl, which is not there"),
+        ("pipe.jsonl", "a pipe or a device; write the rows to a file"),
+        ("zero.jsonl", "a pipe or a device; write the rows to a file"),
+        ("unreadable.jsonl", "cannot be read: "),
+        ("closed/data.jsonl", "cannot be read: Permission denied"),
     ],
 )
-def test_paths_that_are_not_data(tmp_path: Path, name: str, message: str) -> None:
+def test_paths_that_are_not_data(tmp_path: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data.csv").write_text("a,b\n")
+    links = {"broken": "gone.jsonl", "loop": "loop.jsonl", "zero": "/dev/zero", "unreadable": "/proc/self/mem"}
+    for link, target in links.items():
+        (tmp_path / f"{link}.jsonl").symlink_to(target)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    if name.startswith("closed"):  # as it is for others than root
+
+        def refused(path: Path) -> bool:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "is_dir", refused)
     with pytest.raises(DataError, match=f"--prompt-data .*{message}"):
         open_rows(tmp_path / name)
 
@@ -153,6 +170,27 @@ def test_the_index_finds_what_a_plain_reader_finds(
         rows = dataset.JsonlRows(path)
         assert [rows[i] for i in range(len(rows))] == [row for _, row in expected]
         assert [rows.where(i) for i in range(len(rows))] == [f"{path}:{number}" for number, _ in expected]
+    rows.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path, stream: bool) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl", ROWS)
+    rows = open_rows(path, stream=stream)
+    first, opened = rows[0], rows.fingerprint()
+    with path.open("a") as file:
+        file.write('{"half')  # appended to: the rows that were there are read on
+    assert rows[0] == first
+    path.unlink()
+    assert (rows[0], rows.fingerprint(), rows.where(0)) == (first, opened, f"{path}:1")
+    rows.close()
+    path = write_jsonl(tmp_path / "data.jsonl", ROWS)
+    rows = open_rows(path, stream=stream)
+    path.write_text("[]" * 1000)
+    with pytest.raises(
+        DataError, match=r"data\.jsonl:1: not JSON: .* \(the file has been changed since the run opened"
+    ):
+        rows[0]
     rows.close()
 
 

@@ -14,7 +14,7 @@ from slime_commands.sft.mask_types import apply_type
 
 from slime_core.data.turns import turn_delta
 from slime_core.errors import DataError
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer
 
 Message = dict[str, Any]

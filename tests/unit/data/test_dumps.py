@@ -19,7 +19,7 @@ from slime_core.data.dumps import (
     write_samples,
 )
 from slime_core.errors import DataError, RolloutError
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 
 class _NotAPlainValue:
@@ -116,6 +116,6 @@ def test_the_saved_rollout_reads_the_file_of_its_number(tmp_path: Path) -> None:
     assert [len(g) for g in SavedRollout()(args, 3, None).samples] == [2, 2, 2, 2]
     args.load_debug_rollout_data_subsample = 0.5
     assert [g[0].group_index for g in SavedRollout()(args, 3, None).samples] == [0, 3]
-    with pytest.raises(DataError, match=r"no file .*4\.jsonl for rollout 4"):
+    with pytest.raises(DataError, match=r"no file .*4\.jsonl for rollout 5"):
         SavedRollout()(args, 4, None)
     assert json.loads((tmp_path / "3.jsonl").read_bytes().splitlines()[0])["index"] == 0

@@ -12,7 +12,7 @@ import pytest
 from slime_core.data.ledger import Ledger, PassedRow, RecordedSource, trained_versions
 from slime_core.data.ledger_files import SegmentRef, adopt_chain, read_chain, remove_orphans, write_segment
 from slime_core.errors import CheckpointError
-from slime_core.types import Group, Sample
+from slime_core.sample import Group, Sample
 
 
 def group(index: int | None, size: int = 2) -> list[Sample]:

@@ -14,7 +14,7 @@ from slime_core.data.dumps import read_samples, write_samples
 from slime_core.data.flat_source import FlatSource
 from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
 from slime_core.errors import CheckpointError, ConfigError, DataError, RolloutError
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
@@ -286,7 +286,7 @@ def test_save_and_load_in_thudms_places(make: Any, data: str, tmp_path: Path) ->
     resumed = make(data, load=str(tmp_path / "run"))
     resumed.load(3)
     assert resumed.get_samples(5) == expected
-    with pytest.raises(CheckpointError, match="no data source state of rollout 4"):
+    with pytest.raises(CheckpointError, match="no data source state of rollout 5"):
         resumed.load(4)
     make(data, load=None).load(3)
 

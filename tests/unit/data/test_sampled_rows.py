@@ -16,8 +16,8 @@ from slime_core.cli.main import main
 from slime_core.config import Args
 from slime_core.data.dumps import write_samples
 from slime_core.errors import DataError
-from slime_core.provenance import Source, Span
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
+from slime_core.sample.provenance import Source, Span
 from tests.chat_tokenizers import chat_tokenizer
 
 PROMPT = [{"role": "user", "content": "1+2?"}]

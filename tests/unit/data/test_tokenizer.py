@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import copy
 import json
+import multiprocessing
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +122,31 @@ def test_a_text_begins_as_the_model_wants_and_does_not_end(
     assert chat == tokenizer.encode("<|user|>7<|end|><|assistant|>", add_special_tokens=False)
 
 
-def test_a_template_that_takes_for_ever_is_ended(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["the main thread", "other threads", "a forked process"])
+def test_a_template_that_takes_for_ever_is_ended(
+    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     monkeypatch.setattr("slime_core.data.tokenizer._TEMPLATE_S", 0.2)
     tokenizer = load_tokenizer(tokenizer_dir)
     loop = "{% for i in range(99999) %}"
     tokenizer.chat_template = f"{loop * 3}{'{% endfor %}' * 3}x"
-    with pytest.raises(DataError, match=r"the chat template took longer than 0\.2 s and was ended"):
-        encode_prompt(tokenizer, "hi", CHAT)
+
+    def ended(_: int = 0) -> bool:
+        with pytest.raises(DataError, match=r"the chat template took longer than 0\.2 s and was ended"):
+            encode_prompt(copy.copy(tokenizer), "hi", CHAT)
+        return True
+
+    if place == "other threads":
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(ended, range(2))) == [True, True]
+    elif place == "a forked process":
+        assert ended()  # its thread is not there after the fork
+        process = multiprocessing.get_context("fork").Process(target=ended)
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+    else:
+        assert ended()
     tokenizer.chat_template = "{{ messages[0].content }}"
     assert encode_prompt(tokenizer, "7", CHAT) == [tokenizer.convert_tokens_to_ids("7")]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slime_core.data.tokenizer import encode_prompt, render_messages, render_prompt
 from slime_core.data.turns import rendered_spans, turn_delta
 from slime_core.errors import DataError
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer
 
 ASK: list[dict[str, Any]] = [

@@ -77,13 +77,12 @@ def test_what_does_everything_here_says_so(flags: list[str], said: str, caplog: 
     assert bool(caplog.text) == bool(said)
 
 
-def test_restarts_of_the_trainer_need_ray_and_commits() -> None:
-    restarts, commits = ["--max-trainer-restarts", "2"], ["--save", "run", "--save-interval", "1"]
+def test_restarts_of_the_trainer_need_ray() -> None:
+    """Commits are made every --save-minutes without --save-interval."""
+    restarts = ["--max-trainer-restarts", "2"]
     with pytest.raises(ConfigError, match=r"--launcher 'inline' .* cannot restart the trainer, --launcher ray can"):
-        settle_launcher(_settings(*restarts, *commits))
-    with pytest.raises(ConfigError, match="a restart begins at a commit, and before the end there is none"):
-        settle_launcher(_settings(*restarts, "--launcher", "ray"))
-    assert _settled(*restarts, *commits, "--launcher", "ray") == "ray"
+        settle_launcher(_settings(*restarts))
+    assert _settled(*restarts, "--launcher", "ray") == "ray"
 
 
 def test_an_address_that_no_launcher_takes(monkeypatch: pytest.MonkeyPatch) -> None:

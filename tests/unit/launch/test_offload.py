@@ -11,10 +11,11 @@ import pytest
 
 from slime_core import loop
 from slime_core.config import Args, load_settings
+from slime_core.launch.checks import settle_offload
 from slime_core.launch.components import Components
-from slime_core.launch.offload import make_room, offloading, settle_offload
+from slime_core.launch.drive import RunParts, Training
 from slime_core.protocols import EngineTraits, TrainerTraits
-from slime_core.rollout.engine_memory import EngineMemory
+from slime_core.rollout.stage import RolloutParts, RolloutStage
 
 
 class Recorder:
@@ -48,9 +49,9 @@ def order(**switches: bool) -> tuple[list[str], list[dict[str, float]]]:
         num_rollout=2, eval_interval=2, save_interval=1, skip_eval_before_train=True, update_weights_interval=1,
         async_training=False,
     )  # fmt: skip
-    stages = loop.Stages(rollout, Recorder(calls, "learner"), Recorder(calls, "weights"), journal)
-    make_room(args, trainers)
-    assert loop.now(loop.train(args, offloading(args, stages, trainers), 0)) == 2
+    learner, weights = Recorder(calls, "learner"), Recorder(calls, "weights")
+    training = Training(args, RunParts(trainers, trainers.save, rollout, rollout, learner, weights))
+    assert loop.now(loop.train(args, loop.Stages(rollout, training, training, journal), 0)) == 2
     return [call for call in calls if ".before_" not in call], logged
 
 
@@ -60,7 +61,7 @@ def test_each_side_gives_its_memory_up_while_the_other_works() -> None:
     train = ["rollout.release_memory", "trainers.onload", "learner.train", "trainers.offload"]
     first = ["rollout.generate", *train, *push, "save"]
     second = ["rollout.generate", *train, *push, "rollout.evaluate", "save"]
-    assert calls == ["trainers.offload", *push, *first, *second]
+    assert calls == [*push, *first, *second]
     assert all({"perf/offload_time", "perf/onload_time"} <= metrics.keys() for metrics in logged)
 
 
@@ -74,7 +75,7 @@ def test_one_side_alone_and_none() -> None:
     assert logged == [{}, {}]
 
 
-async def test_an_engine_is_asked_for_what_is_missing_only() -> None:
+def test_an_engine_is_asked_for_what_is_missing_only() -> None:
     calls: list[tuple[str, Any]] = []
 
     class Engine:
@@ -87,16 +88,18 @@ async def test_an_engine_is_asked_for_what_is_missing_only() -> None:
         async def resume_memory(self, tags: list[str]) -> None:
             calls.append(("resume", tags))
 
-    memory, engine = EngineMemory(), Engine()
-    await memory.resume(engine, ("weights",))
-    await memory.release(engine)
-    await memory.release(engine)  # the loop was begun again in between
-    await memory.resume(engine, ("weights",))
-    await memory.resume(engine, ("weights",))
-    await memory.resume(engine, ("kv_cache",))
+    stage = RolloutStage(Args(), RolloutParts(None, lambda: None, None, engine=Engine()))  # type: ignore[arg-type]
+    stage.resume_memory(("weights",))
+    stage.release_memory()
+    stage.release_memory()  # the loop was begun again in between
+    stage.resume_memory(("weights",))
+    stage.resume_memory(("weights",))
+    stage.resume_memory(("kv_cache",))
     assert calls == [("abort", None), ("release", None), ("resume", ["weights"]), ("resume", ["kv_cache"])]
-    await memory.release(None)
-    await memory.resume(None, ("weights",))
+    stage.parts.engine = None
+    stage.release_memory()
+    stage.resume_memory(("weights",))
+    stage.stop()
 
 
 class Able:

@@ -11,7 +11,7 @@ from slime_core.estimator import EstimatorBase
 from slime_core.learning.advantages import compute_advantages
 from slime_core.learning.tensors import TrainTensors
 from slime_core.protocols import AdvantageInputs, Advantages
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 
 def make_args(**changes: Any) -> Args:

@@ -22,7 +22,7 @@ from slime_core.learning.reducers import constant
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.masking import AllReduce
 from slime_core.protocols import MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 torch.set_num_threads(1)
 
@@ -398,9 +398,9 @@ def test_wrong_answers_of_a_function(answer: Any, message: str) -> None:
 def test_without_the_engines_log_probs_nothing_can_be_corrected() -> None:
     step, args = Step(), make_args()
     step.tensors.rollout_log_probs = None
-    with pytest.raises(TrainError, match="rollout 7: off-policy corrections compare the trainer with the engine"):
+    with pytest.raises(TrainError, match="rollout 8: off-policy corrections compare the trainer with the engine"):
         step.run(policy(args, TruncatedImportanceSampling(args)))
-    with pytest.raises(TrainError, match="rollout 7: --proximal-policy interpolate, but the samples carry no"):
+    with pytest.raises(TrainError, match="rollout 8: --proximal-policy interpolate, but the samples carry no"):
         step.run(policy(make_args(proximal_policy="interpolate")))
 
 

@@ -16,7 +16,7 @@ from slime_core.learning.loss import PolicyLoss
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops import masked_gae, token_rewards
 from slime_core.protocols import AdvantageInputs, Advantages, MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from tests.toy_trainer import Ranks, ToyTrainer, make_args, make_batch
 
 torch.set_num_threads(1)
@@ -157,7 +157,7 @@ def test_a_value_that_is_not_finite_is_said_before_the_weights_change() -> None:
         critic.weight[batch.tokens[2][1]] = float("nan")
     before = critic.weight.detach().clone()
     learner = Learner(args, actor, ActorCritic(args), PolicyLoss(args, ActorCritic(args)), critic=critic)
-    with pytest.raises(TrainError, match=r"rollout 5: the loss of a micro-batch is nan .* values not finite\)"):
+    with pytest.raises(TrainError, match=r"rollout 6: the loss of a micro-batch is nan .* values not finite\)"):
         learner.train(5, batch)
     assert torch.equal(critic.weight.detach().nan_to_num(), before.nan_to_num())
     assert "train_step" not in actor.calls

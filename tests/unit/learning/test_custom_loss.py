@@ -14,7 +14,7 @@ from slime_core.learning.custom_loss import CustomLoss
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
 from slime_core.ops import clipped_surrogate, response_log_probs
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from tests.toy_trainer import VOCAB, ToyTrainer, make_batch
 from tests.toy_trainer import make_args as toy_args
 

@@ -13,7 +13,7 @@ from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
 from slime_core.protocols import AdvantageInputs, Advantages
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from tests.toy_trainer import Ranks, ToyTrainer, make_args, make_batch
 
 torch.set_num_threads(1)
@@ -183,7 +183,7 @@ def test_the_engines_log_probs_as_the_old_policy() -> None:
     assert metrics["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.5, abs=1e-6)
     batch = make_batch()
     batch.rollout_log_probs = None
-    with pytest.raises(TrainError, match="rollout 0: --use-rollout-logprobs, but the samples carry no"):
+    with pytest.raises(TrainError, match="rollout 1: --use-rollout-logprobs, but the samples carry no"):
         learn(make_args(use_rollout_logprobs=True), batch)
 
 
@@ -261,7 +261,7 @@ def test_lr_is_the_last_steps_and_skipped_steps_are_counted() -> None:
 def test_everything_masked() -> None:
     batch = make_batch()
     batch.loss_masks = [[0] * n for n in batch.response_lengths]
-    with pytest.raises(TrainError, match="rollout 0: every response token of all 8 samples is masked"):
+    with pytest.raises(TrainError, match="rollout 1: every response token of all 8 samples is masked"):
         learn(make_args(), batch)
 
 
@@ -272,7 +272,7 @@ def test_a_loss_that_is_not_finite_names_the_samples_before_the_weights_change()
     trainer = ToyTrainer()
     before = trainer.weight.detach().clone()
     learner = Learner(args, trainer, EstimatorBase(args), PolicyLoss(args, EstimatorBase(args)))
-    with pytest.raises(TrainError, match=r"rollout 7: the loss of a micro-batch is nan \(samples \[102, 103\]"):
+    with pytest.raises(TrainError, match=r"rollout 8: the loss of a micro-batch is nan \(samples \[102, 103\]"):
         learner.train(7, batch)
     assert torch.equal(trainer.weight.detach(), before)
 
@@ -282,7 +282,7 @@ def test_a_gradient_that_is_not_finite_and_was_applied() -> None:
     trainer = ToyTrainer()
     trainer.forced = {"grad_norm": float("nan")}
     learner = Learner(args, trainer, EstimatorBase(args), PolicyLoss(args, EstimatorBase(args)))
-    with pytest.raises(TrainError, match="rollout 0, optimizer step 0: gradient norm nan"):
+    with pytest.raises(TrainError, match="rollout 1, optimizer step 0: gradient norm nan"):
         learner.train(0, make_batch())
 
 

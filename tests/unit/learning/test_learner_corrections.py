@@ -16,7 +16,7 @@ from slime_core.estimator import EstimatorBase
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from tests.toy_trainer import Ranks, ToyTrainer, make_args, make_batch
 
 torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import write_config, write_weights
 from slime_core.ops import group_normalize
 from slime_core.rollout.batch import make_batch
-from slime_core.types import Sample, SampleStatus, TrainBatch
+from slime_core.sample import Sample, SampleStatus, TrainBatch
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from slime_core.learning.loss import Loss, PolicyLoss
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.ratios import kl_estimate
 from slime_core.protocols import MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 torch.set_num_threads(1)
 

@@ -18,7 +18,7 @@ from slime_core.learning.packing import (
     split_bins,
 )
 from slime_core.ops.flops import DecoderShape
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 GOLDEN_SHAPE = DecoderShape(
     hidden_size=16, intermediate_size=64, vocab_size=32, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=8

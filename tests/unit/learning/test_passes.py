@@ -13,7 +13,7 @@ from slime_core.errors import PluginError, TrainError
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from tests.toy_trainer import ToyTrainer, make_args, make_batch
 
 torch.set_num_threads(1)
@@ -149,7 +149,7 @@ def test_what_the_hook_may_not_leave(key: str, value: Any, message: str) -> None
     batch = make_batch()
     if value == "halves":
         value = [[0.5] * n for n in batch.response_lengths]
-    with pytest.raises(PluginError, match=r"--rollout-data-postprocess-path\), rollout 0: .*" + message):
+    with pytest.raises(PluginError, match=r"--rollout-data-postprocess-path\), rollout 1: .*" + message):
         learn(make_args(), batch, ToyTrainer(), spoil(key, value))
 
 

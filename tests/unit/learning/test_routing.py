@@ -12,8 +12,8 @@ from slime_testing_contracts.tiny import tiny_moe_model
 from slime_core.errors import TrainError
 from slime_core.learning.routing import routing_arrays
 from slime_core.models.family import RoutedLayers, routed_layers
-from slime_core.routed_experts import FREE, RoutedExperts, json_default
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import FREE, RoutedExperts, json_default
 
 
 @pytest.fixture(scope="module")
@@ -55,5 +55,5 @@ def test_a_batch_without_the_column_gets_empty_ones(model: RoutedLayers) -> None
 
 @pytest.mark.parametrize("wrong", [GIVEN[:2], GIVEN[:, :2], GIVEN[:, :, :1], np.where(GIVEN == 7, 8, GIVEN)])
 def test_another_models_experts_are_named(model: RoutedLayers, wrong: np.ndarray) -> None:
-    with pytest.raises(TrainError, match=r"sample 1 of rollout 2: .*3 layers and 2 of 8 experts per token"):
+    with pytest.raises(TrainError, match=r"sample 1 of rollout 3: .*3 layers and 2 of 8 experts per token"):
         routing_arrays(batch(None, wrong), model)

@@ -12,7 +12,7 @@ import torch
 
 from slime_core.learning.report import TrainedRollout, save_trained
 from slime_core.learning.tensors import TrainTensors, to_column
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 LENGTHS = [2, 1, 3, 2]
 

@@ -20,7 +20,7 @@ from slime_core.learning.reducers import constant
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.surrogate import cispo_surrogate
 from slime_core.protocols import LossInputs, LossOutputs, MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 torch.set_num_threads(1)
 

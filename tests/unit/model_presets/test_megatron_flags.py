@@ -36,6 +36,8 @@ def stored(settings: Settings) -> dict[str, Any]:
 @every
 def test_a_launch_script_and_the_setting_say_the_same(name: str) -> None:
     words = [word for words in flag_words(megatron_flags(PRESETS[name])) for word in words]
+    if PRESETS[name].model_type not in FAMILIES:
+        words += ["--custom-model-provider-path", "mine.py:provide"]
     assert stored(load("--model", name)) == stored(load("--train-backend", "megatron", *words))
 
 

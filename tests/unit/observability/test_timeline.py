@@ -16,7 +16,7 @@ from slime_runs.files import read_lines
 
 from slime_core.config import Args
 from slime_core.observability.timeline import FILE, Timeline, open_timeline, timed_stages
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 
 
 def answered(tokens: int, *, index: int = 0, prompt: int = 3, version: int = 1) -> Sample:

@@ -13,7 +13,7 @@ from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import Resolved, resolve
 from slime_core.protocols import GenerateContext
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 ARGS = Args(reward_key=None)
 

@@ -12,7 +12,7 @@ from slime_core.plugins.boxed import boxed, last_boxed
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import find, resolve
 from slime_core.protocols import RewardTraits, declares, traits_of
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 ARGS = Args(reward_key=None)
 

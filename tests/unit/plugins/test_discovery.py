@@ -10,28 +10,27 @@ import pytest
 import slime_core
 from slime_core.errors import ConfigError
 from slime_core.plugins.discovery import (
-    DirectoryComponents,
-    InstalledComponents,
+    add_directory,
+    add_installed,
     add_plugin_directories,
     checkout_root,
     plugin_directories,
 )
-from slime_core.plugins.registry import RANK_CHECKOUT, Registry
+from slime_core.plugins.registry import RANK_CHECKOUT, RANK_EXPLICIT, Registry
 
 EXPLODES = "raise RuntimeError('imported')\n"
 
 
-def registered(*sources: DirectoryComponents | InstalledComponents) -> Registry:
+def registered(directory: Path, rank: int = RANK_EXPLICIT) -> Registry:
     registry = Registry()
-    for source in sources:
-        source.slime_register_components(registry)
+    add_directory(registry, directory, rank)
     return registry
 
 
 def test_a_directory_is_read_at_three_depths_without_importing(write_plugin, plugin_dir: Path) -> None:
     folder = write_plugin("thing-a", {"slime.rewards": {"a": "plug_thing_a:reward"}}, EXPLODES, requires=("x>=1",))
     for directory in (folder, plugin_dir, plugin_dir.parent):
-        (ref,) = registered(DirectoryComponents(directory))
+        (ref,) = registered(directory)
         assert (ref.kind, ref.name, ref.target) == ("rewards", "a", "plug_thing_a:reward")
         assert (ref.distribution, ref.version, ref.requires) == ("thing-a", "1.0", ("x>=1",))
         assert ref.folder == folder
@@ -40,7 +39,7 @@ def test_a_directory_is_read_at_three_depths_without_importing(write_plugin, plu
 
 def test_other_groups_are_ignored(write_plugin, plugin_dir: Path) -> None:
     write_plugin("thing-b", {"pytest11": {"b": "x"}, "slime.nonsense": {"b": "x"}}, "")
-    assert list(registered(DirectoryComponents(plugin_dir))) == []
+    assert list(registered(plugin_dir)) == []
 
 
 @pytest.mark.parametrize("text", ["[project", 'project = "x"', "[project]\nentry-points = 3\n"])
@@ -48,7 +47,7 @@ def test_an_unreadable_pyproject_is_a_problem_that_stops_nobody(text: str, write
     write_plugin("thing-c", {"slime.rewards": {"c": "x:y"}}, "")
     (plugin_dir / "broken").mkdir()
     (plugin_dir / "broken" / "pyproject.toml").write_text(text)
-    registry = registered(DirectoryComponents(plugin_dir))
+    registry = registered(plugin_dir)
     assert registry.names("rewards") == ["c"]
     assert "broken" in registry.problems[0].where
 
@@ -61,7 +60,8 @@ def test_installed_metadata_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     (info / "entry_points.txt").write_text("[slime.rewards]\nthing = no_such_module:reward\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    ref = registered(InstalledComponents()).get("rewards", "thing")
+    add_installed(registry := Registry())
+    ref = registry.get("rewards", "thing")
     assert (ref.distribution, ref.version, ref.requires) == ("slime-reward-thing", "2.1", ("slime-rl>=0.1",))
 
 
@@ -69,7 +69,7 @@ def test_this_checkout_is_found() -> None:
     root = checkout_root()
     assert root is not None
     assert (root / "slime_core").samefile(Path(slime_core.__file__).parent)
-    names = registered(DirectoryComponents(root / "plugins", RANK_CHECKOUT)).names("rewards")
+    names = registered(root / "plugins", RANK_CHECKOUT).names("rewards")
     assert {"exact", "math", "f1"} <= set(names)
 
 

@@ -15,7 +15,7 @@ from slime_core.plugins.adapters import RewardCaller, execution_of
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import RewardTraits, declares
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.workers.call import DeadlineExceeded, Slots
 from tests.virtual_time import in_virtual_time
 

@@ -18,7 +18,7 @@ from slime_core.plugins.manager import build_manager
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import EditTraits, declares
 from slime_core.rollout.hooks import RolloutHooks
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 from tests.hooks_with import hooks_with
 
 GROUP = "slime.plugins"

@@ -67,7 +67,7 @@ def test_environments_of_two_hundred_names_pass(tmp_path: Path, program: Slime) 
 
 @pytest.mark.slow
 def test_plugins_of_random_names_pass(tmp_path: Path, program: Slime) -> None:
-    for kind in ("rewards", "environments", "estimators", "hooks", "commands"):
+    for kind in ("rewards", "generators", "estimators", "filters", "environments"):
         name = "".join(random.choices(string.ascii_lowercase, k=random.randint(1, 12))) + "_x9"
         write(plan(kind, name, tmp_path, Registry()))
     passes(tmp_path, program)

@@ -10,9 +10,9 @@ import pytest
 from slime_core.config import Args
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.rollout.ahead import OWNER, Ahead
-from slime_core.rollout.open_groups import OpenGroups
-from slime_core.rollout.parts import RolloutResult
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.rollout.stage import RolloutResult
+from slime_core.rollout.state import OpenGroups
+from slime_core.sample import Group, Sample, SampleStatus
 
 
 class Loop:

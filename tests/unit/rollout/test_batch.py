@@ -12,8 +12,8 @@ from slime_core.estimator import EstimatorBase
 from slime_core.ops import group_normalize
 from slime_core.protocols import RewardInputs
 from slime_core.rollout.batch import make_batch
-from slime_core.rollout.columns import fill_ids
-from slime_core.types import Sample, SampleStatus, TrainBatch
+from slime_core.sample import Sample, SampleStatus, TrainBatch
+from slime_core.sample.columns import fill_ids
 
 ARGS = Args(reward_key=None, eps_clip=0.2)
 
@@ -141,7 +141,7 @@ def test_a_reward_that_is_no_number() -> None:
 
 
 def test_no_samples() -> None:
-    with pytest.raises(RolloutError, match="rollout 3 returned no samples"):
+    with pytest.raises(RolloutError, match="rollout 4 returned no samples"):
         build([])
 
 

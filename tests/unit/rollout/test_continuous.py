@@ -14,15 +14,14 @@ from slime_core.config import load_settings
 from slime_core.errors import EngineError, RolloutError, RolloutInterrupted
 from slime_core.protocols import GenerateTraits
 from slime_core.rollout.ahead import Ahead
-from slime_core.rollout.filters import FilterStage
-from slime_core.rollout.loop_thread import LoopThread
-from slime_core.rollout.open_groups import OpenGroup, from_line, to_line
-from slime_core.rollout.parts import RolloutParts
+from slime_core.rollout.event_loop import LoopThread
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.producer import OWNER
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import generate_rollout
-from slime_core.rollout.stage import RolloutStage
-from slime_core.types import Sample
+from slime_core.rollout.stage import RolloutParts, RolloutStage
+from slime_core.rollout.state import OpenGroup, from_line, to_line
+from slime_core.sample import Sample
 from tests.unit.rollout.test_producer import Scorer, Source, indices
 
 FLAGS = "--hf-checkpoint none --prompt-data none --run-dir none --rm-type none --rollout-batch-size 2 --num-rollout 9"

@@ -8,9 +8,11 @@ import pytest
 
 from slime_core.data.dumps import to_json
 from slime_core.errors import RolloutError
-from slime_core.rollout.contracts import drawn_groups, eval_output, reward_problem, train_output
 from slime_core.rollout.metrics import eval_metrics
-from slime_core.types import RolloutFnTrainOutput, Sample
+from slime_core.rollout.pool import drawn_groups
+from slime_core.rollout.reward import reward_problem
+from slime_core.rollout.stage import eval_output, train_output
+from slime_core.sample import RolloutFnTrainOutput, Sample
 
 
 def _groups(n: int, size: int = 2) -> list[list[Sample]]:

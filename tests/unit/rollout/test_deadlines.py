@@ -10,12 +10,12 @@ from slime_runs.board import start_board, stop_board
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.rollout import deadlines
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
+from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import RolloutContext, generate_rollout
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.waits import current
 from tests.virtual_time import in_virtual_time
 
@@ -183,13 +183,13 @@ async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
     gated = GatedEngine(Engine(), deterministic=True, places=64)
     runner = SampleRunner(args, gated, None, generator, RewardStage(args, Scorer(), None), lambda spec: None)
     (group,) = Source().get_samples(1)
-    done = await deadlines.run_group(runner, group, {}, rollout_id=3, evaluation=True)
+    done = await deadlines.group_runner(runner)(group, {}, rollout_id=3, evaluation=True)
     assert [s.status for s in done] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
     assert generator.evaluated == {True}
     args.group_timeout_policy = "stop"
     (group,) = Source().get_samples(1)
-    with pytest.raises(RolloutError, match="evaluated group 0 at rollout 3: not done"):
-        await deadlines.run_group(runner, group, {}, rollout_id=3, evaluation=True)
+    with pytest.raises(RolloutError, match="evaluated group 0 at rollout 4: not done"):
+        await deadlines.group_runner(runner)(group, {}, rollout_id=3, evaluation=True)
 
 
 @in_virtual_time
@@ -203,7 +203,7 @@ async def test_a_sample_that_is_cut_off_has_ended_once_also_where_it_goes_on() -
     def note(siblings) -> None:
         told.append([s.index for s in siblings])
 
-    await deadlines.run_group(runner, group, {}, rollout_id=3, sample_done=note)
+    await deadlines.group_runner(runner)(group, {}, rollout_id=3, sample_done=note)
     generator.release.set()
     await asyncio.sleep(1)
     assert told == [[0], [1]]
@@ -214,7 +214,7 @@ async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
     before = set(current())  # what the garbage collector has not yet ended of other tests
     start_board(tmp_path, "rollout")
     try:
-        with pytest.raises(RolloutError, match=r"group 0 of rollout 3: not done within 0.03 s .*stalls/.*\.txt"):
+        with pytest.raises(RolloutError, match=r"group 0 of rollout 4: not done within 0.03 s .*stalls/.*\.txt"):
             await _roll(_args(group_timeout_policy="stop"), Generator(hangs=[1]))
     finally:
         stop_board()
@@ -277,7 +277,7 @@ async def test_hanging_groups_count_as_failures_in_a_row() -> None:
 
 @in_virtual_time
 async def test_a_rollout_in_which_no_sample_ends_stops_the_run() -> None:
-    with pytest.raises(RolloutError, match=r"groups of rollout 3: not done within 0\.03 s"):
+    with pytest.raises(RolloutError, match=r"groups of rollout 4: not done within 0\.03 s"):
         await _roll(_args(group_timeout=None, rollout_stall_timeout=STEP), Generator(hangs=[1, 2]))
 
 
@@ -299,8 +299,3 @@ async def test_a_rollout_that_moves_on_does_not() -> None:
 def test_the_stall_deadline_follows_from_those_of_samples(timeouts, hooks, expected) -> None:
     args = _args(rollout_timeout=timeouts[0], rm_timeout=timeouts[1])
     assert deadlines._stall_limit(args, hooks) == expected
-
-
-def test_settings_that_are_not_there_have_their_defaults() -> None:
-    names = "group_timeout", "group_timeout_policy", "group_timeout_retries", "rollout_stop_timeout"
-    assert tuple(deadlines.setting(Args(), name) for name in names) == (None, "substitute", 2, 60.0)

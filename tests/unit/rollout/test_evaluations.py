@@ -10,7 +10,7 @@ import pytest
 from slime_runs.board import start_board, stop_board
 
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.rollout.evaluations import Interruptible, evaluated
+from slime_core.rollout.deadlines import Interruptible, evaluated
 from slime_core.waits import current
 
 

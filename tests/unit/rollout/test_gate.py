@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import pytest
 
-from slime_core.rollout.gate import GatedEngine
-from slime_core.types import GenerationOutput
+from slime_core.rollout.gate import GatedEngine, Hold, Place
+from slime_core.sample import GenerationOutput
 from slime_core.waits import current
+
+
+def lent(hold: Hold, works: Sequence[Callable[[], Awaitable[Any]]]) -> list[asyncio.Task[Any]]:
+    """Start samples of a group as the sample runner does."""
+
+    async def run(work: Callable[[], Awaitable[Any]], place: Place) -> Any:
+        try:
+            await place.begin()
+            return await work()
+        finally:
+            place.leave()
+
+    runs = []
+    for work in works:
+        place = hold.place()
+        runs.append(asyncio.create_task(run(work, place)))
+        runs[-1].add_done_callback(place.leave)
+    hold.lend()
+    return runs
 
 
 class Engine:
@@ -80,10 +101,9 @@ async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_i
         may_step.append(engine.may_step())
 
     async def group() -> None:
-        with hold.lent([sample, sample]) as runs:
-            for run in runs:
-                await run
-                may_step.append(engine.may_step())
+        for run in lent(hold, [sample, sample]):
+            await run
+            may_step.append(engine.may_step())
         await go_on.wait()  # it is scored as a whole
         hold.complete()
 
@@ -116,7 +136,8 @@ async def test_a_group_that_was_given_up_does_not_hold_the_engine() -> None:
     async def broken() -> None:
         raise KeyError
 
-    with gate.hold() as hold, hold.lent([engine.release.wait, engine.release.wait, broken]) as runs:
+    with gate.hold() as hold:
+        runs = lent(hold, [engine.release.wait, engine.release.wait, broken])
         never_begins, rest, failed = runs
         never_begins.cancel()
         with pytest.raises(KeyError):
@@ -137,7 +158,8 @@ async def test_a_place_passes_to_the_next_without_a_moment_in_which_the_engine_m
         await asyncio.sleep(0)
         may_step.append(engine.may_step())
 
-    with gate.hold() as hold, hold.lent([partial(sample, name) for name in "abcde"]) as runs:
+    with gate.hold() as hold:
+        runs = lent(hold, [partial(sample, name) for name in "abcde"])
         await asyncio.gather(*runs)
     assert order == list("abcde")
     assert not any(may_step)
@@ -155,7 +177,8 @@ async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> No
     def names() -> list[str]:
         return [wait.what for wait in current() if "free place" in wait.what]
 
-    with gate.hold() as hold, hold.lent([partial(sample, name) for name in "abcde"]) as runs:
+    with gate.hold() as hold:
+        runs = lent(hold, [partial(sample, name) for name in "abcde"])
         await asyncio.sleep(0)
         assert len(names()) == 1
         runs[1].cancel()  # waits
@@ -178,7 +201,8 @@ async def test_a_sample_begins_in_the_context_of_its_group() -> None:
         found.append(told.get())
         told.set(name)
 
-    with gate.hold() as hold, hold.lent([partial(sample, name) for name in "ab"]) as runs:
+    with gate.hold() as hold:
+        runs = lent(hold, [partial(sample, name) for name in "ab"])
         await asyncio.gather(*runs)
     assert found == ["", ""]
 
@@ -193,7 +217,8 @@ async def test_what_is_no_exception_reaches_who_waits_and_frees_the_place() -> N
         return name
 
     gate = GatedEngine(Engine(), deterministic=True, places=1)
-    with gate.hold() as hold, hold.lent([partial(sample, name) for name in "ab"]) as runs:
+    with gate.hold() as hold:
+        runs = lent(hold, [partial(sample, name) for name in "ab"])
         found = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 10)
     assert [type(one) for one in found] == [Gone, str]
 

@@ -13,7 +13,7 @@ from slime_core.rollout.batch import make_batch
 from slime_core.rollout.fate import Outcome, decide
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 ARGS = Args(
     rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8,

@@ -15,7 +15,7 @@ from slime_core.protocols import EditTraits, declares
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.hooks import RolloutHooks
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from tests.hooks_with import hooks_with
 
 ARGS = Args(rollout_timeout=5.0)

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from slime_core.rollout import loop_thread
-from slime_core.rollout.loop_thread import LoopThread
+from slime_core.rollout import event_loop
+from slime_core.rollout.event_loop import LoopThread
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def test_an_interrupted_caller_cancels_its_coroutine(loop: LoopThread, monkeypat
 def test_a_coroutine_that_blocks_the_loop_is_left_alone(
     loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop_thread, "CLOSE_DEADLINE", 0.05)
-    monkeypatch.setattr(loop_thread, "GRACE", 0.05)
+    monkeypatch.setattr(event_loop, "CLOSE_DEADLINE", 0.05)
+    monkeypatch.setattr(event_loop, "GRACE", 0.05)
     blocked, release = threading.Event(), threading.Event()
 
     async def blocks() -> None:

@@ -17,7 +17,7 @@ from slime_core.rollout.metrics import (
     pass_rates,
     rollout_metrics,
 )
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 ARGS = Args(
     reward_key=None, log_reward_category=None, log_passrate=True, log_multi_turn=False, log_correct_samples=False,

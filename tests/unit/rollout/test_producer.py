@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from slime_core.config import Args
 from slime_core.errors import CheckpointError, RolloutError, RolloutInterrupted
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.hooks import RolloutHooks
-from slime_core.rollout.open_groups import from_line, to_line
+from slime_core.rollout.pool import RolloutContext
 from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import RolloutContext
-from slime_core.types import FilterDecision, Sample, SampleStatus
+from slime_core.rollout.state import from_line, to_line
+from slime_core.sample import FilterDecision, Sample, SampleStatus
 from slime_core.waits import pace
 from tests.hooks_with import hooks_with
 
@@ -326,7 +326,7 @@ async def test_dropped_groups_are_replaced_and_shown_to_the_hooks() -> None:
 
 async def test_a_take_ends_when_nothing_is_ever_kept() -> None:
     world = World(_args(dynamic_sampling_budget=3), keep=lambda args, group: False)
-    with pytest.raises(RolloutError, match=r"rollout 0: .* raise --dynamic-sampling-budget"):
+    with pytest.raises(RolloutError, match=r"rollout 1: .* raise --dynamic-sampling-budget"):
         await world.producer.take(0)
     await world.producer.stop()
 

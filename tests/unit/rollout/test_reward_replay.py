@@ -11,7 +11,7 @@ from slime_core.config import Args
 from slime_core.data.dumps import write_samples
 from slime_core.errors import DataError
 from slime_core.rollout.reward import RewardStage
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 ARGS = Args(rm_timeout=5.0)
 

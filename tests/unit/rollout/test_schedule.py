@@ -13,12 +13,12 @@ from slime_core.errors import PluginError, RolloutError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner, sampling_seed
+from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import RolloutContext, generate_rollout
-from slime_core.types import FilterDecision, Sample
+from slime_core.sample import FilterDecision, Sample
 
 
 def _args(**changes):

@@ -15,14 +15,14 @@ from unittest import mock
 import pytest
 
 from slime_core.errors import RolloutError
-from slime_core.fan_out import executions
 from slime_core.rollout import gate
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
+from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.rollout.schedule import RolloutContext, generate_rollout
-from slime_core.types import FilterDecision, Sample
+from slime_core.sample import FilterDecision, Sample
+from slime_core.sample.fan_out import executions
 from tests.unit.rollout.test_schedule import Scorer, Source, _args
 
 ROLLOUTS = 4

@@ -14,7 +14,7 @@ from slime_core.config import Args
 from slime_core.data.prompts import DatasetSource
 from slime_core.data.tokenizer import encode_prompt, load_tokenizer
 from slime_core.errors import ConfigError, DataError
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 
 CHATML = (
     "{% for m in messages %}<|system|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"

@@ -10,9 +10,9 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
-from slime_core.rollout.loop_thread import LoopThread
+from slime_core.rollout.event_loop import LoopThread
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 
 def stage_of(function: Any, *, needs_address: bool) -> RolloutStage:

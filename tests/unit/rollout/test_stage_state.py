@@ -14,8 +14,8 @@ from slime_runs.history import read_history, replay
 
 from slime_core.data.ledger_files import LEDGER_FILE, SEGMENTS
 from slime_core.errors import CheckpointError, RolloutError
-from slime_core.rollout.open_groups import OPEN_GROUPS_FILE, OpenGroup
-from slime_core.types import Group, Sample
+from slime_core.rollout.state import OPEN_GROUPS_FILE, OpenGroup
+from slime_core.sample import Group, Sample
 from tests.unit.checkpoint.ledger_run import BATCH, LedgerRun, check
 
 
@@ -110,7 +110,7 @@ def test_a_commit_without_ledger_starts_one(tmp_path: Path, tokenizer: Any) -> N
     assert said == "1 open group (1 buffered) (the commit has no ledger: a new one begins here)"
     report = check(run.go(range(2, 5)))
     assert report.problems == []
-    assert "begins at rollout 2 (the commit has no ledger)" in report.notes[0]
+    assert "begins at rollout 3 (the commit has no ledger)" in report.notes[0]
     with pytest.raises(CheckpointError, match="made by a version without one"):
         read_history(commit)
 
@@ -182,7 +182,7 @@ def test_an_open_group_that_nobody_stores_is_found(tmp_path: Path, tokenizer: An
     run.stage.open_groups._owner[1].groups.pop()  # type: ignore
     (problem,) = check(run.commit(1)).problems
     assert (
-        problem == f"group {taken[-1][0].group_index} is taken for rollout 2, but the commit does not hold its samples"
+        problem == f"group {taken[-1][0].group_index} is taken for rollout 3, but the commit does not hold its samples"
     )
 
 
@@ -241,7 +241,7 @@ def test_what_the_disk_refuses_is_kept_for_the_next_commit(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("slime_core.rollout.stage_state.write_segment", full)
+        patch.setattr("slime_core.rollout.state.write_segment", full)
         with pytest.raises(CheckpointError, match="No space left"):
             run.commit(1)
     assert check(run.commit(1)).problems == []

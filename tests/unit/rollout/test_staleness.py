@@ -9,7 +9,7 @@ import pytest
 from slime_core.config import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.staleness import Verdict
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 
 
 def _sample(*versions: int, **changes: Any) -> Sample:

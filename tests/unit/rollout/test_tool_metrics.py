@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from slime_core.rollout.metrics import sample_metrics, tool_metrics
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 
 def test_per_tool() -> None:

@@ -26,6 +26,7 @@ from slime_testing_contracts import (
     ToolParserContract,
     WeightTransportContract,
     suite_of,
+    suites,
 )
 
 from slime_core.errors import PluginConflictError
@@ -441,3 +442,19 @@ def test_a_strangers_suite_is_found_and_guarded(tmp_path: Path, monkeypatch: pyt
         type("TestMine", (theirs,), {"test_theirs": lambda self: None})
     with pytest.raises(PluginConflictError, match=r"'rewards' of 'slime\.contracts' are several"):
         suite_of("rewards")
+
+
+def test_a_package_has_a_suite_for_each_of_its_components() -> None:
+    class TestBand(FilterContract):
+        component = "band"
+
+    facts = {"length": {"examples": []}, "length: tight": {"args": {"a": 1}}, "nonzero_std": None}
+    made = suites("filters", "slime_filters", facts, {"__name__": "here", "TestBand": TestBand})
+    assert {name: (case.component, case.kind) for name, case in made.items()} == {
+        "TestFiltersLength": ("length", "filters"),
+        "TestFiltersLengthTight": ("length", "filters"),
+        "TestFiltersNonzeroStdWithFallback": ("nonzero_std_with_fallback", "filters"),
+    }
+    assert made["TestFiltersLengthTight"].args == {"a": 1}
+    with pytest.raises(KeyError, match=r"slime_filters has no filters plugin 'bond'; it has: band, length"):
+        suites("filters", "slime_filters", {"bond": {}}, {"__name__": "here"})

@@ -556,7 +556,7 @@ def test_named_methods() -> None:
     class Stage:
         args = type("Args", (), {"save_timeout": 7.0})
 
-        @table.named("checkpoint of rollout {0}", deadline="save_timeout", then="ends", stop=True)
+        @table.named("checkpoint of {0}", deadline="save_timeout", then="ends", stop=True)
         def save(self, rollout_id):
             """Doc."""
             (wait,) = current()
@@ -570,5 +570,5 @@ def test_named_methods() -> None:
         def start(self):
             return current()[0].deadline
 
-    assert Stage().save(4) == ("checkpoint of rollout 4", 7.0, True)
+    assert Stage().save(4) == ("checkpoint of rollout 5", 7.0, True)
     assert (Stage().stop(), Stage().start(), Stage.save.__doc__) == (3.0, None, "Doc.")

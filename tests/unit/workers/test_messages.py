@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from slime_core.config.schema import Args
-from slime_core.provenance import Source, Span
-from slime_core.types import Sample
+from slime_core.sample import Sample
+from slime_core.sample.provenance import Source, Span
 from slime_core.workers.messages import (
     apply,
     changes,

@@ -21,7 +21,7 @@ from slime_core.config import Args
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.workers.pool import Component, DeadlineExceeded, WorkerError, WorkerPool
 from slime_core.workers.process import Worker, WorkerDied
 from tests.until import until
@@ -438,7 +438,7 @@ from slime_core.config import Args
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.workers.pool import WorkerPool
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 async def main():
     args = Args(offset=0.0, rm_timeout=None)

@@ -28,8 +28,7 @@ from slime.agent.parsing import check_reasoning_parser, parser_of
 from slime.agent.trajectory import TurnRecord
 from slime.rollout._state import RouterEngine
 from slime_core.errors import EngineError
-from slime_core.sample import Sample, SampleStatus
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime import _missing
-from slime_core.types import DynamicFilterOutput
+from slime_core.sample import DynamicFilterOutput
 
 
 def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> DynamicFilterOutput:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime import _missing
-from slime_core.sample import Sample
-from slime_core.types import DynamicFilterOutput
+from slime_core.sample import DynamicFilterOutput, Sample
 
 
 def check_reward_nonzero_std(args: Any, samples: list[Sample], **kwargs: Any) -> DynamicFilterOutput:

@@ -32,8 +32,8 @@ from slime_agent_base_url.prompts import PromptWriter
 from slime_agent_base_url.sessions import Session, session_key
 from slime_agent_base_url.tree import Node, Place, Prompt, Turn
 from slime_core.protocols import RolloutEngine
+from slime_core.sample import GenerationOutput
 from slime_core.tools import ParsedTurn
-from slime_core.types import GenerationOutput
 from slime_core.waits import loop_turn, waiting
 
 logger = logging.getLogger(__name__)

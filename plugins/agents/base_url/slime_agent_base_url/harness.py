@@ -33,7 +33,7 @@ from slime_core.data.tools import tool_parser
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, GenerateContext
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.waits import loop_turn, waiting, within
 
 PORT_INSIDE = 8790

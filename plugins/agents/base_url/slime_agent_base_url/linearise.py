@@ -22,7 +22,7 @@ from enum import StrEnum
 from slime_agent_base_url.trajectory import Trajectory
 from slime_agent_base_url.tree import Turn
 from slime_core.protocols import Args
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 
 
 class Step(StrEnum):

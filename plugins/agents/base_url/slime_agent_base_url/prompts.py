@@ -29,7 +29,7 @@ from slime_core.data.tokenizer import encode_rendered
 from slime_core.data.turns import turn_delta
 from slime_core.errors import DataError
 from slime_core.protocols import Args
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 
 logger = logging.getLogger(__name__)
 

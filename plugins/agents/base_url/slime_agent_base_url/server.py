@@ -34,8 +34,8 @@ from slime_agent_base_url.linearise import Line, Step, linearise
 from slime_agent_base_url.prompts import PromptWriter
 from slime_agent_base_url.sessions import Session, SessionLimits
 from slime_core.protocols import Args, RolloutEngine
+from slime_core.sample import Sample, SampleStatus
 from slime_core.tools import ToolParser
-from slime_core.types import Sample, SampleStatus
 from slime_core.waits import loop_turn, waiting
 
 _CLOSING_S = 5.0

@@ -19,7 +19,7 @@ from slime_serving.front.wanted import Conversations
 from slime_serving.http.errors import Refused
 
 from slime_agent_base_url.tree import MessageTree
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 FORK_THRESHOLD = 1024
 """Default of THUDM/slime's `fork_threshold_tokens`."""

@@ -23,10 +23,9 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
-from slime_core import provenance
-from slime_core.provenance import NOT_SAMPLED, POSITIVE_LOG_PROB, TRAINABLE, Source, Spans
-from slime_core.routed_experts import RoutedExperts, routed_experts_after_call
-from slime_core.types import GenerationOutput, Sample
+from slime_core.sample import GenerationOutput, Sample, provenance
+from slime_core.sample.provenance import NOT_SAMPLED, POSITIVE_LOG_PROB, TRAINABLE, Source, Spans
+from slime_core.sample.routed_experts import RoutedExperts, routed_experts_after_call
 
 if TYPE_CHECKING:
     from slime_core.protocols import Args

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from slime_serving.front.answer import finish_of
 from slime_serving.front.wanted import Message
 
-from slime_core.provenance import Source
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
+from slime_core.sample.provenance import Source
 
 
 class Key(NamedTuple):

@@ -1,4 +1,4 @@
-"""`slime config`: show settings and where each comes from.
+"""`slime config` (train): show settings and where each comes from.
 
 Loads no torch, unless the run names an estimator, whose own defaults count.
 """

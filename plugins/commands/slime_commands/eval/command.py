@@ -1,4 +1,4 @@
-"""`slime eval`: score a checkpoint on evaluation data."""
+"""`slime eval` (train): score a checkpoint on evaluation data."""
 
 from __future__ import annotations
 

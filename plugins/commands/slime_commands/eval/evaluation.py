@@ -16,18 +16,18 @@ from typing import Any
 
 from slime_commands.eval.intervals import CONFIDENCE, RESAMPLES, estimates
 from slime_commands.eval.own_directory import own_directory
+from slime_commands.eval.record import EvalRecord, read_state
 from slime_core.config.eval_config import located_deep
 from slime_core.data.dataset import open_rows
 from slime_core.errors import ConfigError
-from slime_core.fan_out import executions
 from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
 from slime_core.observability.run_dir import CONFIG, run_dir_of, versions, write_text
 from slime_core.protocols import Args, RolloutTraits, traits_of
-from slime_core.rollout.eval_record import EvalRecord, read_state
-from slime_core.rollout.eval_scores import prompts_of, score_values
+from slime_core.rollout.evaluate import prompts_of, score_values
 from slime_core.rollout.generate import sampling_seed
-from slime_core.types import SampleStatus
+from slime_core.sample import SampleStatus
+from slime_core.sample.fan_out import executions
 from slime_core.waits import first_results
 
 REPORT = "eval.json"
@@ -70,7 +70,8 @@ def evaluate(prepared: Prepared) -> dict[str, Any]:
 def _evaluate(prepared: Prepared) -> dict[str, Any]:
     args, run_dir = prepared.args, run_dir_of(prepared.args)
     record = _record(prepared, run_dir)
-    stage = prepared.rollout_stage(draws=False, eval_record=record)
+    stage = prepared.rollout_stage(draws=False)
+    stage.parts.eval_record = record
     finished = False
     try:
         stage.start()

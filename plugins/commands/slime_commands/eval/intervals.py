@@ -49,7 +49,7 @@ def estimate(values: Sequence[float], seed: int) -> Estimate:
 
     Raises:
         statistics.StatisticsError: There are no prompts.
-        ValueError: A value is not finite. Callers count failed samples as 0 (`rollout.evaluate`, `rollout.contracts`).
+        ValueError: A value is not finite. Callers count failed samples as 0 (`rollout.evaluate`, `rollout.stage`).
     """
     value = fmean(values)
     if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""`slime rollout`: generate and score samples without training."""
+"""`slime rollout` (data): generate and score samples without training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from slime_core.cli.train import loading
+from slime_core.errors import rollout_name
 from slime_core.protocols import Command
 from slime_core.waits import first_results, telling_start
 
@@ -19,10 +20,10 @@ def run(argv: list[str]) -> int:
 def _rollout(argv: list[str]) -> int:
     with loading():
         from slime_commands.eval.own_directory import own_directory
+        from slime_core.launch.inline import generate
         from slime_core.launch.launchers import warn_inline_only
         from slime_core.launch.lock import open_run_dir
         from slime_core.launch.prepare import prepare
-        from slime_core.launch.rollout_only import generate
         from slime_core.observability.run_dir import CONFIG, check_dumps, run_dir_of, write_summary, write_text
         from slime_core.plugins.presets import load_settings
 
@@ -34,7 +35,7 @@ def _rollout(argv: list[str]) -> int:
         shown = {"rollout/raw_reward": "reward {:.3f}", "perf/tokens_per_sec": "{:.0f} tokens/s"}
         first_results()
         values = [form.format(metrics[key]) for key, form in shown.items() if key in metrics]
-        line = ", ".join([f"rollout {rollout_id}: {sum(map(len, groups))} samples", *values])
+        line = ", ".join([f"{rollout_name(rollout_id)}: {sum(map(len, groups))} samples", *values])
         print(f"{line} -> {template.format(rollout_id=rollout_id)}", flush=True)
 
     run = prepare(settings, learn=False)

@@ -1,4 +1,4 @@
-"""`slime init`: write a run file to begin with; without arguments, list the templates.
+"""`slime init` (train): write a run file to begin with; without arguments, list the templates.
 
 A run file is commented and trains as it is. Templates are the files of `templates/`: what a template's line of the list
 says is its first line, and the command it is for is in its second, under the name `run.yaml`. Loads nothing else.

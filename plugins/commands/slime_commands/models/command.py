@@ -1,4 +1,4 @@
-"""`slime models`: architecture numbers of published models, for --model.
+"""`slime models` (train): list the architecture numbers of published models, for --model.
 
 Loads no torch. A preset is no checkpoint. It saves stating numbers by hand and is compared with config.json when a run
 starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family.

@@ -1,4 +1,4 @@
-"""`slime plan`: batches, placement and memory of a run before it starts; other settings from a trace.
+"""`slime plan` (train): predict batches, placement, memory and step time of a run.
 
 Loads the classes of trainer and engine, and torch with them; with `--trace` alone neither.
 """

@@ -17,7 +17,6 @@ _COMMANDS = {
     "show": ("showing", "one component: signature, options, documentation, where it comes from"),
     "new": ("making", "write a plugin distribution that installs and passes its tests"),
     "check": ("checking", "load, signature, version, options and contract; exit status 1 when something fails"),
-    "doctor": ("examining", "what is broken, conflicting, shadowed or incompatible, with the way out"),
     "trace": ("tracing", "run a command and report which plugin answered for what"),
 }
 """Sub-command -> module, help."""
@@ -27,21 +26,14 @@ def add_parser(subparsers: Any) -> None:
     """Define `slime plugins` and its sub-commands."""
     parser = subparsers.add_parser("plugins", help="list, inspect, make and check plugins")
     commands = parser.add_subparsers(dest="plugins_command", required=True, metavar="COMMAND")
-    for name in _COMMANDS:
-        add_command(commands, name)
-
-
-def add_command(subparsers: Any, name: str) -> argparse.ArgumentParser:
-    """Define one sub-command; its parser."""
-    module, text = _COMMANDS[name]
-    command: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text)
-    import_module(f"{__package__}.{module}").add_arguments(command)
-    if name == "trace":  # whose settings are those of the command it runs
-        command.set_defaults(plugin_dir=(), no_plugins=False)
-    else:
-        command.add_argument("--plugin-dir", action="append", default=[], metavar="DIR", help="also look here")
-        command.add_argument("--no-plugins", action="store_true", help="safe mode: slime's own plugins only")
-    return command
+    for name, (module, text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        import_module(f"{__package__}.{module}").add_arguments(command)
+        if name == "trace":  # whose settings are those of the command it runs
+            command.set_defaults(plugin_dir=(), no_plugins=False)
+        else:
+            command.add_argument("--plugin-dir", action="append", default=[], metavar="DIR", help="also look here")
+            command.add_argument("--no-plugins", action="store_true", help="safe mode: slime's own plugins only")
 
 
 def run(namespace: argparse.Namespace) -> int:

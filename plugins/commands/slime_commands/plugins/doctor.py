@@ -1,4 +1,4 @@
-"""`slime plugins doctor`: find problems of the plugins in this environment, each with a fix.
+"""`slime doctor`: find problems of the plugins in this environment, each with a fix.
 
 The command reads metadata first and then loads every component, so unlike a run it also finds errors in plugins that
 are not selected. An error here need not stop the current run: a broken component stops only the runs that select it. A
@@ -25,7 +25,7 @@ from slime_sandbox_local import SandboxError, require_isolation
 from slime_commands.plugins.checking import missing_requirements
 from slime_core.distributions import ALLOW_VARIABLE, BUNDLE, CORE, installed, safe_mode
 from slime_core.errors import PluginError, PluginIncompatibleError, PluginLoadError, PluginSignatureError
-from slime_core.plugins.discovery import GROUP_PREFIX, PLUGIN_DIR_VARIABLE, DirectoryComponents
+from slime_core.plugins.discovery import GROUP_PREFIX, PLUGIN_DIR_VARIABLE, add_directory
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.manager import load_hook_module
 from slime_core.plugins.registry import RANK_CHECKOUT, ComponentRef, Registry
@@ -88,7 +88,7 @@ def _directories() -> Iterator[Finding]:
         directory = Path(part)
         found = Registry()
         if directory.is_dir():
-            DirectoryComponents(directory).slime_register_components(found)
+            add_directory(found, directory)
         if list(found) or found.problems:
             continue
         reason = "holds no plugin" if directory.is_dir() else "is not a directory"

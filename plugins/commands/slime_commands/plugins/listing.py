@@ -58,7 +58,7 @@ def _description(ref: ComponentRef) -> str:
     """The first line of its module's docstring, read without importing the module."""
     if ref.registered is not None or ref.target.startswith("/"):
         return ref.target
-    text = help_line(ref.target, ref.distribution, [str(ref.folder)] if ref.folder else None)
+    _, text = help_line(ref.target, ref.distribution, [str(ref.folder)] if ref.folder else None)
     return shorten(text, _WIDTH, placeholder=" ...")
 
 

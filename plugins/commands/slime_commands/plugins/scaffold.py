@@ -1,8 +1,8 @@
 """`slime plugins new`: write a distribution of a kind and name that installs and passes its contract tests unchanged.
 
-The files come from `templates/`: `<kind>.py.tmpl` is the package, `<kind>_test.py.tmpl` its tests. Templates that all
-kinds share (`pyproject.toml`, `README.md`) have no kind in their name. Only `@@word@@` is replaced in a template. The
-templates are data and are never imported.
+The files come from `templates/`: `<kind>.py.tmpl` is the package and, after the line `_TESTS`, its tests. All kinds
+share `pyproject.toml` and `README.md`. Only `@@word@@` is replaced in a template. The templates are data and are never
+imported.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from slime_core.plugins.kind import Kind
 from slime_core.plugins.kinds import HOOK_GROUP, hook_flags, kind_of
 from slime_core.plugins.registry import NAME_PATTERN, Registry
 
+_TESTS = "# --- tests/test_contract.py\n"
 _HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
 
 _TOO_LARGE = {
@@ -134,14 +135,14 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
         "requires": "slime-rl" if key == "tool_parsers" else "slime-rl-core",  # whose base classes they derive from
         "Class": "".join(part.capitalize() for part in name.split("_") if part),
     }
-    files = {
-        "pyproject.toml": "pyproject.toml",
-        "README.md": "README.md",
-        f"{package}/__init__.py": f"{stem}.py",
-        "tests/test_contract.py": f"{stem}_test.py",
+    module, tests = _filled(f"{stem}.py.tmpl", words).split(_TESTS)
+    texts = {
+        "pyproject.toml": _filled("pyproject.toml.tmpl", words),
+        "README.md": _filled("README.md.tmpl", words),
+        f"{package}/__init__.py": module.rstrip() + "\n",
+        "tests/test_contract.py": tests,
+        f"{package}/py.typed": "",
     }
-    texts = {path: _filled(f"{template}.tmpl", words) for path, template in files.items()}
-    texts[f"{package}/py.typed"] = ""
     return Plan(key, name, folder, texts, distribution, package)
 
 

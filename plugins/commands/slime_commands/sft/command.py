@@ -1,4 +1,4 @@
-"""`slime sft`: supervised fine-tuning.
+"""`slime sft` (train): supervised fine-tuning.
 
 The same loop, with the rollout function `sft` (`rollout.py`), which asks no engine.
 """

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from slime_core.data.tokenizer import encode_rendered, render_messages, render_prompt
 from slime_core.data.turns import PLACEHOLDER, rendered_spans, turn_delta
 from slime_core.errors import DataError
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 
 STEP_LOSS_MASK = "step_loss_mask"
 """Message key; the turn is trained on only if its value is 1. Also the reason recorded for withheld tokens."""

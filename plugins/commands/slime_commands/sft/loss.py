@@ -11,7 +11,7 @@ from slime_core.learning.loss import LossBase
 from slime_core.learning.tensors import Denominators, TrainTensors, gather
 from slime_core.ops.masking import weighted_sum
 from slime_core.protocols import LossFn, MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 
 class SFTLoss(LossBase):

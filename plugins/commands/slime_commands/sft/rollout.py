@@ -16,15 +16,14 @@ from typing import Any
 from slime_commands.sft.demonstrations import Piece, conversation_pieces, end_of_turn
 from slime_commands.sft.mask_types import apply_type
 from slime_commands.sft.sampled_rows import SampledRow
-from slime_core import provenance
 from slime_core.data.control_tokens import quoted_messages
 from slime_core.data.rows import is_conversation
 from slime_core.data.tokenizer import encode_rendered, load_tokenizer
 from slime_core.data.tools import prompt_tools
-from slime_core.errors import ConfigError, DataError
+from slime_core.errors import ConfigError, DataError, rollout_name
 from slime_core.protocols import Args, RolloutTraits, declares
-from slime_core.provenance import Source, Span, joined
-from slime_core.types import RolloutFnTrainOutput, Sample, SampleStatus
+from slime_core.sample import RolloutFnTrainOutput, Sample, SampleStatus, provenance
+from slime_core.sample.provenance import Source, Span, joined
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +45,8 @@ def generate_rollout(args: Args, rollout_id: int, data_source: Any, evaluation: 
     by_text = sum(not fill_supervised(sample, tokenizer, args) for group in groups for sample in group)
     if by_text:
         logger.warning(
-            "rollout %d: %d of %d rows were sampled with another vocabulary; trained by their text, encoded again",
-            *(rollout_id, by_text, sum(map(len, groups))),
+            "%s: %d of %d rows were sampled with another vocabulary; trained by their text, encoded again",
+            *(rollout_name(rollout_id), by_text, sum(map(len, groups))),
         )
     return RolloutFnTrainOutput(samples=groups)
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_commands.sft.demonstrations import Piece
-from slime_core import provenance
-from slime_core.admission import settled
 from slime_core.errors import DataError
-from slime_core.provenance import Source, Span, Spans
-from slime_core.types import Sample
+from slime_core.sample import Sample, provenance
+from slime_core.sample.admission import settled
+from slime_core.sample.provenance import Source, Span, Spans
 
 KEY = "slime_sampled"
 """Key in a row's metadata."""

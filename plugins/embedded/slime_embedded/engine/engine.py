@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from slime_core.errors import EngineError
 from slime_core.protocols import Args, EngineTraits
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_core.waits import waiting
 from slime_embedded.engine.sampling_params import SamplingParams
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from slime_core.config import Settings
-from slime_core.errors import ConfigError, TrainError
+from slime_core.errors import ConfigError, TrainError, rollout_name
 from slime_core.models.config import load_model_config, read_hf_config
 from slime_core.models.family import decoder_shape
 from slime_core.models.hf_io import read_weights
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
+from slime_core.sample import TrainBatch
 from slime_core.trainers.sample_rows import left_out
 from slime_core.trainers.settings import Role
-from slime_core.types import TrainBatch
 from slime_embedded import kernels
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import model_files, state
@@ -285,7 +285,9 @@ class EmbeddedTrainer:
             TrainError: No micro-batch, or gradients not finite in several steps in a row.
         """
         if not micro_batches:
-            raise TrainError(f"rollout {batch.rollout_id}: an optimizer step without micro-batches on rank {self.rank}")
+            raise TrainError(
+                f"{rollout_name(batch.rollout_id)}: an optimizer step without micro-batches on rank {self.rank}"
+            )
         if self.settings.reset_optimizer_states and batch.rollout_id != self._last_rollout:
             self.optimizer.reset_moments()
         self._last_rollout = batch.rollout_id

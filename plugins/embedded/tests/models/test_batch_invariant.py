@@ -24,7 +24,7 @@ from slime_core.config import Args
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
 from slime_core.ops.logprobs import token_log_probs
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from tests.tiny_models import VARIANTS
 
 SLOW = pytest.mark.slow

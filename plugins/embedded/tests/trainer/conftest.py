@@ -14,7 +14,7 @@ from slime_embedded.models.decoder import init_weights
 from slime_core.config import Args
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import write_config, write_weights
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForTokenClassification
 from slime_core.errors import CheckpointError, TrainError
 from slime_core.models.hf_io import read_weights, write_weights
 from slime_core.protocols import MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 MakeArgs = Callable[..., SimpleNamespace]
 MakeBatch = Callable[..., TrainBatch]

@@ -21,7 +21,7 @@ from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import write_weights
 from slime_core.protocols import MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 MakeArgs = Callable[..., Args]
 MakeBatch = Callable[..., TrainBatch]

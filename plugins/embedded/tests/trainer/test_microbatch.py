@@ -12,7 +12,7 @@ from slime_embedded.trainer.microbatch import hidden_states, pack
 from slime_core.errors import TrainError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 CPU = torch.device("cpu")
 

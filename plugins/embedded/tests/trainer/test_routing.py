@@ -18,8 +18,8 @@ from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.family import routed_layers
 from slime_core.models.hf_io import read_weights
 from slime_core.protocols import MicroBatchOutput
-from slime_core.routed_experts import FREE
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import FREE
 
 LAYERS_WITH_EXPERTS = [0, 2]
 TILED = "true_on_policy_mode"

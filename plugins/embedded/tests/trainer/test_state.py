@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from slime_core.errors import CheckpointError
 from slime_core.protocols import MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 MakeArgs = Callable[..., SimpleNamespace]
 MakeBatch = Callable[..., TrainBatch]

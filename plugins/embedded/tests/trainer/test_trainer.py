@@ -18,7 +18,7 @@ from slime_core.errors import CheckpointError, ConfigError, TrainError
 from slime_core.models.hf_io import read_weights
 from slime_core.ops.logprobs import response_log_probs
 from slime_core.protocols import LossFn, MicroBatchOutput
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 
 MakeArgs = Callable[..., SimpleNamespace]
 MakeBatch = Callable[..., TrainBatch]

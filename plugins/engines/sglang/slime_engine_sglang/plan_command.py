@@ -1,4 +1,4 @@
-"""`slime engines`: show the servers and routers that a run would start.
+"""`slime engines` (serve): show the servers and routers that a run would start.
 
 `plan` does, for this machine or one that is not there. Loads the engine that the settings name and, without
 `--num-gpus` or `--device cpu`, torch, to count GPUs.

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from slime_core.protocols import Args
-from slime_core.rollout.loop_thread import LoopThread
+from slime_core.rollout.event_loop import LoopThread
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerState

@@ -16,8 +16,8 @@ from slime_core.data.turns import rendered_spans, turn_delta
 from slime_core.errors import DataError
 from slime_core.protocols import Args
 from slime_core.protocols.environment import Observation
-from slime_core.provenance import Source, Span, Spans
-from slime_core.types import Sample
+from slime_core.sample import Sample
+from slime_core.sample.provenance import Source, Span, Spans
 
 
 class Dialogue:

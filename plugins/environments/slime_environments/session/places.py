@@ -28,7 +28,7 @@ from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.waits import waiting
 from slime_core.workers.messages import apply, pack_args, sample_state
 from slime_core.workers.process import HEADER, Worker

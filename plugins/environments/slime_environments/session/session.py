@@ -22,7 +22,7 @@ from slime_core.plugins.resolve import absolute_spec, resolve
 from slime_core.plugins.signatures import declared, is_async
 from slime_core.protocols import Args, Reward
 from slime_core.protocols.environment import Observation, Step, Turn
-from slime_core.types import Sample
+from slime_core.sample import Sample
 from slime_core.waits import loop_turn, within
 from slime_core.workers.call import raised_at
 from slime_environments.session.places import LoopPlace, Place, ProcessPlace, ThreadPlace

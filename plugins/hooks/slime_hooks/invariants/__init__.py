@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core import Args, Sample, hookimpl
+from slime_core.errors import rollout_name
 from slime_core.models.config import vocab_size_of
 from slime_hooks.invariants.incident import FILE, Incident
 from slime_hooks.invariants.samples import Kept, kept, sample_incidents, sampled_among, trained_as_sampled
@@ -70,7 +71,7 @@ class Invariants:
             if incident.check in self._seen:
                 continue
             self._seen.add(incident.check)
-            logger.warning("rollout %d: %s: %s", rollout_id, incident.cause, incident.numbers)
+            logger.warning("%s: %s: %s", rollout_name(rollout_id), incident.cause, incident.numbers)
             line = json.dumps({"rollout_id": rollout_id, **incident._asdict()})
             with (Path(str(args.run_dir)) / FILE).open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

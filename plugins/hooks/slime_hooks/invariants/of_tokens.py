@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_hooks.invariants.incident import Incident, foreign_tokens
 from slime_hooks.invariants.trained import Trained, sums
 

@@ -12,7 +12,7 @@ import torch
 
 from slime_core import Args
 from slime_core.ops import segment_sums
-from slime_core.types import NOT_SAMPLED, TrainBatch
+from slime_core.sample import NOT_SAMPLED, TrainBatch
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from slime_core import Args, Sample, hookimpl
 from slime_core.plugins.resolve import absolute_spec, resolve
-from slime_core.types import Group
+from slime_core.sample import Group
 
 if TYPE_CHECKING:
     from slime_hooks.shadow.judging import Judge

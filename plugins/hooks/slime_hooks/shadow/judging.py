@@ -15,8 +15,8 @@ from slime_runs.files import FOLDER, Row, json_lines, shadow_name, write_file
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args
-from slime_core.rollout.filters import FilterStage
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.rollout.fate import FilterStage
+from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)

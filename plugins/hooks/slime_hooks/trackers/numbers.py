@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime_core import Args, Sample
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 from slime_core.secrets import hidden_values, learn
 
 _PRIVATE = ("system_prompt", "plugins", "custom_config_path")

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from slime_core.errors import EngineError
-from slime_core.rollout.engine_weights import deliver
-from slime_core.types import GenerationOutput
+from slime_core.rollout.stage import deliver
+from slime_core.sample import GenerationOutput
 from slime_launcher_ray.call_order import CallOrder
 from slime_launcher_ray.receiver import Streams
 from slime_launcher_ray.shell import Shell

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_launcher_ray.engine_actor import UPDATE, Finished, Request
 from slime_launcher_ray.engine_restart import EngineRestart
 from slime_launcher_ray.engine_state import EngineState, Update

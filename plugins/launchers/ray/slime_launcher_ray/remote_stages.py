@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import RolloutInterrupted
+from slime_core.errors import RolloutInterrupted, rollout_name
 from slime_core.waits import waiting
 from slime_launcher_ray.shell import end_quietly
 from slime_launcher_ray.wait import CONTROL, EVALUATION, TURNS, WORK, Member, awaited, gather
@@ -74,12 +74,12 @@ class RemoteRollout:
                 raise RolloutInterrupted(drew=found["interrupted"])
             metrics: dict[str, float] = found["metrics"]
             if self._tells_groups:
-                samples = self._member.get(groups, f"samples of rollout {rollout_id}")
+                samples = self._member.get(groups, f"samples of {rollout_name(rollout_id)}")
                 if samples is not None:  # None: the batch is from a commit, and the hooks ran when it was generated
                     self._hooks.slime_rollout_end(rollout_id=rollout_id, groups=samples, metrics=metrics)
             return RemoteResult(RemoteBatch(batch, *found["size"]), metrics)
 
-        return self._verb(f"rollout {rollout_id}", told, result)
+        return self._verb(f"{rollout_name(rollout_id)}", told, result)
 
     def evaluate(self, rollout_id: int) -> Any:
         """Return `eval/...` metrics. Raises RolloutInterrupted after `interrupt`."""
@@ -154,7 +154,7 @@ class RemoteLearner:
         """Run all optimizer steps of a rollout on every rank; return rank 0's metrics."""
         self.rollout_id = rollout_id
         references = [rank.submit("train", rollout_id, batch.reference) for rank in self._ranks]
-        metrics: dict[str, float] = gather(self._ranks, references, f"training on rollout {rollout_id}")[0]
+        metrics: dict[str, float] = gather(self._ranks, references, f"training on {rollout_name(rollout_id)}")[0]
         relay(self._ranks)
         return metrics
 

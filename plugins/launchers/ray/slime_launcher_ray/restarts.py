@@ -87,7 +87,7 @@ class Restarts:
         if not commits:
             raise TrainError(
                 f"{error}; not restarted, since there is no commit yet in {self._store.root}: a smaller --save-interval"
-                " makes the first one earlier"
+                " or --save-minutes makes the first one earlier"
             ) from error
         commit = verify(commits[-1])
         self._in_place = self._in_place + 1 if commit == self._from else 0

@@ -2,7 +2,7 @@
 
 A threaded actor. It has a concurrency group per kind of caller: "work" for the loop's calls, "turns" and "evaluation"
 for the asynchronous loop's concurrent calls, "weights" and "buckets" for the trainer's rank 0, "control" for health
-checks and interrupts. All calls run in the stage's single event loop (`rollout.loop_thread`). A batch is not returned
+checks and interrupts. All calls run in the stage's single event loop (`rollout.event_loop`). A batch is not returned
 but stays in the object store, from which the trainer's actors read it; the driver only passes the reference on.
 """
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.types import Group, TrainBatch
+from slime_core.sample import Group, TrainBatch
 from slime_launcher_ray.receiver import Streams
 from slime_launcher_ray.shell import Shell, travels
 from slime_launcher_ray.wait import Member
 
 if TYPE_CHECKING:
-    from slime_core.rollout.loop_thread import LoopThread
+    from slime_core.rollout.event_loop import LoopThread
     from slime_core.rollout.stage import RolloutStage
     from slime_launcher_ray.engine_restart import EngineRestart
 
@@ -81,7 +81,7 @@ class RolloutActor(Shell):
         """
         from slime_core.launch.drive import rollouts_of
         from slime_core.rollout.ahead import Ahead
-        from slime_core.rollout.loop_thread import LoopThread
+        from slime_core.rollout.event_loop import LoopThread
         from slime_launcher_ray.engine_proxy import proxy_class
         from slime_launcher_ray.engine_restart import EngineRestart
 
@@ -93,7 +93,7 @@ class RolloutActor(Shell):
                 )
             run.parts.engine = proxy_class(run.parts.engine, engine, self._restarter)
         self._loop = LoopThread()
-        self._stage = run.rollout_stage(runner=self._loop)
+        self._stage = run.rollout_stage()
         self._stage.parts.hooks = self._samples if tell_groups else None  # the driver has the run's hooks
         self._rollout = self._stage
         if run.args.async_training:

@@ -1,4 +1,4 @@
-"""`slime submit`: train or sft as a job of a Ray cluster.
+"""`slime submit` (train): run train or sft as a job of a Ray cluster.
 
 What can be found wrong is found before anything is sent. Ray is imported when it is.
 """
@@ -94,8 +94,7 @@ def _checked(command: str, rest: list[str], *, check: bool) -> Settings:
     if args.launcher == "auto":
         settings.derive("launcher", "ray", "slime submit")
     if check:
-        from slime_core.launch.findings import run_preflight
-        from slime_core.launch.prepare import prepare
+        from slime_core.launch.prepare import prepare, run_preflight
         from slime_core.launch.resume import starting
 
         prepared = prepare(settings, make=False)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
 from slime_launcher_ray.shell import Shell, travels
 from slime_launcher_ray.wait import Member
 
@@ -51,7 +51,7 @@ class TrainerActor(Shell):
             again: True if the actor replaces a dead one; `load` then restores everything in the checkpoint.
         """
         from slime_core.launch.drive import build_learner, build_weights
-        from slime_core.launch.process import is_leader
+        from slime_core.launch.ranks import is_leader
         from slime_core.weights.collective import FollowingWeights
         from slime_launcher_ray.receiver import RemoteReceiver
 

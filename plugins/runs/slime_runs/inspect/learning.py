@@ -1,4 +1,4 @@
-"""`slime why --learning` and `slime doctor RUN`: the incidents of a run, and likely causes if its reward does not rise.
+"""`slime why --learning`: the incidents of a run, and likely causes if its reward does not rise.
 
 Reads `incidents.jsonl`, `metrics.jsonl`, settings and a few samples of the run directory. The first third of the
 rollouts is compared with the last third. Causes are named if the reward does not rise by more than its noise.
@@ -19,7 +19,7 @@ from slime_commands.plan.choices import COLD, HOT
 from slime_commands.plan.memory import Parameters
 
 from slime_core.checkpoint.store import find
-from slime_core.errors import CheckpointError, ConfigError
+from slime_core.errors import CheckpointError, ConfigError, rollout_name
 from slime_core.text import one_line
 from slime_runs.run import Run, RunError
 
@@ -47,16 +47,8 @@ def examine_run(run: Run) -> tuple[str, bool]:
         damage.append(f"damaged: {error}")
     rows, found = _recorded(run)
     if not rows and not found and not damage:
-        raise ConfigError(f"{run.path}: nothing of a run that trains is there; name its --run-dir")
-    return "\n".join([*damage, *_described(run, rows, found)]), bool(damage or found)
-
-
-def describe_learning(run: Run) -> str:
-    """Describe the incidents and the likely causes. Raises ConfigError if the run has recorded no reward."""
-    rows, found = _recorded(run)
-    if not rows:
         raise ConfigError(f"{run.path}: no metrics.jsonl with {_REWARD} in it; name the --run-dir of a run that trains")
-    return "\n".join(_described(run, rows, found))
+    return "\n".join([*damage, *_described(run, rows, found)]), bool(damage or found)
 
 
 def _recorded(run: Run) -> tuple[list[Row], list[Row]]:
@@ -69,7 +61,7 @@ def _described(run: Run, rows: Sequence[Row], found: Sequence[Row]) -> list[str]
     rises, causes = (True, []) if evidence is None else (evidence.rises, list(_causes(evidence)))
     if any(cause.startswith(_TOO_SMALL) for cause in causes):
         found = [incident for incident in found if incident["check"] not in _OF_STANDING_WEIGHTS]
-    lines = [f"rollout {i['rollout_id']}: {i['cause']}: {i['numbers']} [{i['check']}]" for i in found]
+    lines = [f"{rollout_name(i['rollout_id'])}: {i['cause']}: {i['numbers']} [{i['check']}]" for i in found]
     lines = lines or ["no invariant was broken"]
     if evidence is not None:
         lines.append(evidence.verdict)

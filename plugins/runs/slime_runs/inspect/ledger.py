@@ -1,4 +1,4 @@
-"""`slime ledger`: show the history of every prompt group of a run.
+"""`slime ledger` (look at a run): show the history of every prompt group of a run.
 
 `verify` proves that no group was lost or trained on twice. Its exit status is 0 if the ledger is consistent, else 1,
 with one line per problem. The command reads a run directory's commits and their ledger; it loads neither torch nor the
@@ -33,7 +33,9 @@ def add_parser(subparsers: Any) -> None:
     for command in (checked, shown):
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("run", metavar="RUN", help="run directory, its checkpoints/, or one commit")
-        command.add_argument("--commit", type=int, metavar="N", help="the commit after rollout N (default: the newest)")
+        command.add_argument(
+            "--commit", type=int, metavar="N", help="the commit after N rollouts (default: the newest)"
+        )
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -60,8 +62,9 @@ def _commit(namespace: argparse.Namespace) -> Path:
     """Return the requested commit after a check of its files."""
     from slime_core.checkpoint.store import find
     from slime_core.errors import CheckpointError
+    from slime_runs.numbering import stored_rollout
 
-    commit = find(namespace.run, namespace.commit)
+    commit = find(namespace.run, stored_rollout("--commit", namespace.commit))
     if commit is None:
         raise CheckpointError(f"{namespace.run}: no commit there; name a run directory, its checkpoints/, or a commit")
     return commit
@@ -109,11 +112,12 @@ def _facts(history: History, namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def _summary_lines(history: History) -> Iterator[str]:
+    from slime_core.errors import rollout_number
     from slime_runs.inspect.ledger_verify import verify
 
     report = verify(history)
     width = max(map(len, report.facts))
-    for name, value in report.facts.items():
+    for name, value in (report.facts | {"rollout": rollout_number(report.facts["rollout"])}).items():
         shown = ", ".join(f"{n} {word}" for word, n in value.items()) or "0" if isinstance(value, dict) else value
         yield f"{name:<{width}}  {'-' if shown is None else shown}"
     yield from (f"note: {note}" for note in report.notes)
@@ -149,15 +153,21 @@ def _group_events(history: History, group: int) -> tuple[list[Event], list[tuple
 
 
 def _group_lines(history: History, group: int) -> Iterator[str]:
+    from slime_core.errors import rollout_name
+
     inherited, found = _group_events(history, group)
     for entry in inherited:
         yield f"before the ledger  {entry['state']}"
     for rollout, event in found:
-        yield f"in the commit of rollout {rollout}  {_told(event)}"
+        yield f"in the commit after {rollout_name(rollout)}  {_told(event)}"
 
 
 def _told(event: Event) -> str:
+    from slime_core.errors import rollout_number
+
     details = {key: value for key, value in event.items() if key not in ("event", "group")}
+    if "rollout" in details:
+        details["rollout"] = rollout_number(details["rollout"])
     words = ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in details.items())
     return f"{event['event']:<10}  {words}".rstrip()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.data.ledger import DROPPED, LEFT_OUT, REMOVED, TAKEN
+from slime_core.errors import rollout_name, rollout_number
 from slime_runs.history import History, Replay, replay
 
 _NAMED = 8
@@ -76,7 +77,7 @@ def _check_times(history: History, result: Replay) -> Iterator[str]:
     replays = replays_of(history)
     for record in result.groups.values():
         if replays >= 0 and record.times > 1 + replays:
-            rollouts = [*record.trained, *record.pending.elements()]
+            rollouts = [rollout_number(rollout) for rollout in (*record.trained, *record.pending.elements())]
             allowed = f"once and {replays} times again" if replays else "once"
             yield (
                 f"group {record.index} was trained on {record.times} times (rollouts {_some(rollouts)});"
@@ -84,11 +85,12 @@ def _check_times(history: History, result: Replay) -> Iterator[str]:
             )
         for rollout in (r for r in sorted(+record.pending) if r <= history.rollout_id):
             yield (
-                f"group {record.index} was taken for rollout {rollout} and is not recorded as trained, though the"
-                f" commit is of rollout {history.rollout_id}"
+                f"group {record.index} was taken for {rollout_name(rollout)} and is not recorded as trained, though the"
+                f" commit is of {rollout_name(history.rollout_id)}"
             )
         for rollout in (r for r in record.trained if r > history.rollout_id):
-            yield f"group {record.index} was trained at rollout {rollout}, after the commit's {history.rollout_id}"
+            newest = rollout_number(history.rollout_id)
+            yield f"group {record.index} was trained at {rollout_name(rollout)}, after the commit's {newest}"
 
 
 def _check_open(history: History, result: Replay) -> Iterator[str]:
@@ -107,11 +109,12 @@ def _check_open(history: History, result: Replay) -> Iterator[str]:
     for group, state, rollout in sorted((events - stated).keys(), key=str):
         yield f"group {group} is {state}{_place(rollout)} by its events, but the commit does not list it as open"
     if history.found["rollout"] != history.rollout_id:
-        yield f"ledger.json is of rollout {history.found['rollout']}, the commit of rollout {history.rollout_id}"
+        found = rollout_name(history.found["rollout"])
+        yield f"ledger.json is of {found}, the commit of {rollout_name(history.rollout_id)}"
 
 
 def _place(rollout: int | None) -> str:
-    return "" if rollout is None else f" for rollout {rollout}"
+    return "" if rollout is None else f" for {rollout_name(rollout)}"
 
 
 def _check_stored(history: History, result: Replay) -> Iterator[str]:
@@ -179,14 +182,14 @@ def _check_rollouts(history: History, result: Replay) -> Iterator[str]:
     first = min(result.rollouts, default=history.rollout_id + 1) if first is None else first
     for rollout in range(first, history.rollout_id + 1):
         if rollout not in result.rollouts:
-            yield f"rollout {rollout} was trained on, and no group was recorded for it"
+            yield f"{rollout_name(rollout)} was trained on, and no group was recorded for it"
     for number, record in sorted(result.rollouts.items()):
         if record.taken != record.groups:
-            yield f"rollout {number} had {record.groups} groups, but {record.taken} are recorded as taken for it"
+            yield f"{rollout_name(number)} had {record.groups} groups, but {record.taken} are recorded as taken for it"
         if record.groups != record.expected and not record.reason and not record.may_differ:
             yield (
-                f"rollout {number} had {record.groups} groups instead of --rollout-batch-size {record.expected}, and"
-                " no reason is recorded"
+                f"{rollout_name(number)} had {record.groups} groups instead of --rollout-batch-size {record.expected},"
+                " and no reason is recorded"
             )
 
 
@@ -203,8 +206,9 @@ def _check_staleness(history: History, result: Replay) -> Iterator[str]:
         oldest = versions[0]
         if version - oldest > limit:
             yield (
-                f"group {event['group']} trained weights of version {version} at rollout {event['rollout']} with tokens"
-                f" of version {oldest}: staleness {version - oldest}, --max-staleness {limit}"
+                f"group {event['group']} trained weights of version {version} at"
+                f" {rollout_name(event['rollout'])} with tokens of version {oldest}: staleness {version - oldest},"
+                f" --max-staleness {limit}"
             )
 
 
@@ -239,7 +243,8 @@ def _notes(history: History) -> Iterator[str]:
     if not history.found["stores_its_groups"]:
         yield "the data source saves its groups itself: that open groups are saved is not checked"
     if because := history.start.get("because"):
-        yield f"the ledger begins at rollout {history.start['rollout']} ({because}); what was before is not checked"
+        first = rollout_name(history.start["rollout"])
+        yield f"the ledger begins at {first} ({because}); what was before is not checked"
     if replays_of(history) == -1:
         yield "the run declares that groups may be trained on any number of times"
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from slime_core.types import Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 from slime_runs.inspect.attack_answers import FORMS, Attack, Case, attacks, equals
 
 Score = Callable[[list[Sample]], Awaitable[list[float | str]]]

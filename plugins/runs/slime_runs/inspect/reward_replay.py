@@ -17,9 +17,8 @@ from typing import Any
 
 from slime_core.data.dumps import grouped, read_samples
 from slime_core.errors import DataError
-from slime_core.rollout.reward import RewardStage, Scorer
-from slime_core.rollout.reward_failures import FORMAT
-from slime_core.types import Sample, SampleStatus
+from slime_core.rollout.reward import FORMAT, RewardStage, Scorer
+from slime_core.sample import Sample, SampleStatus
 from slime_runs.files import saved_files
 
 _AT_ONCE = 2048

@@ -1,4 +1,4 @@
-"""`slime rewards`: score saved samples again with another reward, or attack a reward.
+"""`slime rewards` (data): score saved samples again with another reward, or attack a reward.
 
 `score` scores one answer that is typed on the command line; `attack` looks for wrong answers that a reward pays. Every
 setting of `slime train` may follow (`--reward-key`, `--rm-timeout`, `--config`, ...). Exit status 1: something could
@@ -126,7 +126,7 @@ def _score(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
     from pathlib import Path
 
     from slime_core.errors import ConfigError
-    from slime_core.types import Sample, SampleStatus
+    from slime_core.sample import Sample, SampleStatus
     from slime_runs.inspect.reward_replay import Saved
 
     settings = _settings(rest)

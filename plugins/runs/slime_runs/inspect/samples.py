@@ -1,4 +1,4 @@
-"""`slime samples`: read what the model wrote in a run, and keep the best of saved samples as data for slime sft.
+"""`slime samples` (data): read what the model wrote in a run, and keep the best of saved samples as data for slime sft.
 
 `filter`: what `slime rollout` saved -> rows of the sampled tokens themselves.
 Exit status: 0 a file was written, 1 nothing was left to write.

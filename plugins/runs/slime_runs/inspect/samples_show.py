@@ -14,7 +14,9 @@ def add_parser(commands: Any) -> None:
     text = "read what the model wrote in a run: best, worst, failed, one group, or a text"
     parser = commands.add_parser("show", help=text, description=text)
     parser.add_argument("run", metavar="RUN", help="run directory; the run may be going on")
-    parser.add_argument("--rollout", type=int, metavar="N", help="of this rollout (counted from 0)")
+    parser.add_argument(
+        "--rollout", type=int, metavar="N", help="of this rollout, the first is 1; with --eval, after N rollouts"
+    )
     parser.add_argument("--group", type=int, metavar="ID", help="all answers to one prompt")
     parser.add_argument("--eval", metavar="NAME", dest="data_set", help="of an evaluation's data set")
     chosen = parser.add_mutually_exclusive_group()
@@ -31,11 +33,12 @@ def add_parser(commands: Any) -> None:
 def _what_there_is(run: Any) -> str:
     """Name the rollouts and evaluations whose samples are kept."""
     from slime_runs.index import Filter
+    from slime_runs.numbering import shown_number
 
     everything = list(run.index().find(Filter(), order="rollout", limit=-1))
     rollouts = sorted({entry.rollout for entry in everything if not entry.data_set})
     sets = sorted({entry.data_set for entry in everything if entry.data_set})
-    kept = [f"rollouts {rollouts[0]} to {rollouts[-1]}"] if rollouts else []
+    kept = [f"rollouts {shown_number(rollouts[0])} to {shown_number(rollouts[-1])}"] if rollouts else []
     kept += [f"evaluations: {', '.join(f'--eval {name}' for name in sets)}"] if sets else []
     return f"{len(everything)} are kept, of {' and of '.join(kept)}" if everything else "none is kept"
 
@@ -44,12 +47,13 @@ def run(namespace: argparse.Namespace) -> int:
     """Print; exit status 1 where none is found. Raises RunError."""
     from slime_runs import Run
     from slime_runs.index import Filter
+    from slime_runs.numbering import stored_rollout
     from slime_runs.reading import lines
     from slime_runs.shadows import disagreements
 
     found_run = Run(namespace.run)
     wanted = Filter(
-        rollout=namespace.rollout,
+        rollout=stored_rollout("--rollout", namespace.rollout, namespace.data_set),
         group_index=namespace.group,
         data_set=namespace.data_set or "",
         fate="dropped" if namespace.dropped else None,

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from slime_commands.sft.sampled_rows import reward_of
 
-from slime_core.admission import problem
-from slime_core.fan_out import executions, mean
-from slime_core.provenance import Source
-from slime_core.types import Group, Sample, SampleStatus
+from slime_core.sample import Group, Sample, SampleStatus
+from slime_core.sample.admission import problem
+from slime_core.sample.fan_out import executions, mean
+from slime_core.sample.provenance import Source
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 from slime_core.data.tokenizer import encode_rendered, render_messages
 from slime_core.data.turns import PLACEHOLDER, turn_delta
 from slime_core.errors import DataError
-from slime_core.provenance import Source
+from slime_core.sample.provenance import Source
 
 OK, NOTE, FAILED = "ok", "note", "failed"
 

@@ -1,4 +1,4 @@
-"""`slime tokens`: check a tokenizer and its chat template for multi-turn training.
+"""`slime tokens` (data): check a tokenizer and its chat template for multi-turn training.
 
 Loads transformers' tokenizers on CPU and no weights. Exit status: 0 nothing failed, 1 an invariant does not hold.
 """

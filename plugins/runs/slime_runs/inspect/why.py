@@ -1,4 +1,4 @@
-"""`slime why`: show what a live run is waiting for, and why the reward of one that has ended may not rise.
+"""`slime why` (look at a run): show what a live run waits for, and why a run's reward may not rise.
 
 Reads the boards of its processes below RUN/waits, and metrics (`learning.py`); loads no torch. Exit status: 0 something
 of the run is alive, 1 nothing is running there, 3 a wait is past its deadline.
@@ -32,7 +32,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "why",
         help="show what a live run is waiting for, or why a finished one did not learn",
         description="Print what each process of a live run waits for, oldest wait first; if nothing is running, print"
-        " what --learning does. Exit status: 0 alive, 1 nothing is running there, 3 a wait is past its deadline.",
+        " what --learning does. Exit status: 0 alive, 1 nothing is running there, 3 a wait is past its deadline."
+        " With --learning: 0, or 1 if the run is damaged or an invariant was broken.",
     )
     parser.add_argument("run", metavar="RUN", help="directory of the run (its --run-dir)")
     parser.add_argument(
@@ -41,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--learning",
         action="store_true",
-        help="print what the run noticed of its numbers, and why its reward may not rise, of a live run too",
+        help="print damage that prevents a resume, broken invariants, and why the reward may not rise",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (with --watch one per line)")
     parser.add_argument("--watch", action="store_true", help="print again every two seconds until nothing is running")
@@ -51,11 +52,12 @@ def run(namespace: argparse.Namespace) -> int:
     """Print once, or until the run ends. Raises RunError if no run is there."""
     shown = Run(namespace.run)
     if namespace.learning:
-        from slime_runs.inspect.learning import describe_learning
+        from slime_runs.inspect.learning import examine_run
 
-        text = describe_learning(shown)
-        print(json_text({"run": str(shown.path), "lines": text.splitlines()}) if namespace.json else plain(text))
-        return 0
+        text, wrong = examine_run(shown)
+        found = {"run": str(shown.path), "wrong": wrong, "lines": text.splitlines()}
+        print(json_text(found) if namespace.json else plain(text))
+        return int(wrong)
     while True:
         report = shown.waits()
         stacks = ask_for_stacks(report.answering, _STACKS_WITHIN) if namespace.stacks else {}
@@ -107,10 +109,10 @@ def describe(shown: Run, report: Report, stacks: dict[str, str | None]) -> str:
 
 def _learning(shown: Run) -> list[str]:
     """Return the lines of --learning; none if the run has recorded no reward."""
-    from slime_runs.inspect.learning import describe_learning
+    from slime_runs.inspect.learning import examine_run
 
     try:
-        return describe_learning(shown).splitlines()
+        return examine_run(shown)[0].splitlines()
     except ConfigError:
         return []
 

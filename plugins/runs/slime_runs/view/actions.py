@@ -24,6 +24,7 @@ from slime_serving.http.threads import DeadlineThreads
 from slime_core.data.dumps import to_json
 from slime_core.text import plain
 from slime_core.workers.process import Guarded, python
+from slime_runs.numbering import shown_number
 from slime_runs.run import StoredSample
 from slime_runs.view.sample_page import tokens_of
 from slime_runs.view.samples_page import parts_of
@@ -86,7 +87,7 @@ class Actions:
             raise Refused(400, "slime resample knows samples by their number, and this one has none of its own")
         with tempfile.TemporaryDirectory(prefix="slime-view-") as folder:
             given: dict[str, Any] = {
-                "--rollout": entry.rollout,
+                "--rollout": shown_number(entry.rollout, entry.data_set),
                 "--eval": entry.data_set,
                 "--from-token": asked.from_token or None,
             }

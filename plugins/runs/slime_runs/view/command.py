@@ -1,4 +1,4 @@
-"""`slime view RUN_OR_DIR`: runs in the browser, live or afterwards: curves, rollouts, each token with its log-probs.
+"""`slime view RUN_OR_DIR` (look at a run): show runs in the browser, down to a token, live or ended.
 
 A page on this machine, behind a token; it reads the run directories and changes nothing in them. On this machine's own
 address it also generates samples again and scores them with another reward. SIGTERM and ctrl-C end it cleanly.

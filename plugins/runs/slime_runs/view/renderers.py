@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint
 
 from slime_core.distributions import entry_points
 from slime_core.errors import SlimeError
-from slime_core.types import Sample
+from slime_core.sample import Sample
 
 GROUP = "slime.renderers"
 Renderer = Callable[[Sample], str | None]

@@ -1,4 +1,4 @@
-"""`slime report RUN`: one HTML file about a run, to send: curves, newest rollouts, chosen samples token by token.
+"""`slime report RUN` (look at a run): write one HTML file about a run, to send.
 
 It is the page of `slime view` with the answers that it would ask for written into it; it loads nothing and runs no
 script but that page's.

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from slime_core.sample import GenerationOutput
 from slime_core.text import held_back
 from slime_core.tools import ParsedTurn, ToolCall, ToolParser, split_reasoning
-from slime_core.types import GenerationOutput
 from slime_serving.front.wanted import Message
 
 _INCOMPLETE = "\ufffd"

@@ -22,7 +22,7 @@ from slime_core.data.tokenizer import encode_rendered, encode_text
 from slime_core.data.tools import tool_parser
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_serving.front.answer import Answer, LiveText, Piece, TurnReader, calls_of
 from slime_serving.front.app import add_front
 from slime_serving.front.prompts import allowed_kwargs, check_conversation, quoted, render

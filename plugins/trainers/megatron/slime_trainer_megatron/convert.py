@@ -1,4 +1,4 @@
-"""`slime convert`: models between Hugging Face's layout and Megatron's.
+"""`slime convert` (train): convert models between the layouts of Hugging Face and Megatron.
 
 Loads torch and Megatron once an action is chosen; under torchrun every process does its part.
 """
@@ -20,7 +20,7 @@ take either.
   --hf-checkpoint HF_DIR   the HF model; back to HF, the one it was made from: its tokenizer is copied, and weights that
                            are not trained (multi-token prediction)
   --load MEGATRON_DIR      of hf-to-megatron, or a commit or run directory of the Megatron trainer; --ckpt-step N takes
-                           the commit of rollout N
+                           the commit with this number in its name
   --save DIR               the result; must not be there yet
   --dtype DTYPE            to Megatron: float32 or bfloat16, that of config.json when not given; 8-bit weights become
                            bfloat16
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
     for name in ("hf_checkpoint" if action == "hf-to-megatron" else "load", "save"):
         if not getattr(args, name):
             raise ConfigError(f"slime convert {action}: --{name.replace('_', '-')} is required")
-    from slime_core.launch.process import is_leader, num_processes
+    from slime_core.launch.ranks import is_leader, num_processes
     from slime_trainer_megatron.layout import Layout
 
     needed = Layout.from_args(args).model_size

@@ -17,14 +17,14 @@ from typing import Any, Literal
 import torch
 from slime_embedded.trainer.schedule import LearningRateSchedule
 
-from slime_core.errors import TrainError
+from slime_core.errors import TrainError, rollout_name
 from slime_core.models.config import read_hf_config
 from slime_core.plugins.hooks import Hooks, bare_manager, implement
 from slime_core.plugins.kinds import hook_flags
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
+from slime_core.sample import TrainBatch
 from slime_core.trainers.settings import Role
-from slime_core.types import TrainBatch
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config
 from slime_trainer_megatron.checkpoints import checkpoint
@@ -255,7 +255,9 @@ class MegatronTrainer:
             TrainError: No micro-batch, or gradients not finite in several steps in a row.
         """
         if not micro_batches:
-            raise TrainError(f"rollout {batch.rollout_id}: an optimizer step without micro-batches on rank {self.rank}")
+            raise TrainError(
+                f"{rollout_name(batch.rollout_id)}: an optimizer step without micro-batches on rank {self.rank}"
+            )
         with self._on_device():
             self._begin_step(batch)
             biases = expert_biases(self.models.chunks)

@@ -1,4 +1,4 @@
-"""`slime pull-weights`: apply weight deltas beside engines.
+"""`slime pull-weights` (serve): apply weight deltas beside engines.
 
 It keeps an engine's host supplied with the weights of a run that sends deltas.
 

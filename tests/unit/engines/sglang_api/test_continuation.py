@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from slime_engine_sglang.api.continuation import joined, rest_of
 
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from tests.unit.engines.sglang_api.servers import Reaction, Server, answer, engine_at, generating, servers, sse
 from tests.until import until
 

@@ -12,7 +12,7 @@ import torch
 from slime_trainer_megatron.step.routing import MicroRouting
 from slime_trainer_megatron.trainer import MegatronTrainer
 
-from slime_core.routed_experts import FREE
+from slime_core.sample.routed_experts import FREE
 from tests.backends.megatron import routing_jobs, trainer_jobs
 from tests.megatron_models import save_tiny
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_engine_sglang.api.transport import engine_error, expecting
 
 MASK = "output_token_sampling_mask"

@@ -12,7 +12,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_engine_sglang.api.answers import MASK
 
 _CARRIES = frozenset({

@@ -21,7 +21,7 @@ from slime_core.config import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.ports import url_host
 from slime_core.protocols import Args, EngineTraits
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_engine_sglang.api.client import Client
 from slime_engine_sglang.api.control import PAUSE_MODES, Control
 from slime_engine_sglang.api.router import Router

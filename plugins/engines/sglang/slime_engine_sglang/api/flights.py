@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from slime_core.errors import EngineError
-from slime_core.types import GenerationOutput
+from slime_core.sample import GenerationOutput
 from slime_engine_sglang.api.answers import MASK, Pieces, event_of, output_of
 from slime_engine_sglang.api.continuation import joined
 from slime_engine_sglang.api.requests import check_prompt

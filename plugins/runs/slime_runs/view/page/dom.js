@@ -8,6 +8,15 @@ export function plain(text) {
   });
 }
 
+// People count rollouts from 1, addresses and answers from 0. An evaluation has the number of rollouts before it.
+export function rolloutNumber(rollout, dataSet) {
+  return dataSet ? Number(rollout) : Number(rollout) + 1;
+}
+
+export function rolloutName(rollout, dataSet) {
+  return dataSet ? `${dataSet} after ${rollout} rollouts` : `rollout ${rolloutNumber(rollout)}`;
+}
+
 // h("td.num", {onclick, title}, ...children): an element; children are nodes, strings, numbers, lists, or null.
 export function h(what, ...rest) {
   const [tag, ...classes] = what.split(".");

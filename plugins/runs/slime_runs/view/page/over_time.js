@@ -1,7 +1,7 @@
 // A rollout as a timeline, an evaluation item by item, one prompt through all its visits.
 
 import { ask, isReport, link } from "./api.js";
-import { h, number, svg, table } from "./dom.js";
+import { h, number, rolloutName, svg, table } from "./dom.js";
 import { runCrumb } from "./run.js";
 import { event } from "./samples.js";
 
@@ -56,8 +56,8 @@ function gaps(intervals, low, high) {
 export async function timelinePage(asked) {
   const [run, rollout] = [asked.run ?? ".", Number(asked.rollout)];
   const found = await ask("timeline", { run, rollout });
-  const crumbs = [runCrumb(run), [`rollout ${rollout}`, link("rollout", { run, rollout })]];
-  const title = `timeline of rollout ${rollout}`;
+  const crumbs = [runCrumb(run), [rolloutName(rollout), link("rollout", { run, rollout })]];
+  const title = `timeline of ${rolloutName(rollout)}`;
   const turn = (by) => (location.hash = link("timeline", { run, rollout: Math.max(0, rollout + by) }));
   if (found.start === null) return { title, crumbs, turn, view: h("p.dim", "the trace has nothing of this rollout (--no-trace, or more samples than it keeps)") };
   const samples = found.samples.toSorted((a, b) => a.times[0] - b.times[0]);
@@ -170,7 +170,7 @@ export async function promptPage(asked) {
     found.left_off ? h("p.dim", `${found.left_off} older visits are left off`) : null,
     found.visits.length ? null : h("p.dim", "no commit and no kept sample tells of this row"),
     found.visits.map((visit) => [
-      h("h2", visit.rollout === null ? `group ${visit.group}` : h("a", { href: link("group", { run, rollout: visit.rollout, group: visit.group }) }, `group ${visit.group}, rollout ${visit.rollout}`)),
+      h("h2", visit.rollout === null ? `group ${visit.group}` : h("a", { href: link("group", { run, rollout: visit.rollout, group: visit.group }) }, `group ${visit.group}, ${rolloutName(visit.rollout)}`)),
       visit.scores.length ? h("p", `rewards ${visit.scores.map((score) => number(score)).join(", ")}; ${Object.entries(visit.fates).map(([fate, n]) => `${n} ${fate}`).join(", ")}`) : h("p.dim", "its samples are not kept"),
       visit.events.length ? table(["what", "", "in the commit of rollout"], visit.events.map(event)) : h("p.dim", "no commit tells of it yet"),
     ]),

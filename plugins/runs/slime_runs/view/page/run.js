@@ -2,7 +2,7 @@
 
 import { ask, isReport, link, query } from "./api.js";
 import { chart } from "./chart.js";
-import { bytes, h, json, number, renew, rowsOf, table } from "./dom.js";
+import { bytes, h, json, number, renew, rolloutNumber, rowsOf, table } from "./dom.js";
 import { state } from "./runs.js";
 import { chooser } from "./samples.js";
 
@@ -83,7 +83,7 @@ export async function runPage(asked) {
 
 function made(found, run, curves, columns) {
   const marks = [
-    ...found.noticed.map((incident) => ({ x: incident.rollout_id + 1, colour: "--bad" })),
+    ...found.noticed.map((incident) => ({ x: rolloutNumber(incident.rollout_id), colour: "--bad" })),
     ...found.parts.slice(1).map(([, start]) => ({ x: start, colour: "--dim" })),
   ];
   const rollouts = new Set(found.rollouts.rollout);
@@ -97,7 +97,7 @@ function made(found, run, curves, columns) {
       lines: [{ name, values: there.map((i) => column[i]) }],
       marks,
       smoothing: kept.smoothing,
-      pick: (step) => rollouts.has(step - 1) && (location.hash = link("rollout", { run, rollout: step - 1 })),
+      pick: (step) => rollouts.has(step - rolloutNumber(0)) && (location.hash = link("rollout", { run, rollout: step - rolloutNumber(0) })),
     });
   });
 }
@@ -190,7 +190,7 @@ function parts(found, run) {
               h(
                 "tr.row",
                 { "data-address": link("rollout", { run, rollout: row.rollout }), onclick: () => (location.hash = link("rollout", { run, rollout: row.rollout })) },
-                h("td.num", h("a", { href: link("rollout", { run, rollout: row.rollout }) }, row.rollout)),
+                h("td.num", h("a", { href: link("rollout", { run, rollout: row.rollout }) }, rolloutNumber(row.rollout))),
                 [row.score, row.samples, row.dropped, row.failed, row.truncated, row.tokens].map((value) => h("td.num", number(value))),
                 h("td", isReport ? null : h("a", { href: link("timeline", { run, rollout: row.rollout }) }, "timeline")),
               ),
@@ -226,8 +226,8 @@ function spent(found, run) {
 }
 
 function goTo(run, newest) {
-  const field = h("input", { type: "number", min: 0, max: newest, "data-search": "", "aria-label": "rollout" });
-  return h("form", { onsubmit: (event) => (event.preventDefault(), (location.hash = link("rollout", { run, rollout: field.value }))) }, "rollout ", field, h("button", "open"));
+  const field = h("input", { type: "number", min: 1, max: rolloutNumber(newest), "data-search": "", "aria-label": "rollout" });
+  return h("form", { onsubmit: (event) => (event.preventDefault(), (location.hash = link("rollout", { run, rollout: field.value - rolloutNumber(0) }))) }, "rollout ", field, h("button", "open"));
 }
 
 function incidents(found) {
@@ -236,7 +236,7 @@ function incidents(found) {
   return h(
     "div",
     h("h2", "incidents"),
-    noticed.length ? table(["rollout", "what", "numbers", "check"], noticed.map((one) => [one.rollout_id, one.cause, one.numbers, one.check])) : null,
+    noticed.length ? table(["rollout", "what", "numbers", "check"], noticed.map((one) => [rolloutNumber(one.rollout_id), one.cause, one.numbers, one.check])) : null,
     stalls.map((name) => h("p.bad", `waited too long: stalls/${name}`)),
     events.length ? h("details.box", h("summary", `${events.length} events of engines`), table(["what", ""], events.map((event) => [event.event, json(event)]))) : null,
   );

@@ -2,7 +2,7 @@
 
 import { ask, link } from "./api.js";
 import { chart } from "./chart.js";
-import { h, json, number, svg, table } from "./dom.js";
+import { h, json, number, rolloutName, svg, table } from "./dom.js";
 
 const chosen = new Set(); // to be compared; the list is made again whenever a run goes on
 
@@ -41,7 +41,7 @@ export async function runsPage(asked) {
       compare.disabled = chosen.size < 2;
     }
     const scores = Object.entries(run.evaluations).map(([name, [first, last]]) => `${name} ${run.done ? `${number(first)} → ` : ""}${number(last)}`);
-    const sample = run.last_rollout === null ? "" : h("a", { href: link("rollout", { run: run.run, rollout: run.last_rollout }) }, `rollout ${run.last_rollout}`);
+    const sample = run.last_rollout === null ? "" : h("a", { href: link("rollout", { run: run.run, rollout: run.last_rollout }) }, rolloutName(run.last_rollout));
     return h(
       "tr.row",
       { "data-address": link("run", { run: run.run }) },

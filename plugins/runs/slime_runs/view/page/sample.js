@@ -2,7 +2,7 @@
 
 import { again } from "./again.js";
 import { ask, isReport, link, query } from "./api.js";
-import { h, number, table } from "./dom.js";
+import { h, number, rolloutName, table } from "./dom.js";
 import { runCrumb, sampleName, weights } from "./run.js";
 import { paidBy, reward } from "./samples.js";
 import { verdicts } from "./shadows.js";
@@ -189,7 +189,7 @@ export async function samplePage(asked) {
     title: `sample ${sampleName(found.sample_index, found.part)}`,
     crumbs: [
       runCrumb(run),
-      [data_set ? `${data_set} after ${rollout}` : `rollout ${rollout}`, link("rollout", { run, rollout, data_set })],
+      [rolloutName(rollout, data_set), link("rollout", { run, rollout, data_set })],
       ...(found.group_index === null ? [] : [[`group ${found.group_index}`, groupAddress]]),
     ],
     view: page,

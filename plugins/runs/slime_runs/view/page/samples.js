@@ -2,7 +2,7 @@
 
 import { ask, isReport, link } from "./api.js";
 import { histogram } from "./chart.js";
-import { h, json, number, rowsOf, table } from "./dom.js";
+import { h, json, number, rolloutName, rolloutNumber, rowsOf, table } from "./dom.js";
 import { WHOLE, runCrumb, sampleLink, sampleName, weights } from "./run.js";
 
 const PAGE = 100;
@@ -34,7 +34,7 @@ export function chooser(run, withRollout, extra = []) {
   function cells(row, linked) {
     const trained = row.trained_tokens === row.response_tokens || row.fate !== "trained" ? "" : `, ${row.trained_tokens} trained`;
     return [
-      withRollout ? h("td.num", row.rollout) : null,
+      withRollout ? h("td.num", rolloutNumber(row.rollout, row.data_set)) : null,
       h("td.num", linked(row.group_index ?? "-", "group_index")),
       h("td.num", linked(sampleName(row.sample_index, row.part), "sample_index")),
       h("td.num", number(row.score)),
@@ -132,13 +132,13 @@ export async function rolloutPage(asked) {
   });
   filter();
   const address = (number) => link("rollout", { run, rollout: number, data_set });
-  const title = data_set ? `${data_set} after ${rollout} rollouts` : `rollout ${rollout}`;
+  const title = rolloutName(rollout, data_set);
   const reasons = Object.entries(found.dropped_for).map(([group, reason]) => [h("a", { href: link("group", { run, rollout, group }) }, `group ${group}`), reason]);
   const view = h(
     "div",
     h("p", found.total ? `reward ${number(found.total.score)}, ${number(found.total.dropped)} dropped, ${number(found.total.failed)} failed, ${number(found.total.truncated)} cut ` : "nothing is kept of it ",
-      found.before === null ? null : h("a", { href: address(found.before) }, `[ ${found.before}`), " ",
-      found.after === null ? null : h("a", { href: address(found.after) }, `${found.after} ]`), " ",
+      found.before === null ? null : h("a", { href: address(found.before) }, `[ ${rolloutNumber(found.before, data_set)}`), " ",
+      found.after === null ? null : h("a", { href: address(found.after) }, `${rolloutNumber(found.after, data_set)} ]`), " ",
       data_set || isReport ? null : h("a", { href: link("timeline", { run, rollout }) }, "timeline")),
     found.incidents.map((one) => h("p.bad", `${one.cause}: ${one.numbers} [${one.check}]`)),
     h(
@@ -176,7 +176,8 @@ export async function samplesPage(asked) {
 
 export function event(one) {
   const { event: what, group, committed, ...rest } = one;
-  return [what, Object.entries(rest).map(([name, value]) => `${name} ${json(value)}`).join(", "), committed];
+  if ("rollout" in rest) rest.rollout = rolloutNumber(rest.rollout);
+  return [what, Object.entries(rest).map(([name, value]) => `${name} ${json(value)}`).join(", "), committed === null ? committed : rolloutNumber(committed)];
 }
 
 export function paidBy(list) {
@@ -222,7 +223,7 @@ export async function groupPage(asked) {
   );
   return {
     title: `group ${group}`,
-    crumbs: [runCrumb(run), [data_set ? `${data_set} after ${rollout}` : `rollout ${rollout}`, link("rollout", { run, rollout, data_set })]],
+    crumbs: [runCrumb(run), [rolloutName(rollout, data_set), link("rollout", { run, rollout, data_set })]],
     view,
     move(step) {
       cards[at]?.classList.remove("chosen");

@@ -272,6 +272,9 @@ REFUSED: Mapping[str, Named] = {
 TAKEN_SPECS = "slime_plugins.models."
 """Values of `--spec` with THUDM/slime's own modules; the plugins of model families implement their changes."""
 
+SPEC_FAMILIES: Mapping[str, str] = {"glm5": "glm_moe_dsa", "qwen3_5_vl": "qwen3_5"}
+"""Module below `TAKEN_SPECS` -> `model_type` of its checkpoints, if the module has another name."""
+
 
 def without_field() -> dict[str, Named]:
     """Return every name above except the aliases."""

@@ -156,11 +156,14 @@ def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
 
     Raises:
         ConfigError: Flags that slime sets itself or refuses; one message lists all of them.
+        PluginNotFoundError: The flags name a model family without a plugin.
     """
     from slime_core.errors import ConfigError
+    from slime_trainer_megatron.arguments.named_family import check_named_family
 
     if args.train_backend not in USED_BY:
         return _of_another_model(args, given)
+    check_named_family(args, given)
     refused: list[str] = []
     idle: list[str] = []
     for name, entry in given.items():

@@ -219,11 +219,9 @@ def refuse(hf: Mapping[str, Any], **unsupported: Any) -> None:
 
 def load_megatron_model(directory: str | Path) -> MegatronModel:
     """Return the model from the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
-    from slime_core.models.config import read_hf_config
-    from slime_core.plugins.resolve import resolve
+    from slime_core.models.config import family_plugin, read_hf_config
 
     hf = read_hf_config(directory)
-    family = resolve("megatron_models", str(hf["model_type"]), origin=f"{directory}/config.json: model_type")
-    model = family.obj(hf)
+    model = family_plugin("megatron_models", str(hf["model_type"]), f"{directory}/config.json: model_type")(hf)
     assert isinstance(model, MegatronModel), f"model family {hf['model_type']} returned {type(model)}"
     return model

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from slime_core.ops import SamplingMask
+from slime_core.sample import TrainBatch
 from slime_core.trainers.sample_rows import SampleRows, read_samples
-from slime_core.types import TrainBatch
 
 PAD_TOKEN = 0
 

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from slime_core.protocols import Args
-from slime_core.routed_experts import FREE
-from slime_core.types import TrainBatch
+from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import FREE
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.step.packed import PackedBatch
 from slime_trainer_megatron.weights.parameters import unwrapped

@@ -1,0 +1,139 @@
+"""The results of filters, rollout functions and engines, and the trainer's batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from slime_core.sample.fan_out import sibling_counts
+from slime_core.sample.sample import Group
+
+
+@dataclass(frozen=True)
+class FilterDecision:
+    """The result of a dynamic filter for a group (THUDM/slime's `DynamicFilterOutput`)."""
+
+    keep: bool
+    reason: str | None = None
+    """Reason of the drop, counted as `rollout/dynamic_filter/drop_<reason>`."""
+    keep_when_insufficient: bool = False
+    """True if a dropped group is kept when dropping it would leave too few groups."""
+
+    def __bool__(self) -> bool:
+        return bool(self.keep)
+
+
+DynamicFilterOutput = FilterDecision
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    """The result of a rollout function for training."""
+
+    samples: list[Group]
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    """The result of a rollout function for evaluation: `{dataset: {rewards, truncated, samples}}`."""
+
+    data: dict[str, dict[str, Any]]
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class GenerationOutput:
+    """The answer to an engine call; the lists have one entry per generated token."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    """Log-probs of the temperature-scaled distribution, in nats (SGLang's convention). With `--use-sampling-mask` the
+    distribution covers only the tokens that sampling could choose."""
+    text: str
+    meta_info: dict[str, Any]
+    """SGLang's entries: `finish_reason` {"type": "stop" | "length" | "abort", ...}, `prompt_tokens`,
+    `completion_tokens`, `cached_tokens`, `weight_version`, `id`. slime's engines add `token_weight_versions`, one int
+    per token. With routing replay there is `routed_experts`, SGLang's base64 or another value that
+    `RoutedExperts.of` reads, for all tokens of prompt and answer except the last. With `--use-sampling-mask` there is
+    `output_token_sampling_mask`: for each token the ids that sampling could choose, empty if no id was excluded."""
+
+
+_NO_COLUMNS = ("extras", "rollout_id", "weight_version")
+
+
+@dataclass
+class TrainBatch:
+    """The samples of one rollout for the trainer: lists with one entry per sample.
+
+    Token-level entries cover the response. All values are plain Python numbers, so a batch can be sent as JSON.
+    """
+
+    rollout_id: int
+    tokens: list[list[int]]
+    """[n][prompt + response]"""
+    response_lengths: list[int]
+    loss_masks: list[list[int]]
+    """[n][response_length]; all zero for a removed sample."""
+    rewards: list[float]
+    """Rewards after the estimator's `shape_rewards` or `--custom-reward-post-process-path`."""
+    raw_rewards: list[float]
+    truncated: list[int]
+    sample_indices: list[int]
+    group_indices: list[int]
+    rollout_ids: list[int]
+    """Rollout id of each sample; fan-out siblings share one. `global_batch_size` counts these ids."""
+    rollout_mask_sums: list[int]
+    """Sum of the loss masks of all samples with the same rollout id, repeated per sample."""
+    sibling_counts: list[int] = field(default_factory=list)
+    """Number of samples with the same rollout id that have a token to train on, at least 1, repeated per sample.
+    Computed if left out."""
+    rollout_log_probs: list[list[float]] | None = None
+    rollout_top_p_token_ids: list[list[int]] | None = None
+    """[n] ids that sampling could choose for each sample's response tokens, token after token. Set with
+    `--use-sampling-mask`; log-probs and entropy of all policies are then those of the softmax over these ids
+    (`ops.SamplingMask`)."""
+    rollout_top_p_token_offsets: list[list[int]] | None = None
+    """[n][response_length + 1] offsets of each token's ids; for a token without ids sampling could choose any id."""
+    teacher_log_probs: list[list[float]] | None = None
+    source_names: list[str | None] | None = None
+    train_metadata: list[dict[str, Any] | None] | None = None
+    token_weight_versions: list[list[int]] | None = None
+    """[n][response_length] version that sampled each token, `NOT_SAMPLED` for others; None: all `weight_version`."""
+    routed_experts: list[Any] | None = None
+    """[n] experts that the trainer uses instead of its router's choice, [len(tokens) - 1, layers, top_k], -1 if the
+    router decides. Each is a value that `RoutedExperts.of` reads, or None; a trainer gets int32 arrays."""
+    multimodal_train_inputs: list[Any] | None = None
+    """[n] image inputs of a vision-language model (read by `multimodal.TrainInputs.of`), or None for a sample without
+    inputs; None if no sample has inputs."""
+    weight_version: int = 0
+    """Version of the weights that this batch updates."""
+    extras: dict[str, list[Any]] = field(default_factory=dict)
+    """Further per-sample columns from `--custom-convert-samples-to-train-data-path`."""
+
+    def __post_init__(self) -> None:
+        if not self.sibling_counts:
+            self.sibling_counts = sibling_counts(self.rollout_ids, [any(mask) for mask in self.loss_masks])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def select(self, indices: Sequence[int]) -> TrainBatch:
+        """Return the samples at `indices`, in that order."""
+
+        def pick(value: Any) -> Any:
+            return [value[i] for i in indices] if isinstance(value, list) else value
+
+        chosen = {f.name: pick(getattr(self, f.name)) for f in fields(self) if f.name != "extras"}
+        return TrainBatch(**chosen, extras={k: pick(v) for k, v in self.extras.items()})
+
+    def to_rollout_data(self) -> dict[str, Any]:
+        """Return THUDM/slime's `rollout_data` dictionary: same keys, without absent columns."""
+        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_COLUMNS}
+        data = {k: v for k, v in data.items() if v is not None}
+        data["raw_reward"] = data.pop("raw_rewards")
+        if "routed_experts" in data:
+            data["rollout_routed_experts"] = data.pop("routed_experts")
+        data["total_lengths"] = [len(t) for t in self.tokens]
+        return {**data, **self.extras}

@@ -1,0 +1,218 @@
+"""What admission lets in, what it refuses, and how a refused sample ends."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from slime_agent_base_url.trajectory import Trajectory
+
+from slime_core import Sample, SampleStatus
+from slime_core.config import Args
+from slime_core.errors import RolloutError
+from slime_core.rollout.batch import make_batch
+from slime_core.sample import admission
+from slime_core.sample.provenance import NOT_SAMPLED, Source, Span
+from tests.sweeps import sweep
+
+ARGS = Args(reward_key=None)
+
+
+def by_hand(**changes: Any) -> Sample:
+    """As THUDM/slime's multi-turn examples put samples together: nobody told spans."""
+    fields: dict[str, Any] = {
+        "index": 5, "group_index": 0, "prompt": "p", "tokens": [1, 2, 3, 4, 5, 6], "response_length": 4,
+        "loss_mask": [1, 1, 0, 1], "rollout_log_probs": [-0.5, -0.25, 0.0, -1.0], "reward": 1.0,
+        "status": SampleStatus.COMPLETED,
+    }  # fmt: skip
+    return Sample(**{**fields, **changes})
+
+
+def told(**changes: Any) -> Sample:
+    sample = by_hand(tokens=[1, 2], response_length=0, loss_mask=None, rollout_log_probs=None)
+    sample.append_response_tokens(None, [3, 4], [-0.5, -0.25], meta_info={"weight_version": "3"})
+    sample.append_response_tokens(None, [5], trainable=False)
+    sample.append_response_tokens(None, [6], [-1.0], meta_info={"weight_version": "4"})
+    for name, value in changes.items():
+        setattr(sample, name, value)
+    return sample
+
+
+def test_code_that_knows_no_spans_keeps_working() -> None:
+    for sample in (by_hand(), by_hand(spans=[Span(Source.USER, 2)]), told(spans=None)):
+        assert admission.admit([sample]) == []
+        assert sample.spans == [("user", 2, ""), ("sampled", 2, ""), ("tool", 1, ""), ("sampled", 1, "")]
+        assert sample.loss_mask == [1, 1, 0, 1]
+    bare = by_hand(loss_mask=None, rollout_log_probs=None)
+    assert admission.admit([bare]) == []
+    assert bare.loss_mask == [1, 1, 1, 1]
+
+
+def test_a_mask_that_withholds_is_kept_and_recorded() -> None:
+    sample = told(loss_mask=[0, 1, 0, 1])
+    assert admission.admit([sample]) == []
+    assert sample.loss_mask == [0, 1, 0, 1]
+    assert sample.spans == [
+        ("user", 2, ""), ("sampled", 1, "loss_mask"), ("sampled", 1, ""), ("tool", 1, ""), ("sampled", 1, "")
+    ]  # fmt: skip
+
+
+def test_a_mask_may_be_an_array() -> None:
+    for given, kept in (([1, 1, 0, 1], [1, 1, 0, 1]), ([0, 1, 0, 1], [0, 1, 0, 1])):
+        for mask in (np.array(given), torch.tensor(given), np.array(given, dtype=bool)):
+            sample = told(loss_mask=mask)
+            assert admission.admit([sample]) == []
+            assert sample.loss_mask == kept
+
+
+def test_a_mask_gives_nothing_back_that_was_withheld() -> None:
+    sample = told()
+    sample.withhold(0, 2, "role reader")
+    sample.loss_mask = [1, 1, 0, 1]
+    assert admission.admit([sample]) == []
+    assert sample.loss_mask == [0, 0, 0, 1]
+
+
+REFUSED: list[tuple[Callable[[], Sample], str]] = [
+    (lambda: told(loss_mask=[1, 1, 1, 1]), "loss_mask trains response token 2, which is tool"),
+    (lambda: told(loss_mask=[1, "0", 0, 1]), "loss_mask has the entry '0'; each is 0 or 1"),
+    (lambda: told(loss_mask=[1, 0.5, 0, 1]), "loss_mask has the entry 0.5"),
+    (lambda: told(status="done"), "status is 'done'; one of pending, completed,"),
+    (lambda: by_hand(loss_mask=[1] * 4, token_weight_versions=[3, 3, NOT_SAMPLED, 3]), "trains response token 2"),
+    (lambda: told(spans=[Span(Source.USER, 2), Span(Source.SAMPLED, 2)]), "spans cover 4 tokens and the sample has 6"),
+    (lambda: told(spans=[Span(Source.USER, 2), Span(Source.SAMPLED, 5)]), "spans cover 7 tokens"),
+    (lambda: told(spans=[["nobody", 6]]), "expected \\[source, length\\]"),
+    (lambda: told(spans=[Span(Source.USER, 3), Span(Source.SAMPLED, 3)]), "token 0 is user and has log-prob -0.5"),
+    (lambda: told(spans=[Span(Source.USER, 2), Span(Source.SAMPLED, 4)]), "token_weight_versions has -1 for it"),
+    (
+        lambda: told(
+            rollout_log_probs=[-0.5, 0.0, 0.0, -1.0],
+            spans=[Span(Source.USER, 2), Span(Source.SAMPLED, 1), Span(Source.TOOL, 2), Span(Source.SAMPLED, 1)],
+        ),
+        "tokens 1 to 2 are tool, and token_weight_versions says",
+    ),
+    (lambda: told(rollout_log_probs=[-0.5, float("nan"), 0.0, -1.0]), "token 1 was sampled with log-prob nan"),
+    (lambda: told(rollout_log_probs=[-0.5, float("-inf"), 0.0, -1.0]), "sampled with log-prob -inf"),
+    (lambda: told(rollout_log_probs=[-0.5, 0.25, 0.0, -1.0]), "sampled with log-prob 0.25"),
+    (lambda: told(rollout_log_probs=[-0.5, -0.5, -0.5, -1.0]), "token 2 is tool and has log-prob -0.5"),
+    (lambda: told(rollout_log_probs=[-0.5]), "rollout_log_probs has 1 entries for 4 tokens"),
+    (lambda: told(rollout_log_probs=[None] * 4), "unsupported operand"),
+    (lambda: told(token_weight_versions=[3, 3, NOT_SAMPLED, 2]), "version 2, after one of version 3"),
+    (lambda: told(token_weight_versions=[4, 3, NOT_SAMPLED, 4]), "version 3, after one of version 4"),
+    (lambda: told(tokens=[3, 4, 5, 6], spans=None), "no prompt tokens"),
+]
+
+
+@sweep("make, message", REFUSED)
+def test_what_is_refused_is_data(make: Callable[[], Sample], message: str) -> None:
+    sample, good = make(), told()
+    before = copy.deepcopy(sample)
+    problem = admission.problem(sample)
+    assert problem is not None
+    assert sample == before
+    assert "\n" not in problem
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(problem)
+    batch = make_batch(ARGS, 0, [[sample, good]], None)
+    assert sample.status == SampleStatus.FAILED
+    assert sample.metadata["failure"] == {"where": "admission", "error": f"error: {problem}"}
+    assert batch.loss_masks[1] == [1, 1, 0, 1]
+    assert not any(batch.loss_masks[0])
+
+
+def test_a_batch_of_which_nothing_may_be_trained_ends_the_run() -> None:
+    with pytest.raises(RolloutError, match="rollout 4: cannot train on any of its 1 samples; sample 5: error: loss_m"):
+        make_batch(ARGS, 3, [[told(loss_mask=[1, 1, 1, 1])]], None)
+
+
+def test_samples_that_train_nothing_are_left_alone() -> None:
+    removed = told(loss_mask=[1, 1, 1, 1], remove_sample=True)
+    assert admission.admit([removed]) == []
+    assert removed.loss_mask == [1, 1, 1, 1]
+
+
+def test_a_sampled_token_that_stands_for_an_image() -> None:
+    """5 was a tool's, 6 was sampled; without images neither means anything."""
+    pictured = told(multimodal_train_inputs={"pixel_values": [[0.5]]})
+    assert admission.problem(pictured, image_token=5) is None
+    assert admission.problem(told(), image_token=6) is None
+    assert admission.admit([pictured], image_token=6) == [pictured]
+    reason = pictured.metadata["failure"]["error"]
+    assert reason.startswith("error: response token 3 was sampled and is 6, the token of images")
+
+
+# -- what a generate function returns --------------------------------------------------------------------
+
+
+def drawn(**changes: Any) -> Sample:
+    return Sample(prompt="p", tokens=[1, 2], spans=[Span(Source.TEMPLATE, 1), Span(Source.USER, 1)], **changes)
+
+
+def test_spans_of_code_that_does_not_know_them_are_forgotten() -> None:
+    sample = drawn()
+    given = admission.Drawn.of(sample)
+    sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 3, 4], 2, [1, 0]
+    assert given.problem(sample, same=True) is None
+    assert admission.settled(sample)[0] == [("template", 1, ""), ("user", 1, ""), ("sampled", 1, ""), ("tool", 1, "")]
+    sample.tokens, sample.response_length = [9, 1, 2, 3, 4], 2  # its own way to encode the prompt, with a BOS
+    assert given.problem(sample, same=True) is None
+    assert admission.settled(sample)[0] == [("user", 3, ""), ("sampled", 1, ""), ("tool", 1, "")]
+
+
+def test_a_partial_response_that_is_built_again_by_hand() -> None:
+    sample = drawn()
+    sample.append_response_tokens(None, [3], [-1.0])
+    given = admission.Drawn.of(sample)
+    sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 7, 8, 9], 3, [0, 1, 1]
+    sample.rollout_log_probs, sample.token_weight_versions = None, []
+    assert given.problem(sample, same=True) is None
+    assert admission.settled(sample)[0][2:] == [("tool", 1, ""), ("sampled", 2, "")]
+
+
+def test_sampled_tokens_stand_after_the_prompt_they_were_sampled_after() -> None:
+    sample = drawn()
+    given = admission.Drawn.of(sample)
+    sample.append_response_tokens(None, [3], [-1.0])
+    assert given.problem(sample, same=True) is None
+    other = drawn()
+    other.tokens = [9, 8, 7]  # a prompt of the function's own, before anything was sampled
+    other.append_response_tokens(None, [3], [-1.0])
+    assert given.problem(other, same=True) is None
+    assert admission.problem(other) is None
+    sample.tokens[0] = 9
+    problem = given.problem(sample, same=True)
+    assert problem is not None
+    assert "prompt's tokens are neither those that were drawn nor those that" in problem
+    assert given.problem(sample, same=False) is None, "another sample has a prompt of its own"
+    trajectory = Trajectory.of(sample)
+    trajectory.replace_lossy(0, [9, 9], "compaction")
+    trajectory.write(sample, 1)
+    assert given.problem(sample, same=True) is None
+
+
+def test_a_response_that_is_text_gets_ids_and_no_log_probs() -> None:
+    sample = drawn(response="yes")
+    assert admission.is_text(sample)
+    assert admission.take_text(sample, [7, 8]) is None
+    assert (sample.tokens, sample.response_length, sample.status) == ([1, 2, 7, 8], 2, SampleStatus.COMPLETED)
+    assert admission.admit([sample]) == []
+    assert sample.spans == [Span(Source.TEMPLATE, 1), Span(Source.USER, 1), Span(Source.TEXT, 2)]
+    assert sample.loss_mask == [1, 1]
+    masked = drawn(response="yes", loss_mask=[0, 1], status=SampleStatus.TRUNCATED)
+    assert admission.take_text(masked, [7, 8]) is None
+    assert admission.admit([masked]) == []
+    assert (masked.loss_mask, masked.status) == ([0, 1], SampleStatus.TRUNCATED)
+    wrong = drawn(response="yes", loss_mask=[1, 1, 1])
+    assert "loss_mask has 3 entries and the response, given as text, has 2 tokens" in str(
+        admission.take_text(wrong, [7, 8])
+    )
+
+
+def test_a_removed_sample_whose_fields_do_not_fit_is_data() -> None:
+    batch = make_batch(ARGS, 0, [[told(remove_sample=True, loss_mask=[1]), told()]], None)
+    assert [sum(mask) for mask in batch.loss_masks] == [0, 3]
+    assert batch.tokens[0] == [2, 0], "only its row is left"
