@@ -17,7 +17,7 @@ from typing import Any
 
 from slime_core import Sample, right_answers
 
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 def reward(args: Any, sample: Sample) -> float:

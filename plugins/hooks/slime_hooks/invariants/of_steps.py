@@ -212,7 +212,7 @@ class Weights:
         for name, norm in zip(named, torch.stack(norms).tolist() if norms else ()):
             self._without[name] = self._without.get(name, 0) + 1 if norm == 0.0 else 0
         parts = [p.detach().reshape(-1)[:_LOOKED_AT] for p in named.values()]
-        now = dict(zip(named, torch.cat(parts).split([len(part) for part in parts]) if parts else ()))
+        now = dict(zip(named, torch.split(torch.cat(parts), [len(part) for part in parts]) if parts else ()))
         still = self._still_of(now)
         for name in now:
             self._still[name] = self._still.get(name, 0) + 1 if name in still else 0
