@@ -34,7 +34,7 @@ from slime_testing_probes.scripted import CharTokenizer, Reply, Request, Scripte
 
 from slime_core import Sample, Step
 from slime_core.config import load_settings
-from slime_core.launch.process import set_up_process
+from slime_core.launch.ranks import set_up_process
 from slime_core.launch.resolver import Resolver
 from slime_core.rollout.event_loop import LoopLag
 from slime_core.rollout.fate import FilterStage

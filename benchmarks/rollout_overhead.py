@@ -30,7 +30,7 @@ from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core import Sample
 from slime_core.config import load_settings
-from slime_core.launch.process import set_up_process
+from slime_core.launch.ranks import set_up_process
 from slime_core.plugins import adapters
 from slime_core.plugins.adapters import EXECUTIONS
 

@@ -129,8 +129,9 @@ def _public_names(tree: ast.Module) -> set[str]:
 
 
 def _kinds(tree: ast.Module) -> int:
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    return sum(call.func.id == "Kind" for call in calls if isinstance(call.func, ast.Name))
+    """Count the rows of kinds of component; a row of a flag whose function `replaces` one step is none."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Kind"]
+    return sum(all(keyword.arg != "replaces" for keyword in call.keywords) for call in calls)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from slime_core.data.turns import turn_delta as turn_delta
     from slime_core.errors import SlimeError as SlimeError
     from slime_core.estimator import EstimatorBase as EstimatorBase
-    from slime_core.launch.findings import Finding as Finding
-    from slime_core.launch.findings import Level as Level
     from slime_core.learning.corrections import CorrectionInputs as CorrectionInputs
     from slime_core.learning.corrections import CorrectionOutputs as CorrectionOutputs
     from slime_core.plugins.adapters import GenerateCaller as GenerateCaller
@@ -54,6 +52,8 @@ if TYPE_CHECKING:
     from slime_core.protocols.environment import Environment as Environment
     from slime_core.protocols.environment import Step as Step
     from slime_core.protocols.environment import Turn as Turn
+    from slime_core.protocols.finding import Finding as Finding
+    from slime_core.protocols.finding import Level as Level
     from slime_core.sample import DynamicFilterOutput as DynamicFilterOutput
     from slime_core.sample import FilterDecision as FilterDecision
     from slime_core.sample import GenerationOutput as GenerationOutput

@@ -36,7 +36,7 @@ IMPORTED = (
     "transformers.models.qwen3.configuration_qwen3", "transformers.tokenization_utils_tokenizers",
     "slime_core.cli.main", "slime_core.cli.train", "slime_core.config.load", "slime_core.data.prompts",
     "slime_embedded.engine.engine", "slime_embedded.engine.loading", "slime_core.launch.inline",
-    "slime_core.launch.rollout_only", "slime_core.learning.learner", "slime_core.observability.jsonl",
+    "slime_core.learning.learner", "slime_core.observability.jsonl",
     "slime_core.plugins.presets", "slime_core.rollout.evaluate", "slime_embedded.trainer.trainer",
     "numpy.ma", "slime_buffers.fifo", "slime_runs.inspect.attacked_reward", "slime_commands.plan.check",
     "slime_core.plugins.commands", "slime_engine_sglang.foreign", "slime_estimators.grpo",

@@ -7,11 +7,11 @@ with a commit), 143 ended by SIGTERM.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -69,15 +69,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_threads(status: int) -> None:
-    """End the process if non-daemon threads of user code, which Python would join, do not end in time."""
-    until = time.monotonic() + _THREADS_S
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join(max(until - time.monotonic(), 0.0))
-            if thread.is_alive():
-                print(f"slime: warning: thread {thread.name} did not end within {_THREADS_S:g} s", file=sys.stderr)
-                sys.stdout.flush()
-                os._exit(status)
+    """End the process after a while if Python's own end waits for threads of user code that do not end."""
+    left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    left = [thread for thread in left if not thread.daemon]
+
+    def leave() -> None:
+        names = ", ".join(thread.name for thread in left if thread.is_alive())
+        print(f"slime: warning: thread {names} did not end within {_THREADS_S:g} s", file=sys.stderr)
+        sys.stdout.flush()
+        os._exit(status)
+
+    if left:  # idle threads of a pool end only when Python does
+        timer = threading.Timer(_THREADS_S, leave)
+        timer.daemon = True
+        timer.start()
+        atexit.register(timer.cancel)
 
 
 def _main(words: list[str]) -> int:

@@ -3,7 +3,7 @@
 `load_settings` calls this module once all values are typed, so later code never sees "auto". The owners of flags
 declare which backend their flags choose (`ForeignFlags.chooses`, `chosen_by`); this module names only the default
 backend. The choice does not depend on the machine: the same command selects the same backend everywhere.
-`launch.component_settings` reports a chosen backend that is not installed.
+`launch.checks` reports a chosen backend that is not installed.
 """
 
 from __future__ import annotations

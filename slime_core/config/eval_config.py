@@ -15,13 +15,12 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from slime_core.config.schema import Args
 from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.config.spec import flag_specs
-from slime_core.config.yaml_file import Document, Item, child, mapping_items, read_document
+from slime_core.config.yaml_file import Item, read_document
 from slime_core.errors import ConfigError, did_you_mean
 
 _OF_THE_RUN = ("plugins", "environment_path", "tools_path")
@@ -69,54 +68,39 @@ def _from_pairs(args: Args, words: list[str], place: str) -> list[EvalDataset]:
 
 def _from_file(args: Args, path: str, place: str) -> tuple[list[EvalDataset], list[str]]:
     document = read_document(path, f"--eval-config {path!r} ({place})")
-    root = document.node
-    if child(root, "eval") is not None:
-        root = child(root, "eval")
-    sections = mapping_items(document, root)
+    root: tuple[Any, ...] = ("eval",) if "eval" in document.items() else ()
+    sections = document.items(*root)
     for key, item in sections.items():
         if key not in ("defaults", "datasets"):
             raise ConfigError(f"{item.where}: unknown key {key!r}; expected 'defaults' and 'datasets'.")
     warnings: list[str] = []
-    defaults_node = child(root, "defaults")
-    defaults = _values(document, defaults_node, warnings, banned=("name", "path")) if defaults_node else {}
+    defaults = {}
+    if "defaults" in sections:
+        defaults = _values(document.items(*root, "defaults"), warnings, banned=("name", "path"))
+    listed = sections["datasets"].value if "datasets" in sections else None
+    if not isinstance(listed, dict | list):
+        raise ConfigError(f"{path}: 'datasets' must be a list of mappings with 'name' and 'path'.")
     datasets = []
-    for name, node in _dataset_nodes(document, child(root, "datasets"), path):
-        where = f"{document.name}:{node.start_mark.line + 1}"
-        entry = _values(document, node, warnings)
-        if name is not None:
-            entry.setdefault("name", name)
-        datasets.append(_make(args, entry, defaults, where))
+    for each in listed if isinstance(listed, dict) else range(len(listed)):
+        keys = (*root, "datasets", each)
+        entry = _values(document.items(*keys, expected="a mapping with 'name' and 'path'."), warnings)
+        named = {"name": str(each)} if isinstance(listed, dict) else {}
+        datasets.append(_make(args, named | entry, defaults, document.where(*keys)))
     _check_names([d.name for d in datasets], path)
     return datasets, warnings
 
 
-def _dataset_nodes(document: Document, node: yaml.Node | None, path: str) -> list[tuple[str | None, yaml.MappingNode]]:
-    """Return (name or None, mapping node) of each data set, from a list or a mapping name -> settings."""
-    if isinstance(node, yaml.SequenceNode):
-        pairs: list[tuple[str | None, yaml.Node]] = [(None, item) for item in node.value]
-    elif isinstance(node, yaml.MappingNode):
-        pairs = [(str(key.value), value) for key, value in node.value]
-    else:
-        raise ConfigError(f"{path}: 'datasets' must be a list of mappings with 'name' and 'path'.")
-    nodes: list[tuple[str | None, yaml.MappingNode]] = []
-    for name, item in pairs:
-        if not isinstance(item, yaml.MappingNode):
-            raise ConfigError(f"{document.name}:{item.start_mark.line + 1}: expected a mapping with 'name' and 'path'.")
-        nodes.append((name, item))
-    return nodes
-
-
-def _values(
-    document: Document, node: yaml.Node, warnings: list[str], *, banned: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def _values(items: Mapping[str, Item], warnings: list[str], *, banned: tuple[str, ...] = ()) -> dict[str, Any]:
     values = {}
-    for key, item in mapping_items(document, node).items():
+    for key, item in items.items():
         name = key.replace("-", "_")
         if name in _WITHOUT_EFFECT:
             warnings.append(f"{item.where}: {key!r} has no effect.")
             continue
         if name in banned or name not in EvalDataset.model_fields:
-            raise ConfigError(_unknown_key(key, name, item, banned))
+            allowed = [k for k in EvalDataset.model_fields if k not in banned]
+            hint = did_you_mean(name, allowed) or f" Known: {', '.join(allowed)}."
+            raise ConfigError(f"{item.where}: unknown evaluation setting {key!r}.{hint}")
         values[name] = _located(name, item.value, item.directory)
     return values
 
@@ -131,12 +115,6 @@ def located_deep(content: Any, directory: str) -> Any:
     if isinstance(content, dict):
         return {key: _located(str(key), located_deep(value, directory), directory) for key, value in content.items()}
     return [located_deep(value, directory) for value in content] if isinstance(content, list) else content
-
-
-def _unknown_key(key: str, name: str, item: Item, banned: tuple[str, ...]) -> str:
-    allowed = [k for k in EvalDataset.model_fields if k not in banned]
-    hint = did_you_mean(name, allowed) or f" Known: {', '.join(allowed)}."
-    return f"{item.where}: unknown evaluation setting {key!r}.{hint}"
 
 
 def _make(args: Args, entry: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> EvalDataset:

@@ -178,7 +178,7 @@ class Lists:
         for name, entry in given:
             parser, where = self.of(name), entry.origin.where
             assert parser is not None
-            named = where if entry.origin.kind == "env" else f"{where}: {name}"
+            named = entry.origin.of(name)
             attribute, value = parser.read(name, entry.value, named, [*parser.by_name, *flag_specs()])
             if entry.origin.kind == "file":
                 other, line = in_files.setdefault((where.rpartition(":")[0], attribute), (name, where))

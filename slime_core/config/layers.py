@@ -41,17 +41,45 @@ _NO_PRESET = ("config", "custom_config_path", "advantage_estimator", "plugin_dir
 
 @dataclass
 class Layered:
-    """Winning entries, by attribute name."""
+    """Winning entries, by attribute name. Sources add to it, lowest layer first."""
 
     values: dict[str, Entry] = field(default_factory=dict)
     foreign: dict[str, Entry] = field(default_factory=dict)
     """Entries of other programs' flags; filled by `load_settings`."""
     given: list[tuple[str, Entry]] = field(default_factory=list)
-    """Other programs' settings in files and the environment, lowest layer first."""
+    """Other programs' settings in files, the environment and arguments, lowest layer first."""
     custom: dict[str, Entry] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    owners: Sequence[ForeignFlags] = ()
+    """Owners of other programs' flags."""
 
-    def add_mapping_entry(self, name: str, entry: Entry) -> None:
+    def put(self, key: str, value: Any, origin: Origin, directory: str = "") -> bool:
+        """Add a value under any spelling of its setting; return False if `key` is no setting and no flag.
+
+        Args:
+            key: Name with underscores.
+            value: Value, spelled as in its source.
+            origin: Source of the value.
+            directory: Directory to which paths in the value are relative, for a value in a file.
+
+        Raises:
+            ConfigError: The value is no JSON, or neither true nor false for the opposite of a switch.
+        """
+        name = respelled().get(key, key)
+        if name in switched_off():
+            try:
+                name, value = switched_off()[name], not truth(value)
+            except ValueError as error:
+                raise ConfigError(f"{origin.of(key)} {value!r}: {error}") from None
+        if name in flag_specs():
+            self.set(name, _read_text(name, Entry(flag_specs()[name].located(value, directory), origin)))
+        elif find_foreign(self.owners, name):
+            self.given.append((name, Entry(rebase_marked(directory, value), origin)))
+        else:
+            return False
+        return True
+
+    def set(self, name: str, entry: Entry) -> None:
         """Set an entry: `plugins` is merged with lower layers option by option; other settings replace theirs."""
         learn(name, entry.value)
         lower = self.values.get(name)
@@ -59,14 +87,20 @@ class Layered:
             entry = Entry(_merged(lower.value, entry.value), entry.origin)
         self.values[name] = entry
 
+    def unknown(self, name: str) -> str:
+        """Return a suggestion for a key that is no setting."""
+        known = [*flag_specs(), *switched_off(), *respelled(), CUSTOM_KEY]
+        known += [name for owner in self.owners if not owner.prefixes for name in owner.listed.by_name]
+        theirs = renamed(name)
+        hint = f" It is another trainer's: {theirs}." if theirs else did_you_mean(name, known)
+        return hint or f" Keys of your own go under {CUSTOM_KEY!r}: or into --custom-config-path."
+
 
 def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     out = copy.deepcopy(lower)
     for key, value in upper.items():
-        if isinstance(value, dict) and isinstance(out.get(key), dict):
-            out[key] = _merged(out[key], value)
-        else:
-            out[key] = copy.deepcopy(value)
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = _merged(out[key], value) if both else copy.deepcopy(value)
     return out
 
 
@@ -79,51 +113,38 @@ def collect(
     files: bool = True,
 ) -> Layered:
     """Read every source; without `files`, missing files are skipped. Raises ConfigError."""
-    layered = Layered()
-    from_env, foreign_env = read_env(env, layered.warnings, foreign)
-    upper = Layered()
+    layered, upper, below = (Layered(owners=foreign) for _ in range(3))
     for name, value in (arguments or {}).items():
-        _add_argument(upper, name, value, foreign)
-    named = upper.values.get("config") or parsed.values.get("config") or from_env.get("config")
-    if named:
-        for path in map(str, named.value if isinstance(named.value, list) else [named.value]):
+        if value is not None and not upper.put(name, _plain(value), Origin("argument", f"argument {name}")):
+            raise ConfigError(f"argument {name}={_plain(value)!r:.80}: no such setting.{layered.unknown(name)}")
+    _read_env(below, env)
+    layers = (upper.values, parsed.values, below.values, layered.values)
+    if named := _highest("config", layers):
+        paths = named.value if isinstance(named.value, list) else [named.value]
+        if named.origin.kind == "env":
+            paths = [env[named.origin.where]]  # one path, with any blanks in it
+        for path in map(str, paths):
             cited = f"--config {path!r} ({named.origin})"
             if files and not os.path.exists(path):
                 raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
-            if _is_there(layered, path, cited, files=files):
-                _add_file(layered, path, foreign, cited=cited, open_keys=False)
-    layers = (upper.values, parsed.values, from_env, layered.values)
-    custom = next((values["custom_config_path"] for values in layers if "custom_config_path" in values), None)
-    if custom and custom.value:
-        cited = f"--custom-config-path {custom.value!r} ({custom.origin})"
-        if _is_there(layered, str(custom.value), cited, files=files):
-            _add_file(layered, str(custom.value), foreign, cited=cited, open_keys=True)
-    for entries in (from_env, parsed.values):
-        for name, entry in entries.items():
-            layered.add_mapping_entry(name, _read_text(name, entry))
-    layered.given += foreign_env
+            _add_file(layered, path, cited, files=files, own_keys=False)
+    own = _highest("custom_config_path", layers)
+    if own and own.value:
+        cited = f"--custom-config-path {own.value!r} ({own.origin})"
+        _add_file(layered, str(own.value), cited, files=files, own_keys=True)
+    for name, entry in (*below.values.items(), *parsed.values.items()):
+        layered.set(name, _read_text(name, entry))
     for text in parsed.sets:
         _apply_set(layered, text)
     for name, entry in upper.values.items():
-        layered.add_mapping_entry(name, entry)
-    layered.given += upper.given
+        layered.set(name, entry)
+    layered.given += [*below.given, *upper.given]
+    layered.warnings += below.warnings
     return layered
 
 
-def _add_argument(layered: Layered, name: str, value: Any, foreign: Sequence[ForeignFlags]) -> None:
-    """Add a keyword argument of Python as the top layer; None leaves the setting to the other layers."""
-    origin = Origin("argument", f"argument {name}")
-    if value is None:
-        return
-    value = _plain(value)
-    if (meant := respelled().get(name, name)) in flag_specs():
-        layered.add_mapping_entry(meant, _read_text(meant, Entry(value, origin)))
-    elif name in switched_off() and isinstance(value, bool):
-        layered.values[switched_off()[name]] = Entry(not value, origin)
-    elif find_foreign(foreign, name):
-        layered.given.append((name, Entry(value, origin)))
-    else:
-        raise ConfigError(f"argument {name}={value!r:.80}: no such setting.{_suggest_key(name, foreign)}")
+def _highest(name: str, layers: Sequence[Mapping[str, Entry]]) -> Entry | None:
+    return next((values[name] for values in layers if name in values), None)
 
 
 def _plain(value: Any) -> Any:
@@ -151,117 +172,59 @@ def lay_below(layered: Layered, preset: Mapping[str, Any], where: str) -> None:
             layered.values[name] = Entry(_merged(value, given.value), given.origin)
 
 
-def _is_there(layered: Layered, path: str, cited: str, *, files: bool) -> bool:
-    """Return whether to read a file; add a warning if it is skipped."""
-    if files or os.path.isfile(path):
-        return True
-    layered.warnings.append(left_out(cited))
-    return False
-
-
-def _add_file(layered: Layered, path: str, foreign: Sequence[ForeignFlags], *, cited: str, open_keys: bool) -> None:
-    items = read_yaml(path, cited)
+def _add_file(layered: Layered, path: str, cited: str, *, files: bool, own_keys: bool) -> None:
+    """Add the keys of a file; with `own_keys`, unknown keys are the user's own. Raises ConfigError."""
+    if not files and not os.path.isfile(path):
+        layered.warnings.append(left_out(cited))
+        return
+    items, seen = read_yaml(path, cited), dict[str, tuple[str, str]]()
     for key, item in items.items():
         learn(key, item.value)
-    _refuse_repeats(items, foreign)
-    for key, item in items.items():
-        _add_file_key(layered, key, item, foreign, open_keys=open_keys)
+        if key in ("config", "set"):
+            raise ConfigError(f"{item.where}: {key!r} can only be given as a flag.")
+        if key != CUSTOM_KEY:
+            _add_key(layered, key, item, seen, own=own_keys)
+    if custom := items.get(CUSTOM_KEY):
+        if not isinstance(custom.value, dict):
+            raise ConfigError(f"{custom.where}: {CUSTOM_KEY!r} must be a mapping of attribute names to values.")
+        for key, value in custom.value.items():
+            _add_key(layered, str(key), replace(custom, value=value), seen, own=True)
 
 
-def _refuse_repeats(items: Mapping[str, Item], foreign: Sequence[ForeignFlags]) -> None:
-    """Raise ConfigError if a file sets a setting twice, in any of its spellings."""
-    pairs = [(key, item.where) for key, item in items.items()]
-    if CUSTOM_KEY in items and isinstance(items[CUSTOM_KEY].value, dict):
-        pairs += [(str(key), items[CUSTOM_KEY].where) for key in items[CUSTOM_KEY].value]
-    seen: dict[str, tuple[str, str]] = {}
-    for key, where in pairs:
-        name = key.replace("-", "_")
-        name = switched_off().get(name, respelled().get(name, name))
-        if name not in flag_specs() and not find_foreign(foreign, name):
-            continue
-        if name in seen:
-            other, line = seen[name]
-            raise ConfigError(f"{where}: {key!r} is already set as {other!r} in {line}; remove one.")
-        seen[name] = key, where
-
-
-def _add_file_key(layered: Layered, key: str, item: Item, foreign: Sequence[ForeignFlags], *, open_keys: bool) -> None:
+def _add_key(layered: Layered, key: str, item: Item, seen: dict[str, tuple[str, str]], *, own: bool) -> None:
+    """Add one entry of a file; `seen` has the settings that the file has set, by name."""
     name, origin = key.replace("-", "_"), Origin("file", item.where)
-    name = respelled().get(name, name)
-    if name in ("config", "set"):
+    setting = switched_off().get(name, respelled().get(name, name))
+    if setting == "config":
         raise ConfigError(f"{item.where}: {key!r} can only be given as a flag.")
-    if name in flag_specs():
-        value = flag_specs()[name].located(item.value, item.directory)
-        layered.add_mapping_entry(name, _read_text(name, Entry(value, origin)))
-    elif name in switched_off():
-        if not isinstance(item.value, bool):
-            raise ConfigError(f"{item.where}: {key} {item.value!r}: expected true or false")
-        layered.values[switched_off()[name]] = Entry(not item.value, origin)
-    elif name == CUSTOM_KEY:
-        if not isinstance(item.value, dict):
-            raise ConfigError(f"{item.where}: {CUSTOM_KEY!r} must be a mapping of attribute names to values.")
-        for custom_key, value in item.value.items():
-            _add_custom(layered, str(custom_key), replace(item, value=value), foreign)
-    elif find_foreign(foreign, name):
-        layered.given.append((name, Entry(rebase_marked(item.directory, item.value), origin)))
-    elif open_keys:
-        _add_custom(layered, key, item, foreign)
-    else:
-        raise ConfigError(f"{item.where}: unknown setting {key!r}.{_suggest_key(name, foreign)}")
-
-
-def _add_custom(layered: Layered, key: str, item: Item, foreign: Sequence[ForeignFlags]) -> None:
-    name = key.replace("-", "_")
-    if name in flag_specs() or name in switched_off() or name in respelled() or find_foreign(foreign, name):
-        _add_file_key(layered, key, item, foreign, open_keys=False)
+    if setting in seen:
+        other, line = seen[setting]
+        raise ConfigError(f"{item.where}: {key!r} is already set as {other!r} in {line}; remove one.")
+    if layered.put(name, item.value, origin, item.directory):
+        seen[setting] = key, item.where
+    elif not own:
+        raise ConfigError(f"{item.where}: unknown setting {key!r}.{layered.unknown(name)}")
     elif hasattr(BaseModel, key):
         raise ConfigError(f"{item.where}: {key!r} cannot be an attribute of args; rename it.")
     else:
-        value = rebase_marked(item.directory, item.value)
-        layered.custom[key] = Entry(value, Origin("file", item.where))
+        layered.custom[key] = Entry(rebase_marked(item.directory, item.value), origin)
 
 
-def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
-    known = [*flag_specs(), *switched_off(), *respelled(), CUSTOM_KEY]
-    known += [name for owner in foreign if not owner.prefixes for name in owner.listed.by_name]
-    theirs = renamed(name)
-    hint = f" It is another trainer's: {theirs}." if theirs else did_you_mean(name, known)
-    return hint or f" Keys of your own go under {CUSTOM_KEY!r}: or into --custom-config-path."
-
-
-def read_env(
-    env: Mapping[str, str], warnings: list[str], foreign: Sequence[ForeignFlags] = ()
-) -> tuple[dict[str, Entry], list[tuple[str, Entry]]]:
-    """Read entries from `SLIME_<NAME>` variables; an unknown name is an error if close to a setting, else a warning.
-
-    Returns:
-        Settings of slime, and flags of other programs.
-    """
-    entries: dict[str, Entry] = {}
-    given: list[tuple[str, Entry]] = []
+def _read_env(layered: Layered, env: Mapping[str, str]) -> None:
+    """Add `SLIME_<NAME>` variables; an unknown name is an error if close to a setting, else a warning."""
     names = [*flag_specs(), *switched_off(), *respelled()]
     for variable in sorted(env):
         if not variable.startswith("SLIME_") or variable in _OTHER_ENV or variable.startswith(_OTHER_ENV_BEGINS):
             continue
-        name, origin = variable.removeprefix("SLIME_").lower(), Origin("env", variable)
-        name = respelled().get(name, name)
-        if name in flag_specs():
-            spec = flag_specs()[name]
-            if not env[variable].strip() and (spec.kind == "bool" or spec.holds in ("path", "spec")):
-                continue  # `SLIME_NO_PLUGINS= slime ...` is how a shell unsets one
-            entries[name] = Entry(env[variable], origin)
-        elif name in switched_off():
-            try:
-                entries[switched_off()[name]] = Entry(not truth(env[variable]), origin)
-            except ValueError as error:
-                raise ConfigError(f"{variable} {env[variable]!r}: {error}") from None
-        elif find_foreign(foreign, name):
-            given.append((name, Entry(env[variable], origin)))
-        elif meant := did_you_mean(name, map(str.upper, names), cutoff=0.85, form="SLIME_{}"):
+        name = variable.removeprefix("SLIME_").lower()
+        spec = flag_specs().get(respelled().get(name, name))
+        if spec and not env[variable].strip() and (spec.kind == "bool" or spec.holds in ("path", "spec")):
+            continue  # `SLIME_NO_PLUGINS= slime ...` is how a shell unsets one
+        if layered.put(name, env[variable], Origin("env", variable)):
+            continue
+        if meant := did_you_mean(name, map(str.upper, names), cutoff=0.85, form="SLIME_{}"):
             raise ConfigError(f"unknown setting {variable} in the environment.{meant}")
-        else:
-            warnings.append(f"{variable} in the environment is no setting and has no effect.")
-    return entries, given
+        layered.warnings.append(f"{variable} in the environment is no setting and has no effect.")
 
 
 def _read_text(name: str, entry: Entry) -> Entry:

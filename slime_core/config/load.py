@@ -100,8 +100,7 @@ def load_settings(
     args.answer_for_absent(Defaults(tuple(o.default_of for o in foreign if o.default_of is not None)))
     settings.warnings += check_support(args, origins)
     theirs = by_owner(foreign, layered.foreign)
-    settings.warnings += _unused_foreign(settings, theirs)
-    _derive_from_foreign(settings, theirs)
+    _settle_foreign(settings, theirs)
     run_rules(settings, RULES)
     settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
     if args.megatron_config_path and not settings.is_absent("megatron_config_path"):
@@ -113,23 +112,20 @@ def load_settings(
     return settings
 
 
-def _derive_from_foreign(settings: Settings, given: ByOwner) -> None:
-    """Set the settings that follow from flags of the chosen backends."""
-    for owner, own in given:
-        if owner.derives is None or not {settings.args.train_backend, settings.args.rollout_engine} & {*owner.used_by}:
-            continue
-        for name, (value, why) in owner.derives(own).items():
-            if not settings.is_given(name):
-                settings.derive(name, value, why)
+def _settle_foreign(settings: Settings, given: ByOwner) -> None:
+    """Derive settings from flags of the chosen backends, and warn of flags that the backends ignore.
 
-
-def _unused_foreign(settings: Settings, given: ByOwner) -> list[str]:
-    """Return a warning with the pass-through flags that the backends ignore. Raises ConfigError for ignored sizes."""
+    Raises:
+        ConfigError: An ignored flag gives a number of processes to split over.
+    """
     args, trains = settings.args, settings.command in ("train", "sft") and not settings.args.debug_rollout_only
-    parts = (args.train_backend, args.rollout_engine)
+    parts = {args.train_backend, args.rollout_engine}
     unused, refused = [], []
     for owner, own in given:
-        if not set(parts).isdisjoint(owner.used_by):
+        if parts & {*owner.used_by}:
+            for name, (value, why) in owner.derives(own).items() if owner.derives is not None else ():
+                if not settings.is_given(name):
+                    settings.derive(name, value, why)
             continue
         for name, entry in own.items():
             if entry.origin.kind == "preset" or entry.value is None:
@@ -142,9 +138,9 @@ def _unused_foreign(settings: Settings, given: ByOwner) -> list[str]:
                 refused.append(f"{shown}: {settings.cite(owner.chooses)} splits no model; remove it, or type {other}.")
     if refused:
         raise ConfigError("\n".join(refused))
-    if not unused:
-        return []
-    return [f"without effect with --train-backend {parts[0]} and --rollout-engine {parts[1]}: {', '.join(unused)}"]
+    if unused:
+        chosen = f"--train-backend {args.train_backend} and --rollout-engine {args.rollout_engine}"
+        settings.warnings.append(f"without effect with {chosen}: {', '.join(unused)}")
 
 
 def _flags_of_named_model(

@@ -7,10 +7,13 @@ by name. Only installed distributions are searched, and only if a run names a mo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from slime_core.distributions import BUNDLE, AllowList, entry_points, installed
 from slime_core.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
 
 GROUP = "slime.named_models"
 
@@ -24,13 +27,13 @@ class NamedModel(Protocol):
 
     @property
     def model_type(self) -> str:
-        """The family's name in Hugging Face transformers."""
+        """The `model_type` of its `config.json`."""
 
     def flags(self) -> Mapping[str, Any]:
         """Return the model's numbers: flag of another program, without dashes -> value; True for a switch."""
 
-    def contradictions(self, hf: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        """Return (flag, difference for a message) for each number that differs in a `config.json` of the family."""
+    def check(self, settings: Settings, hf: Mapping[str, Any]) -> None:
+        """Raise ConfigError if `hf`, the `config.json` of the run's checkpoint, describes another model."""
 
 
 M = TypeVar("M", bound=NamedModel)

@@ -25,6 +25,10 @@ class Origin:
             return f"auto: {self.where}"
         return self.where or self.kind
 
+    def of(self, key: str) -> str:
+        """Return the name of a setting that this source gave under `key`, for messages."""
+        return self.where if self.kind in ("env", "argument") else f"{self.where}: {key}"
+
 
 DEFAULT = Origin("default")
 FLAG = Origin("flag")

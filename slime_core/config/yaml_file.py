@@ -89,18 +89,43 @@ def _at(name: str, node: yaml.Node, message: str) -> ConfigError:
     return ConfigError(f"{name}:{node.start_mark.line + 1}: {message}")
 
 
-def read_yaml(path: str | Path, cited: str = "") -> dict[str, Item]:
-    """Read the top-level keys of a mapping file. Raises ConfigError naming file and line."""
-    return mapping_items(read_document(path, cited))
-
-
 @dataclass(frozen=True)
 class Document:
-    """A parsed file whose nodes still know their lines."""
+    """A file's content, and the line of each of its entries."""
 
     name: str
-    loader: _CoreLoader
+    value: Any
     node: yaml.Node | None
+
+    def where(self, *keys: Any) -> str:
+        """Return "file:line" of the entry that `keys`, of mappings and lists, lead to; unknown keys are left out."""
+        node, line = self.node, 0 if self.node is None else self.node.start_mark.line
+        for key in keys:
+            if isinstance(node, yaml.SequenceNode):
+                node = node.value[key]
+                line = node.start_mark.line
+            for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+                if name.value == str(key):
+                    node, line = value, name.start_mark.line
+                    break
+        return f"{self.name}:{line + 1}"
+
+    def items(self, *keys: Any, expected: str = "`name: value` lines") -> dict[str, Item]:
+        """Return the entries of the mapping that `keys` lead to, none of an empty one. Raises ConfigError."""
+        value = self.value
+        for key in keys:
+            value = value[key]
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise ConfigError(f"{self.where(*keys)}: expected {expected}")
+        directory = os.path.dirname(self.name)
+        return {str(key): Item(inner, self.where(*keys, key), directory) for key, inner in value.items()}
+
+
+def read_yaml(path: str | Path, cited: str = "") -> dict[str, Item]:
+    """Read the top-level keys of a mapping file. Raises ConfigError naming file and line."""
+    return read_document(path, cited).items()
 
 
 def read_document(path: str | Path, cited: str = "") -> Document:
@@ -121,7 +146,8 @@ def read_document(path: str | Path, cited: str = "") -> Document:
     try:
         loader = _CoreLoader(text)
         loader.name = name
-        return Document(name, loader, loader.get_single_node())
+        node = loader.get_single_node()
+        return Document(name, None if node is None else loader.construct_object(node, deep=True), node)
     except yaml.YAMLError as error:
         raise _invalid(name, text, error) from error
 
@@ -136,32 +162,6 @@ def _invalid(name: str, text: str, error: yaml.YAMLError) -> ConfigError:
         line = text.count("\n", 0, error.position) + 1
         problem = error.reason
     return ConfigError(f"{name}:{line}: not valid YAML: {problem}")
-
-
-def mapping_items(document: Document, node: yaml.Node | None = None) -> dict[str, Item]:
-    """Return the keys of a mapping node (the document's root by default) with values and places."""
-    node = node or document.node
-    if node is None:
-        return {}
-    if not isinstance(node, yaml.MappingNode):
-        raise _at(document.name, node, "expected `name: value` lines")
-    items = {}
-    try:
-        document.loader.construct_mapping(node)
-        for key_node, value_node in node.value:
-            key = str(document.loader.construct_object(key_node, deep=True))
-            value = document.loader.construct_object(value_node, deep=True)
-            where = f"{document.name}:{key_node.start_mark.line + 1}"
-            items[key] = Item(value, where, os.path.dirname(document.name))
-    except yaml.YAMLError as error:
-        raise _invalid(document.name, "", error) from error
-    return items
-
-
-def child(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    """Return the value node of `key` in a mapping node, or None."""
-    pairs: list[tuple[yaml.Node, yaml.Node]] = node.value if isinstance(node, yaml.MappingNode) else []
-    return next((value for name, value in pairs if name.value == key), None)
 
 
 def rebase(directory: str, path: str) -> str:
@@ -182,7 +182,7 @@ def rebase_marked(directory: str, value: Any) -> Any:
         return {key: rebase_marked(directory, inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [rebase_marked(directory, inner) for inner in value]
-    if not isinstance(value, str) or not value.startswith(("./", "../")):
+    if not directory or not isinstance(value, str) or not value.startswith(("./", "../")):
         return value
     path = rebase(directory, value)
     return path if os.path.isabs(path) or path.startswith("../") else os.path.join(".", path)  # still marked

@@ -19,14 +19,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 def run(settings: Settings) -> dict[str, Any]:
     """Train as `settings` say and return what `summary.json` holds."""
-    from slime_core.launch import launchers, lock, process
+    from slime_core.launch import launchers, lock, ranks
 
     launcher = launchers.settle_launcher(settings)
-    if process.is_leader():
+    if ranks.is_leader():
         lock.finish_replacing(settings.args)
     if settings.args.debug_rollout_only:
         launchers.warn_inline_only(settings, settings.cite("debug_rollout_only"))
-        from slime_core.launch import rollout_only
+        from slime_core.launch import inline
 
-        return rollout_only.train_without_training(settings)
+        return inline.train_without_training(settings)
     return launcher.train(settings)

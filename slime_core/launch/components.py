@@ -16,11 +16,10 @@ from typing import Any
 import pluggy
 
 from slime_core.config import Settings
-from slime_core.config.spec import flag_specs
 from slime_core.data.dumps import SavedRollout, UnusedSource
 from slime_core.data.tools import AUTO, run_tools
-from slime_core.errors import ConfigError, PluginError, name_of
-from slime_core.launch.objective import Objective, resolve_objective, warn_without_effect
+from slime_core.errors import ConfigError, name_of
+from slime_core.launch.checks import check_components, warn_without_effect
 from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
@@ -28,13 +27,18 @@ from slime_core.plugins.hooks import Hooks, bare_manager, nobody
 from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import absolute_spec
 from slime_core.plugins.signatures import construct, declared
-from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
+from slime_core.protocols import Args, RolloutTraits, traits_of, with_defaults
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.weights.sync import NO_NAMES
 from slime_core.weights.transports import transport_traits
+from slime_core.workers.call import guarded, user_code
 
 logger = logging.getLogger(__name__)
+
+CORRECTION, REDUCER = "custom_tis_function_path", "custom_pg_loss_reducer_function_path"
+FUNCTION = "custom_loss_function_path"
+DEFAULT_CORRECTION = "tis"
 
 
 @dataclass
@@ -52,8 +56,8 @@ class Components:
     advantage_function: Any = None
     """Function of `--custom-advantage-function-path`, on top of the estimator."""
     loss: Any = None
-    objective: Objective | None = None
-    """The loss and its constructor inputs."""
+    loss_keywords: dict[str, Any] = field(default_factory=dict)
+    """Keywords of the loss's constructor: `corrector`, `reducer` and `function`, those that the run has."""
     engine: Any = None
     trainer: Any = None
     weight_transport: Any = None
@@ -90,8 +94,15 @@ class Components:
 
     def build_loss(self, args: Args, estimator: Any) -> Any:
         """Build the run's loss."""
-        assert self.objective is not None, "resolved without the training side"
-        return self.objective.build(args, estimator)
+        loss = self.loss(args, estimator, **self.loss_keywords)
+        if loss.needs_advantages is None:
+            loss.needs_advantages = args.compute_advantages_and_returns
+        return loss
+
+    def build_data_source(self, args: Args) -> Any:
+        """Build the run's data source. Raises DataError, and PluginError for errors of a user's own."""
+        with user_code("--data-source-path"):
+            return self.data_source(args)
 
 
 def resolve_components(
@@ -131,27 +142,14 @@ def resolve_components(
     parts.weight_transport = named_transport(r)
     if learn:
         parts.trainer = r.setting("trainers", "train_backend")
-        parts.objective = resolve_objective(settings, r)
-        parts.loss = parts.objective.loss
+        parts.loss, parts.loss_keywords = _loss(settings, r)
         if parts.loss.needs_advantages is not False:
             parts.estimator = _estimator(r)
             parts.advantage_function = r.function("advantages", "custom_advantage_function_path")
-            _check_requirements(settings, parts.estimator)
-            _warn_of_unread(settings, parts)
-            _check_roles(settings, parts)
-        if r.args.use_opd and not parts.objective.needs_advantages(r.args):
-            raise ConfigError(
-                f"{settings.cite('use_opd')}: --loss-type {r.args.loss_type!r} uses no advantages, which distillation"
-                " changes; it works with policy_loss"
-            )
-        _check_pairs(settings, parts)
     elif settings.command != "eval" and settings.is_given("advantage_estimator"):
         # This run does not train, but later training on its samples may need the estimator's greedy baseline.
         parts.estimator = _estimator(r)
-    if settings.args.multimodal_keys or any(dataset.multimodal_keys for dataset in settings.args.eval_datasets):
-        from slime_core.launch.images import check_images
-
-        check_images(settings, parts, generators)
+    check_components(settings, parts, generators)
     return parts, r
 
 
@@ -261,110 +259,84 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
     return generator
 
 
-_PAIRS = (
-    ("true_on_policy_mode", "true_on_policy", "true_on_policy", "does not compute the same bits in every batch"),
-    (
-        "use_sampling_mask",
-        "returns_sampling_mask",
-        "sampling_mask",
-        "does not tell or use what tokens are sampled among",
-    ),
-)
-"""(setting, engine trait, trainer trait, error text): settings that need a trait of the engine and of the trainer."""
+def _loss(settings: Settings, r: Resolver) -> tuple[Any, dict[str, Any]]:
+    """Resolve `--loss-type` and the keywords that act on its policy term: off-policy correction, reducer, function.
 
+    Raises:
+        ConfigError: A setting that the chosen loss or correction does not read, or that contradicts another.
+        PluginError: A component cannot be found, loaded or called.
+    """
+    from slime_core.learning.loss import LossBase
 
-def _check_pairs(settings: Settings, parts: Components) -> None:
-    """Raise ConfigError if a setting of `_PAIRS` lacks its traits, or a loss on the trainer's own log-probs."""
-    for setting, of_engine, of_trainer, wrong in _PAIRS:
-        if not getattr(settings.args, setting):
-            continue
-        if parts.loss.needs_logits or parts.loss.needs_advantages is False:
-            raise ConfigError(
-                f"{settings.cite(setting)}: --loss-type {settings.args.loss_type!r} is not computed from the log-probs"
-                " that are compared with the engine's; it works with policy_loss"
-            )
-        for name, part, traits, trait in (
-            ("rollout_engine", parts.engine, traits_of(parts.engine, EngineTraits), of_engine),
-            ("train_backend", parts.trainer, traits_of(parts.trainer, TrainerTraits), of_trainer),
-        ):
-            if part is not None and not getattr(traits, trait):
-                raise ConfigError(
-                    f"{settings.cite(setting)}: {settings.cite(name)} {wrong} (its traits do not say `{trait}`); choose"
-                    f" another --{name.replace('_', '-')}"
-                )
-
-
-_OTHER_SIGNALS = (
-    "rollout_function_path custom_advantage_function_path custom_reward_post_process_path use_opd loss_type"
-    " load_debug_rollout_data custom_convert_samples_to_train_data_path"
-)
-"""Settings that can give a training signal when a prompt has only one answer."""
-
-
-def _check_requirements(settings: Settings, estimator: Any) -> None:
-    """Raise ConfigError if the algorithm lacks a required setting, or a group of answers to compare."""
-    args = settings.args
-    chosen = f"--advantage-estimator {args.advantage_estimator!r}"
-    if args.n_samples_per_prompt == 1 and args.rewards_normalization and estimator.compares_group:
-        zero = f"{settings.cite('n_samples_per_prompt')}: every advantage of {chosen} is zero, since it compares the"
-        zero += " answers to one prompt; type --n-samples-per-prompt 8"
-        if not any(map(settings.is_given, _OTHER_SIGNALS.split())):
-            raise ConfigError(zero)
-        logger.warning("%s", zero)
-    for name, value in estimator.requires.items():
-        if name not in settings.origins:
-            raise PluginError(f"{chosen} requires {name!r}, which is no setting")
-        if getattr(args, name) != value:
-            raise ConfigError(
-                f"{chosen} needs {name} = {value!r}, but it is"
-                f" {getattr(args, name)!r} ({settings.origins[name]}); type {flag_specs()[name].show(value)}"
-            )
-
-
-def _warn_of_unread(settings: Settings, parts: Components) -> None:
-    """Warn of settings that the estimator `ignores`, and of settings whose readers it does not override."""
-    from slime_core.estimator import EstimatorBase
-
-    estimator, chosen = parts.estimator, f"--advantage-estimator {settings.args.advantage_estimator!r}"
-    unread = set(estimator.ignores)
-    if estimator.shape_rewards is EstimatorBase.shape_rewards:
-        unread |= {"rewards_normalization", "grpo_std_normalization"}
-    reads_rewards_only = estimator.advantages is EstimatorBase.advantages
-    if reads_rewards_only:
-        unread |= {"gamma", "lambd"}
-    if parts.advantage_function is not None:  # it may read any setting
-        unread -= {"gamma", "lambd"}
-    elif settings.args.kl_coef and reads_rewards_only:
-        logger.warning(
-            "%s only adds the metric rollout/kl with %s; the loss takes --use-kl-loss --kl-loss-coef",
-            settings.cite("kl_coef"), chosen,
-        )  # fmt: skip
-    warn_without_effect(settings, unread, chosen)
-
-
-def _check_roles(settings: Settings, parts: Components) -> None:
-    """Check that the algorithm has the teacher or critic it needs; warn of critic settings without a critic."""
-    args = settings.args
-    chosen = f"--advantage-estimator {args.advantage_estimator!r}"
-    if parts.estimator.needs_teacher and not args.use_opd:
-        raise ConfigError(f"{chosen} needs a teacher; type --use-opd --opd-type local --opd-teacher-load DIR")
-    if parts.needs_critic:
-        if "role" not in declared(parts.trainer, ("role",)):
-            raise ConfigError(
-                f"{chosen} needs a critic, and --train-backend {args.train_backend!r} has none (its class takes no"
-                " keyword 'role'); choose another estimator or trainer"
-            )
-        return
-    given = [settings.cite(name) for name in ("critic_lr", "critic_load", "value_clip") if settings.is_given(name)]
-    if args.megatron_config_path:
-        from slime_core.config.role_settings import role_overrides
-
-        if "critic" in role_overrides(args):
-            given.append(f"the entry for critic of --megatron-config-path {args.megatron_config_path!r}")
-    if given:
-        shown = ", ".join(given)
-        logger.warning("without effect, since %s has no critic: %s", chosen, shown)
-    if args.num_critic_only_steps:
+    loss, chosen = with_defaults(r.setting("losses", "loss_type"), LossBase), f"--loss-type {r.args.loss_type!r}"
+    if loss.needs_advantages and not r.args.compute_advantages_and_returns:
         raise ConfigError(
-            f"{settings.cite('num_critic_only_steps')}: {chosen} has no critic to train; type --advantage-estimator ppo"
+            f"{settings.cite('compute_advantages_and_returns')}: {chosen} needs advantages; remove it, or choose a loss"
+            " without them, such as sft_loss"
         )
+    found = {
+        "corrector": _corrector(settings, r), "reducer": _reducer(r), "function": r.function("custom_losses", FUNCTION)
+    }  # fmt: skip
+    if loss.needs_function and found["function"] is None:
+        raise ConfigError(f"{settings.cite('loss_type')} needs --{FUNCTION.replace('_', '-')} PATH")
+    keywords = {name: value for name, value in found.items() if value is not None}
+    asked_by = {"corrector": ("use_tis", "get_mismatch_metrics"), "reducer": (REDUCER,), "function": (FUNCTION,)}
+    for name in keywords.keys() - declared(loss, keywords):
+        flag = next(f for f in asked_by[name] if getattr(r.args, f))
+        works = "custom_loss" if name == "function" else "policy_loss"
+        raise ConfigError(f"{settings.cite(flag)}: {chosen} does not take a {name}; it works with {works}")
+    for flag in ("use_opsm", "proximal_policy"):
+        if settings.is_given(flag) and not declared(loss, ("corrector",)):
+            raise ConfigError(f"{settings.cite(flag)}: {chosen} does not read it; it works with policy_loss")
+    warn_without_effect(settings, loss.ignores, chosen)
+    return loss, keywords
+
+
+def _corrector(settings: Settings, r: Resolver) -> Any:
+    args = settings.args
+    if not (args.use_tis or args.get_mismatch_metrics):
+        return None
+    from slime_core.learning.corrections import SETTINGS
+    from slime_core.learning.corrector import Corrector
+
+    spec = r.named(CORRECTION) or (DEFAULT_CORRECTION if args.use_tis else None)
+    component: Any = None
+    if spec is not None:
+        origin = r.origin(CORRECTION) if getattr(args, CORRECTION) else settings.cite("use_tis")
+        found = r.spec("corrections", spec, origin).obj
+        component = construct(found, args) if inspect.isclass(found) else found
+        if hasattr(component, "weigh"):
+            _check_component(settings, component, spec, [name for name in SETTINGS if settings.is_given(name)])
+            component.weigh = guarded(component.weigh, f"{origin} {spec!r}")
+        else:
+            component = guarded(component, f"{origin} {spec!r}")
+    return Corrector(args, component, applies=args.use_tis, reports_mismatch=args.get_mismatch_metrics)
+
+
+def _check_component(settings: Settings, component: Any, spec: str, given: list[str]) -> None:
+    unread = [settings.cite(name) for name in given if name not in getattr(component, "reads", given)]
+    if unread:
+        raise ConfigError(
+            f"correction {spec!r} does not read {', '.join(unread)}; choose one that does"
+            " (--custom-tis-function-path mis), or remove"
+        )
+    if settings.args.proximal_policy == "interpolate" and getattr(component, "whole_step", False):
+        raise ConfigError(
+            f"{settings.cite('proximal_policy')}: correction {spec!r} normalises over the whole optimizer step, but"
+            " interpolated log-probs are known only micro-batch by micro-batch; remove one"
+        )
+
+
+def _reducer(r: Resolver) -> Callable[..., Any] | None:
+    """Return the reducer's maker. Call it with one token first, so that its errors end the command now."""
+    found = r.function("loss_reducers", REDUCER)
+    if found is None:
+        return None
+    make = functools.partial(found, args=r.args) if "args" in declared(found, ("args",)) else found
+    import torch
+
+    from slime_core.learning.reducers import reduced
+
+    one = torch.ones(1)
+    reduced(make, r.args, one, one, [2], [1])
+    return make

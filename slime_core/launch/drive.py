@@ -2,37 +2,57 @@
 
 Each launcher builds the parts of its run and calls `drive` in the process that records the run. It passes the real
 parts (`inline`), or stand-ins for parts in other processes. If the launcher names errors that the run survives, `drive`
-may run the loop several times; only the last end counts as the run's end.
+may run the loop several times; only the last end counts as the run's end. In an asynchronous run the learner, the
+weights and the journal work in a thread of their own::
+
+    main thread      loop.train (a coroutine)
+    trainer thread   Learner.train, WeightSync.push, Journal      one call at a time
+    stage threads    RolloutStage.generate_groups, evaluate       wait for the loop thread
+    loop thread      engine, generate functions, rewards          takes turns (`rollout.event_loop`)
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from slime_core import loop
 from slime_core.checkpoint.store import rollout_of
 from slime_core.data.dumps import check_saved
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, rollout_name
 from slime_core.launch import drain
 from slime_core.launch.journal import Journal
 from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
-from slime_core.launch.process import is_rank
+from slime_core.launch.ranks import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, how_to_go_on, restore, unfinished_evaluations
-from slime_core.launch.trainers import Trainers
+from slime_core.launch.trainers import Trainers, current_device, use_device
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
 from slime_core.protocols import Args
 from slime_core.sample import TrainBatch
+from slime_core.waits import waiting
 from slime_core.weights.sync import WeightReceiver, WeightSync
+
+logger = logging.getLogger(__name__)
+
+OFFLOAD_TIME, ONLOAD_TIME = "perf/offload_time", "perf/onload_time"
+CLOSE_DEADLINE = 30.0
+"""Seconds to wait for the running call when the trainer thread is closed."""
 
 
 @dataclass
@@ -40,7 +60,7 @@ class RunParts:
     """The parts of a run in its leading process: real objects, or stand-ins for objects in other processes."""
 
     trainers: Any
-    """Has `load`."""
+    """Has `load`, and with `--offload-train` also `offload` and `onload`."""
     save_trainers: Callable[[Path], None]
     """Writes all ranks' part of a checkpoint into the directory."""
     stage: Any
@@ -51,7 +71,7 @@ class RunParts:
     weights: Any
     """Has `version` and the methods that the loop needs (`WeightSync`)."""
     together: Callable[..., AbstractContextManager[None]] = lambda do, **_: nullcontext()
-    """`follow.Leader.together` if other training processes run the same calls."""
+    """`trainers.Leader.together` if other training processes run the same calls."""
     unpushed: bool = False
     """True if no engine serves the newest trained weights: with `--update-weights-interval`, or during a step."""
     unfinished: list[int] = field(default_factory=list)
@@ -115,19 +135,12 @@ def _to_the_end(args: Args, parts: RunParts, journal: Journal, start: int) -> in
 
 def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
     """Run the loop to its regular or early end; return the number of rollouts done."""
-    offloads = args.offload_train or args.offload_rollout
-    if offloads:
-        from slime_core.launch.offload import make_room, offloading
-
-        make_room(args, parts.trainers)
-    training = _Training(parts)
+    if args.offload_train:  # before the engines start, so that they see the memory
+        parts.trainers.offload()
+    training = Training(args, parts)
     stages = loop.Stages(parts.rollout, training, training, journal, unfinished=parts.unfinished)
-    if offloads:
-        stages = offloading(args, stages, parts.trainers)
     if not args.async_training:
         return loop.now(_loop(args, parts, stages, start))
-    from slime_core.launch.trainer_thread import TrainerThread
-
     thread = TrainerThread()
     try:
         with asyncio.Runner() as runner:
@@ -155,25 +168,118 @@ async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int) ->
             await loop.answer(stages.rollout.stop())
 
 
-class _Training:
-    """The loop's learner and weights: runs calls on all training processes and keeps `unpushed` up to date."""
+class Training:
+    """The loop's learner and weights: runs calls on all training processes and keeps `unpushed` up to date.
 
-    def __init__(self, parts: RunParts) -> None:
+    With `--offload` trainer and engines share devices, so each frees its memory while the other works::
+
+        generate -> [engines release, trainer onload] -> train -> [trainer offload, engines resume weights] -> push
+                 -> [engines resume KV cache] -> evaluate, save, generate
+
+    The trainer saves its state from host memory or device memory, wherever the state is. Before the first push nothing
+    has been released, and the engines hold the weights that they loaded.
+    """
+
+    def __init__(self, args: Args, parts: RunParts) -> None:
         self._parts = parts
+        self._trainers = parts.trainers if args.offload_train else None
+        self._engines = parts.rollout if args.offload_rollout else None
+        shared = args.offload_train or args.offload_rollout
+        self._seconds = {OFFLOAD_TIME: 0.0, ONLOAD_TIME: 0.0} if shared else {}
 
     def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
-        """Run all optimizer steps of one rollout."""
+        """Run all optimizer steps of one rollout, while engines that share its devices are idle."""
+        if self._engines is not None:
+            with self._timed(OFFLOAD_TIME):
+                self._engines.release_memory()
+        if self._trainers is not None:
+            with self._timed(ONLOAD_TIME):
+                self._trainers.onload()
         with self._parts.together("train", rollout_id=rollout_id, batch=batch):
             metrics: dict[str, float] = self._parts.learner.train(rollout_id, batch)
         self._parts.unpushed = True
+        if self._trainers is not None:  # from now on it only sends its weights and saves
+            with self._timed(OFFLOAD_TIME):
+                self._trainers.offload()
         return metrics
 
     def push(self) -> dict[str, float]:
-        """Make the engines serve the newest weights."""
+        """Make the engines serve the newest weights; the metrics have the times of offloading since the last push."""
+        self._resume("weights")
         with self._parts.together("push"):
             metrics: dict[str, float] = self._parts.weights.push()
         self._parts.unpushed = False
-        return metrics
+        self._resume("kv_cache")
+        spent, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+        return {**metrics, **spent}
+
+    def _resume(self, tag: str) -> None:
+        if self._engines is not None:
+            with self._timed(ONLOAD_TIME):
+                self._engines.resume_memory((tag,))
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds[name] += time.perf_counter() - started
+
+
+class TrainerThread:
+    """The thread of an asynchronous run that runs calls in the order in which they are queued.
+
+    A call cannot be interrupted. `close` waits for the running call up to a deadline, and then leaves the thread to end
+    with the process.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = queue.Queue()
+        self._device = current_device()
+        self._thread = threading.Thread(target=self._work, name="slime-trainer", daemon=True)
+        self._thread.start()
+
+    def stages(self, stages: loop.Stages) -> loop.Stages:
+        """Return a copy of the stages whose learner, weights and journal run in this thread, beside the loop."""
+
+        def moved(stage: Any, **methods: str) -> Any:
+            calls = {name: partial(self._call, text, getattr(stage, name)) for name, text in methods.items()}
+            return SimpleNamespace(**calls)
+
+        return replace(
+            stages,
+            learner=moved(stages.learner, train="training on {}"),
+            weights=moved(stages.weights, push="the weight update"),
+            journal=moved(stages.journal, log="the journal", step_end="the journal", save="the commit of {}"),
+        )
+
+    async def _call(self, text: str, fn: Callable[..., Any], *args: Any) -> Any:
+        """Run `fn(*args)` in the thread and return its result; raise any exception of `fn`. `text` names the wait."""
+        future: Future[Any] = Future()
+        self._queue.put((future, partial(fn, *args)))
+        deadlines = "its own deadline: --train-timeout, --weight-push-timeout, ..."
+        with waiting(text.format(*map(rollout_name, args[:1])), deadline=None, then=deadlines):
+            return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Wait for the calls up to `CLOSE_DEADLINE` and end the thread; safe to call twice."""
+        self._queue.put(None)
+        self._thread.join(CLOSE_DEADLINE)
+        if self._thread.is_alive():
+            logger.warning("the trainer's call did not end within %.0f s; left alone", CLOSE_DEADLINE)
+
+    def _work(self) -> None:
+        use_device(self._device)
+        while (item := self._queue.get(timeout=None)) is not None:
+            future, fn = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = fn()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del item, future, fn
 
 
 def begin_run_dir(run: Prepared, commit: Path | None) -> None:

@@ -1,6 +1,6 @@
 """The record of a run: metrics through the hooks, checkpoints, and `summary.json`.
 
-Only rank 0 has a `Journal`; the other training processes record nothing (`launch.follow`).
+Only rank 0 has a `Journal`; the other training processes record nothing (`launch.trainers`).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,39 +21,30 @@ from slime_core.protocols import Args
 from slime_core.waits import named, progress
 
 
+@dataclass
 class Journal:
     """Records a run in its directory and calls the hooks."""
 
-    def __init__(
-        self,
-        args: Args,
-        run_dir: Path,
-        hooks: Any,
-        writers: list[Callable[[Path, int], None]],
-        facts: Callable[[], dict[str, Any]],
-        plugins: list[dict[str, Any]],
-        started: float,
-    ) -> None:
-        """Begin the record of a run.
+    args: Args
+    run_dir: Path
+    hooks: Any
+    writers: list[Callable[[Path, int], None]]
+    """Functions that fill a checkpoint directory; the second argument is the number of the rollout."""
+    facts: Callable[[], dict[str, Any]]
+    """Returns the other state that a commit stores."""
+    plugins: list[dict[str, Any]]
+    started: float
+    """`time.perf_counter()` at the start of the command, so preparation counts as part of the run."""
+    checkpoint: Path | None = None
+    evals: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Data set -> {"before", "after"}: the first and the newest score."""
+    scores: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Data set -> rollout -> score of the weights after that rollout."""
+    seconds_before: float = 0.0
+    """Wall time of the run up to the checkpoint it resumed from."""
 
-        `writers` fill a checkpoint directory; `facts` returns the other state that a commit stores. `started` is
-        `time.perf_counter()` at the start of the command, so preparation counts as part of the run.
-        """
-        self.args = args
-        self.run_dir = run_dir
-        self.store = CheckpointStore(Path(args.save or run_dir) / CHECKPOINTS)
-        self.checkpoint: Path | None = None
-        self.evals: dict[str, dict[str, float]] = {}
-        """Data set -> {"before", "after"}: the first and the newest score."""
-        self.scores: dict[str, dict[int, float]] = {}
-        """Data set -> rollout -> score of the weights after that rollout."""
-        self.seconds_before = 0.0
-        """Wall time of the run up to the checkpoint it resumed from."""
-        self._hooks = hooks
-        self._writers = writers
-        self._facts = facts
-        self.plugins = plugins
-        self._started = started
+    def __post_init__(self) -> None:
+        self.store = CheckpointStore(Path(self.args.save or self.run_dir) / CHECKPOINTS)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics under `step`, the number of finished rollouts; empty metrics are not recorded."""
@@ -64,7 +56,7 @@ class Journal:
                 self.evals.setdefault(dataset.name, {"before": score})["after"] = score
                 self.scores.setdefault(dataset.name, {})[step - 1] = score
         check_there(self.run_dir)
-        self._hooks.slime_log_metrics(step=step, metrics=metrics)
+        self.hooks.slime_log_metrics(step=step, metrics=metrics)
         if self.args.overwrite:
             settle_replaced(self.args)
 
@@ -72,15 +64,15 @@ class Journal:
         """Record the metrics of a rollout that has been trained on."""
         progress(step=rollout_id + 1)
         self.log(rollout_id + 1, metrics)
-        self._hooks.slime_step_end(rollout_id=rollout_id, metrics=metrics)
+        self.hooks.slime_step_end(rollout_id=rollout_id, metrics=metrics)
 
     @named("checkpoint of {0}", deadline="save_timeout", then="the process ends (--save-timeout)", stop=True)
     def save(self, rollout_id: int) -> None:
         """Commit a checkpoint. Raises CheckpointError."""
-        state = {**self._facts(), "evals": self.evals, "seconds": self.seconds(), "plugins": self.plugins}
-        states = [s for s in self._hooks.slime_save_state() if s]
+        state = {**self.facts(), "evals": self.evals, "seconds": self.seconds(), "plugins": self.plugins}
+        states = [s for s in self.hooks.slime_save_state() if s]
         state["plugin_state"] = _merged(states)
-        writers = [partial(_write, write, rollout_id) for write in self._writers]
+        writers = [partial(_write, write, rollout_id) for write in self.writers]
         state["scores"] = self.scores
         self.checkpoint = self.store.commit(
             rollout_id, state, writers, keep=self.args.keep_checkpoints, spared=self.best(rollout_id)
@@ -89,7 +81,7 @@ class Journal:
             from slime_core.checkpoint.export import export_hf
 
             export_hf(self.checkpoint, Path(self.args.save_hf.format(rollout_id=rollout_id)))
-        self._hooks.slime_checkpoint_saved(path=self.checkpoint, rollout_id=rollout_id)
+        self.hooks.slime_checkpoint_saved(path=self.checkpoint, rollout_id=rollout_id)
 
     def best(self, *rollouts: int) -> set[int]:
         """Return the rollout with the best score of each evaluation data set, among the commits and `rollouts`."""
@@ -105,7 +97,7 @@ class Journal:
         self.scores = {name: {int(rollout): score for rollout, score in of.items()} for name, of in scores.items()}
         self.seconds_before = float(state["seconds"])
         if state.get("plugin_state"):
-            self._hooks.slime_load_state(state=state["plugin_state"])
+            self.hooks.slime_load_state(state=state["plugin_state"])
 
     def rewind(self, commit: Path, state: Mapping[str, Any]) -> None:
         """Restore in the middle of a run: discard the record after the commit, but keep its wall time."""
@@ -115,7 +107,7 @@ class Journal:
 
     def seconds(self) -> float:
         """Return the wall time of the run without interruptions."""
-        return self.seconds_before + time.perf_counter() - self._started
+        return self.seconds_before + time.perf_counter() - self.started
 
     def finish(self, command: str, rollouts: int, resumed_from: str | None, *, early: bool = False) -> dict[str, Any]:
         """Write and return `summary.json`; `early` if a drain ended the run before its last rollout."""

@@ -49,8 +49,8 @@ class InlineLauncher:
     def train(self, settings: Settings) -> dict[str, Any]:
         """Train in this process, or as a rank of a process group."""
         with waiting("loading code", deadline=None, then="as long as it takes"):
-            from slime_core.launch import inline, process
-        with process.as_rank():
+            from slime_core.launch import inline, ranks
+        with ranks.as_rank():
             return inline.train(settings)
 
 

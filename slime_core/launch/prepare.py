@@ -5,38 +5,44 @@ Every command that runs something begins with `prepare`, before data or models a
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from slime_core.checkpoint.sources import Source, find_source, required_source, source_in
+from slime_core.checkpoint.store import is_checkpoint
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.data.dataset import open_rows, split_path
 from slime_core.data.rows import Columns, recognised
-from slime_core.errors import ConfigError, DataError
-from slime_core.launch.component_settings import check_component_settings
+from slime_core.data.tokenizer import load_tokenizer
+from slime_core.distributions import BUNDLE
+from slime_core.errors import CheckpointError, ConfigError, DataError
+from slime_core.launch.checks import check_component_settings, check_routed_model, settle_offload
 from slime_core.launch.components import Components, resolve_components
 from slime_core.launch.lock import file_lock
-from slime_core.launch.process import is_leader, processes_of, set_up_process
+from slime_core.launch.ranks import is_leader, processes_of, set_up_process
 from slime_core.launch.resolver import Resolver
-from slime_core.launch.rollout_factory import build_rollout
-from slime_core.launch.starting_points import check_named_model, check_starting_points
 from slime_core.models.config import read_hf_config
+from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins
 from slime_core.plugins.options import check_plugin_options
 from slime_core.plugins.registry import Resolved
-from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
+from slime_core.protocols import Args, TrainerTraits, traits_of
+from slime_core.protocols.finding import Finding, Level
 from slime_core.rollout.evaluate import dataset_args
-from slime_core.rollout.stage import RolloutStage
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.reward import RewardStage, check_named_rewards
+from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.waits import part_of_start, waiting
 
-if TYPE_CHECKING:
-    from slime_core.rollout.event_loop import LoopThread
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -60,13 +66,47 @@ class Prepared:
         """Return the values of the settings."""
         return self.settings.args
 
-    def rollout_stage(self, *, draws: bool = True, runner: LoopThread | None = None) -> RolloutStage:
+    def rollout_stage(self, *, draws: bool = True) -> RolloutStage:
         """Build a rollout stage in this process without starting it; without `draws` it can only evaluate.
 
-        With `runner`, which runs its event loop, several threads may call the stage at once.
+        Raises:
+            ConfigError: The data cannot be used, or a row names an unknown reward.
         """
-        parts = self.args, self.parts, self.resolver, self.hooks
-        return build_rollout(*parts, draws=draws, runner=runner)
+        args, parts = self.args, self.parts
+        rewards = RewardStage(args, parts.reward, self.resolver.reward, workers=self.resolver)
+        try:
+            source = parts.build_data_source(args) if draws else None
+            if parts.engine is not None:
+                check_named_rewards(rewards, args, source)
+        except DataError as error:  # nothing has begun: an error of the settings, as of a model
+            raise ConfigError(str(error)) from error
+        runner = None
+        if args.async_training:
+            from slime_core.rollout.event_loop import LoopThread
+
+            runner = LoopThread()
+        return RolloutStage(
+            args,
+            RolloutParts(
+                data_source=source,
+                rollout_function=parts.rollout_function,
+                eval_function=parts.eval_function,
+                tokenizer=load_tokenizer(args.hf_checkpoint) if parts.engine is not None else None,
+                engine=parts.engine(args) if parts.engine is not None else None,
+                generator=parts.generator,
+                rewards=rewards,
+                filters=FilterStage(args, parts.dynamic_filter, parts.dynamic_filter_name),
+                resolve_generator=self.resolver.generator,
+                estimator=parts.build_estimator(args),
+                post_process_rewards=parts.post_process_rewards,
+                convert_samples=parts.convert_samples,
+                needs_address=parts.needs_address and not args.sglang_router_port,
+                hooks=self.hooks,
+                timeline=open_timeline(args) if draws else None,
+                user=parts.user,
+            ),
+            runner,
+        )
 
 
 def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Prepared:
@@ -90,14 +130,11 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     _check_options(settings, [*resolver.used, *told])
     parts.hooks.slime_configure(args=args)
     check_component_settings(settings, parts)
-    if args.offload_train or args.offload_rollout:
-        from slime_core.launch.offload import settle_offload
-
-        settle_offload(settings, parts)
+    settle_offload(settings, parts)
     _inputs(settings, resolver, make)  # from here on, files that the settings name exist
-    points = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
-    check_named_model(settings)
-    check_routing_replay(settings, parts)
+    points = _check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
+    _check_named_model(settings)
+    check_routed_model(settings)
     processes = processes_of(settings, parts.trainer)
     derived = args.max_tokens_per_gpu and not settings.is_given("max_tokens_per_gpu")
     if derived and hasattr(parts.trainer, "tokens_that_fit"):
@@ -122,11 +159,11 @@ def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
     if args.prepare_path:
         _check_made_inputs(settings)
     if args.prepare_path and make:
-        make_inputs(settings, resolver)
+        _make_inputs(settings, resolver)
     elif args.prepare_path:
         resolver.function("recipes", "prepare_path")
     if make and is_leader():
-        for line in columns_in_words(args):
+        for line in _columns_in_words(args):
             print(line, flush=True)
 
 
@@ -175,7 +212,7 @@ LOCK_DEADLINE = 3600.0
 """Seconds to wait for another process's preparation."""
 
 
-def make_inputs(settings: Settings, resolver: Resolver) -> None:
+def _make_inputs(settings: Settings, resolver: Resolver) -> None:
     """Run the recipe under the lock. Raises ConfigError if another process holds the lock for too long.
 
     Every process (all ranks under torchrun, two runs that share inputs) takes the same lock and calls the recipe. The
@@ -195,7 +232,7 @@ def make_inputs(settings: Settings, resolver: Resolver) -> None:
         settings.derive("hf_checkpoint", args.hf_checkpoint, f"prepare_path, instead of {named}")
 
 
-def columns_in_words(args: Args) -> list[str]:
+def _columns_in_words(args: Args) -> list[str]:
     """Return a line per data set with recognised columns; skip missing files and data with only an `input` column."""
     sets = []
     if args.prompt_data and args.rollout_global_dataset and not args.data_source_path:
@@ -214,45 +251,109 @@ def columns_in_words(args: Args) -> list[str]:
     return lines
 
 
-# By config.json alone, since a trainer may know families that no plugin here describes.
-_NUMBER_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Names of this field in HF configurations."""
+_STEPS = {"load": "ckpt_step", "ref_load": "ref_ckpt_step", "opd_teacher_load": "opd_teacher_ckpt_step"}
+_USED = {"ref_load": "reference", "opd_teacher_load": "teacher", "critic_load": "critic"}
 
 
-def check_routing_replay(settings: Settings, parts: Components) -> None:
-    """Check that engine, trainer, loss and model support routing replay.
+def _check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) -> list[str]:
+    """Check every model directory that the settings name.
+
+    Args:
+        settings: Settings of the run.
+        trainer: Class of the trainer; None for a run that does not train.
+        may_come: A recipe has yet to create the directories, so a missing directory is not an error.
+
+    Returns:
+        One line each for reference, teacher and critic: the directory used and the model found in it.
 
     Raises:
-        ConfigError: One of them does not.
+        ConfigError: A directory has no model, or its format cannot be read.
+        CheckpointError: A named commit is torn or missing.
     """
     args = settings.args
-    if not args.use_routing_replay:
-        return
-    asked = "use_rollout_routing_replay" if args.use_rollout_routing_replay else "use_routing_replay"
-    if parts.trainer is not None:
-        if not traits_of(parts.trainer, TrainerTraits).routing_replay:
-            raise ConfigError(
-                f"{settings.cite(asked)}: {settings.cite('train_backend')} cannot replay routing (its traits do not say"
-                " `routing_replay`); choose another --train-backend"
-            )
-        if parts.loss.needs_advantages is False:
-            raise ConfigError(
-                f"{settings.cite(asked)}: --loss-type {args.loss_type!r} has no log-prob pass and no rollout to repeat;"
-                " it works with policy_loss"
-            )
-    engine = parts.engine
-    tells = traits_of(engine, EngineTraits).returns_routed_experts
-    if args.use_rollout_routing_replay and engine is not None and not tells:
+    _check_steps(settings)
+    if args.hf_checkpoint and not may_come:
+        _check_hf(settings)
+    told = []
+    for name, role in _USED.items():
+        path, step = getattr(args, name), getattr(args, _STEPS.get(name, ""), None)
+        if not path or path == args.hf_checkpoint or (may_come and find_source(path) is None):
+            continue
+        source = _named_source(settings, trainer, name, step, folder="critic" if role == "critic" else None)
+        told.append(f"{role}: weights of {source.directory}, {source}")
+    if args.initial_megatron_checkpoint and not may_come:
+        _named_source(settings, trainer, "initial_megatron_checkpoint")
+    if args.load and not is_checkpoint(args.load) and (loaded := source_in(Path(args.load))) is not None:
+        _check_format(settings, "load", loaded, trainer)  # `launch/resume.py` checks commits
+    return told
+
+
+def _named_source(
+    settings: Settings, trainer: Any, name: str, step: int | None = None, folder: str | None = None
+) -> Source:
+    """Return the model that a setting names. Raises ConfigError if there is none that the trainer reads."""
+    try:
+        source = required_source(getattr(settings.args, name), step, cite=settings.cite(name), folder=folder)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    _check_format(settings, name, source, trainer)
+    return source
+
+
+def _check_steps(settings: Settings) -> None:
+    for name, step in _STEPS.items():
+        if getattr(settings.args, step) is not None and not settings.is_given(name):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{settings.cite(step)} chooses a commit of {flag}, which is not given.")
+
+
+def _check_hf(settings: Settings) -> None:
+    path = str(settings.args.hf_checkpoint)
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"{settings.cite('hf_checkpoint')}: no HF-layout model there (no config.json)")
+    source = find_source(path)
+    if source is not None and not source.has_hf:
         raise ConfigError(
-            f"{settings.cite(asked)}: {settings.cite('rollout_engine')} does not say which experts it used (its traits"
-            " do not say `returns_routed_experts`); choose another --rollout-engine, or --use-routing-replay alone"
+            f"{settings.cite('hf_checkpoint')}: its weights are in Megatron's format, which engines cannot read; name"
+            " the HF model, or type slime convert megatron-to-hf"
         )
-    checkpoint = str(args.hf_checkpoint)
-    if (Path(checkpoint) / "config.json").is_file():
-        hf = read_hf_config(checkpoint)
-        text = hf.get("text_config") or {}
-        if not any(part.get(name) for part in (hf, text) for name in _NUMBER_OF_EXPERTS):
-            raise ConfigError(
-                f"{settings.cite(asked)}: {settings.cite('hf_checkpoint')} is a dense model"
-                f" ({hf['model_type']}: no {', '.join(_NUMBER_OF_EXPERTS)} in config.json); remove the flag"
-            )
+
+
+def _check_format(settings: Settings, name: str, source: Source, trainer: Any) -> None:
+    if not source.has_hf and not traits_of(trainer, TrainerTraits).reads_megatron:
+        raise ConfigError(
+            f"{settings.cite(name)}: is {source}, which {settings.cite('train_backend')} does not read; type slime"
+            " convert megatron-to-hf, or --train-backend megatron"
+        )
+
+
+def _check_named_model(settings: Settings) -> None:
+    """Raise ConfigError if `--model` names another model than the checkpoint, if that has a `config.json`."""
+    args = settings.args
+    if args.model is None or not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
+        return
+    from slime_core.config.named_models import named_model
+
+    model = named_model(str(args.model), str(settings.origins.get("model", "")), settings.argv)
+    model.check(settings, read_hf_config(str(args.hf_checkpoint)))
+
+
+def preflight(run: Prepared) -> list[Finding]:
+    """Return the findings of all plugins (hook `slime_preflight`) for a run with valid settings and components."""
+    with waiting("the checks before the run", deadline=None, then="each has a deadline of its own"):
+        told: list[Iterable[Finding]] = run.hooks.slime_preflight(run=run)
+        return [finding for findings in told for finding in findings]
+
+
+def run_preflight(run: Prepared) -> None:
+    """Run the preflight checks and log warnings. Raises ConfigError with every error found."""
+    if not run.hooks.implemented("slime_preflight"):
+        logger.warning("nothing installed checks a run before it starts; slime's checks: pip install %s", BUNDLE)
+    findings = preflight(run)
+    for finding in findings:
+        if finding.level == Level.WARNING:
+            logger.warning("%s: %s", finding.subject, finding.message)
+    errors = [f for f in findings if f.level == Level.ERROR]
+    if errors:
+        lines = [f"{f.subject}: {f.message}" for f in errors]
+        raise ConfigError("\n".join([*lines, "(`slime check` prints the whole report; --no-preflight goes on)"]))

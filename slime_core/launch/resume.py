@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.export import check_target
-from slime_core.checkpoint.sources import required_source, source_in
+from slime_core.checkpoint.sources import looked_for, required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.config import Settings
 from slime_core.data.dumps import check_saved
 from slime_core.errors import CheckpointError, SlimeError, rollout_name
-from slime_core.launch.findings import Finding, Level
 from slime_core.launch.journal import Journal
-from slime_core.launch.starting_points import no_checkpoint
 from slime_core.observability.run_dir import CONFIG, OUTPUT, check_run_dir, run_dir_of
 from slime_core.protocols import Args
+from slime_core.protocols.finding import Finding, Level
 
 if TYPE_CHECKING:
     from slime_core.launch.prepare import Prepared
@@ -53,7 +52,7 @@ def named_commit(args: Args) -> Path | None:
         return Path(args.load)
     commit = find(args.load, args.ckpt_step)
     if commit is None and (not _loads_own(args) or args.ckpt_step is not None):
-        raise CheckpointError(no_checkpoint(args.load))
+        raise CheckpointError(f"--load {args.load}: no slime checkpoint there. {looked_for(args.load)}")
     return _initial(args) if commit is None else commit
 
 

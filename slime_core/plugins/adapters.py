@@ -35,7 +35,7 @@ from slime_core.plugins.signatures import (
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.sample import LARGEST_SCORE, Sample, is_score
 from slime_core.waits import by_deadline, placed, waiting
-from slime_core.workers.call import DeadlineExceeded, Slots, awaited, contained, on_thread
+from slime_core.workers.call import Slots, awaited, contained, on_thread, overrun
 from slime_core.workers.pool import LOAD_DEADLINE, Component
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class RewardCaller:
         spec: str | None = None,
         inline: bool = False,
         group: bool = False,
+        skips_none: bool = False,
     ) -> None:
         """Build a class, and decide how and where the reward runs. `args` stay the same over the caller's life.
 
@@ -90,6 +91,7 @@ class RewardCaller:
             spec: The spec that `reward` was resolved from, for workers to resolve again.
             inline: Call plain functions on the event loop's thread, without deadline (used inside a worker).
             group: Call a function with the list of samples, unless its parameter is called `sample` (`--group-rm`).
+            skips_none: Return NaN for a sample of which the reward says None: it does not apply.
 
         Raises:
             PluginError: The component declares an unknown `execution`, or cannot be built.
@@ -103,6 +105,7 @@ class RewardCaller:
             self._build = _BuiltOnce(build, self.label) if asks_by_name(obj) and not inline else None
             obj = obj if self._build else build()
         self.args = args
+        self._skips_none = skips_none
         self._under = functools.partial(RewardCaller, reward, workers=workers, spec=spec, inline=inline, group=group)
         self.spec = spec or reward.ref.prefix + reward.ref.name
         self.provenance: Mapping[str, Any] = reward.ref.provenance()
@@ -265,7 +268,7 @@ class RewardCaller:
     def _number(self, value: Any, sample: Sample) -> float:
         if hasattr(value, "item") and hasattr(value, "size"):
             value = value.item()  # a numpy or torch scalar
-        if value is None and getattr(self.args, "skips_none", False):
+        if value is None and self._skips_none:
             return math.nan
         if not isinstance(value, (int, float)):
             raise PluginError(
@@ -302,7 +305,7 @@ class _BuiltOnce:
 
 
 async def _bounded(value: Awaitable[Any], flag: str, seconds: float | None) -> Any:
-    return await by_deadline(value, seconds, lambda: DeadlineExceeded(flag, seconds))
+    return await by_deadline(value, seconds, lambda: overrun(flag, seconds))
 
 
 def _elsewhere(*args: Any, **keywords: Any) -> Any:

@@ -22,11 +22,11 @@ from slime_core.protocols.traits import EditTraits
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
-    from slime_core.launch.findings import Finding
     from slime_core.launch.prepare import Prepared
     from slime_core.learning.report import TrainedRollout
     from slime_core.plugins.registry import Registry
     from slime_core.protocols import Args
+    from slime_core.protocols.finding import Finding
     from slime_core.sample import Group, Sample
 
 PROJECT = "slime"

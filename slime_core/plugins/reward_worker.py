@@ -107,7 +107,7 @@ def _users_traceback(error: BaseException) -> str:
     """Return the traceback without slime's frames at its head."""
     cause = error.__cause__ if isinstance(error, PluginError) and error.__cause__ is not None else error
     frames = traceback.extract_tb(cause.__traceback__)
-    own = str(Path(__file__).resolve().parents[1])  # slime_core/plugins
+    own = str(Path(__file__).resolve().parents[1])  # slime_core
     while frames and os.path.abspath(frames[0].filename).startswith(own + os.sep):
         frames.pop(0)
     return "".join([*traceback.format_list(frames), *traceback.format_exception_only(cause)])

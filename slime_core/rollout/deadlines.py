@@ -1,7 +1,7 @@
 """Deadlines of prompt groups and rollouts, and the actions at a deadline: `--group-timeout`, `--rollout-stall-timeout`.
 
-`rollout.pool` and `rollout.evaluate` run groups by `group_runner` here, and wait with `some_done`. If a
-group exceeds its deadline, `--group-timeout-policy` decides:
+`rollout.pool` and `rollout.evaluate` run groups by `group_runner` here, and wait with `some_done`. If a group exceeds
+its deadline, `--group-timeout-policy` decides:
 
     retry        generate the prompt again, `--group-timeout-retries` times; then as substitute
     substitute   every sample is FAILED; the scheduler draws another prompt, as for any failed group

@@ -23,6 +23,7 @@ import mmap
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,7 +93,11 @@ class RewardStage:
         self._cache: dict[str, Scorer] = {}
         self._under: dict[tuple[str, bytes], Scorer] = {}
         """(spec, plugin options) -> the reward with these options."""
-        self.failures = FailureLog(args)
+
+    @cached_property
+    def failures(self) -> FailureLog:
+        """Log that saves failed calls."""
+        return FailureLog(self.args)
 
     @property
     def scores_groups(self) -> bool:

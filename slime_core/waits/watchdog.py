@@ -69,7 +69,7 @@ def published(args: Args, role: str) -> Iterator[None]:
 
 def _run(end: threading.Event) -> None:
     while not end.wait(TICK):
-        look(current())
+        look()
 
 
 class _Turn:
@@ -86,9 +86,9 @@ class _Turn:
         self.had = True
 
 
-def look(waits: list[Wait], end: Callable[[str, int], None] | None = None) -> None:
-    """Check all waits once and report problems; call `end(message, exit status)` instead of ending the process."""
-    end = end or _exit
+def look() -> None:
+    """Check all waits once: report problems, and end the process if necessary."""
+    waits = current()
     for loop, wait in {wait.loop: wait for wait in waits if wait.loop is not None}.items():
         busy = _busy(loop)
         if busy > BUSY:
@@ -96,8 +96,8 @@ def look(waits: list[Wait], end: Callable[[str, int], None] | None = None) -> No
         if busy > GRACE and _asked is not None:
             label, where = _culprit(wait.thread)
             if label or _at_once:
-                end(f"asked to end, which the event loop cannot: {where} keeps it", _asked)
-    watch(waits, end)
+                _exit(f"asked to end, which the event loop cannot: {where} keeps it", _asked)
+    watch(waits, _exit)
 
 
 def watch(waits: list[Wait], end: Callable[[str, int], None]) -> None:

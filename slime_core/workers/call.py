@@ -33,8 +33,10 @@ _idle: list[_Jobs] = []
 class DeadlineExceeded(Overdue):
     """A call of user code took longer than the deadline of a flag."""
 
-    def __init__(self, flag: str, seconds: float | None) -> None:
-        super().__init__(f"no answer within {flag} {seconds} s")
+
+def overrun(flag: str, seconds: float | None) -> DeadlineExceeded:
+    """Return the error of a call that took longer than `flag` allows."""
+    return DeadlineExceeded(f"no answer within {flag} {seconds} s")
 
 
 async def on_thread(call: Callable[[], T]) -> T:

@@ -7,12 +7,14 @@ without objects of user code. A worker returns only the changed attributes of a 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, cast
 
 from slime_core.protocols import Args
-from slime_core.sample import Sample
+from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
+from slime_core.sample.provenance import Source, Span
 
 DEFAULTS = "_defaults"
 """Attribute of the run's settings: a callable with fallbacks for unset attributes (`config.schema.Defaults`)."""
@@ -65,13 +67,26 @@ def unpack_args(data: bytes, into: WorkerArgs | None = None) -> Args:
     return cast("Args", args)
 
 
-_EMPTY = Sample().attributes()
+_EMPTY = {
+    **Sample().attributes(),
+    "status": SampleStatus.PENDING.value,
+    "spec_info": vars(SpecInfo()),
+    "prefix_cache_info": vars(PrefixCacheInfo()),
+}
 _values = attrgetter(*_EMPTY)
 
 
 def sample_state(sample: Sample) -> dict[str, Any]:
-    """Return the attributes that differ from an empty sample's, for `restore`."""
-    return {n: v for (n, empty), v in zip(_EMPTY.items(), _values(sample)) if v is not empty} | vars(sample)
+    """Return the attributes that differ from an empty sample's, for `restore`.
+
+    Its own classes become plain values, which pickle in a tenth of the time.
+    """
+    state = {n: v for (n, empty), v in zip(_EMPTY.items(), _values(sample)) if v is not empty} | vars(sample)
+    state["status"] = sample.status.value
+    state["spec_info"], state["prefix_cache_info"] = vars(sample.spec_info), vars(sample.prefix_cache_info)
+    if sample.spans and all(type(span) is Span and type(span.source) is Source for span in sample.spans):
+        state["spans"] = tuple((span.source.value, span.length, span.withheld) for span in sample.spans)
+    return state
 
 
 def restore(state: dict[str, Any]) -> Sample:
@@ -89,7 +104,15 @@ def changes(before: dict[str, Any], sample: Sample) -> dict[str, Any]:
 def apply(sample: Sample, changed: dict[str, Any]) -> None:
     """Set the attributes that changed in a worker."""
     for name, value in changed.items():
-        setattr(sample, name, value)
+        setattr(sample, name, _READERS[name](value) if name in _READERS else value)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "status": SampleStatus,
+    "spec_info": lambda values: SpecInfo(**values),
+    "prefix_cache_info": lambda values: PrefixCacheInfo(**values),
+    "spans": lambda rows: [Span(Source(of), *rest) for of, *rest in rows] if type(rows) is tuple else rows,
+}
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -31,7 +31,7 @@ from slime_core.errors import PluginError, SlimeError
 from slime_core.protocols import Args
 from slime_core.sample import Sample
 from slime_core.waits import placed
-from slime_core.workers.call import DeadlineExceeded
+from slime_core.workers.call import overrun
 from slime_core.workers.messages import apply, pack_args, sample_state
 from slime_core.workers.process import Worker, WorkerDied
 
@@ -164,7 +164,7 @@ class RewardProcess(Worker):
                     try:
                         seconds, *answer = next(answers)
                     except TimeoutError:
-                        raise DeadlineExceeded("--rm-timeout", timeout) from None
+                        raise overrun("--rm-timeout", timeout) from None
                     call.process = None
                     call.settle(*answer)
                 yield seconds
@@ -175,7 +175,7 @@ class RewardProcess(Worker):
         try:
             _, word, *rest = self.ask(request, timeout)
         except TimeoutError:
-            raise DeadlineExceeded(flag, timeout) from None
+            raise overrun(flag, timeout) from None
         if word != "ok":
             raise _error(*rest)
 

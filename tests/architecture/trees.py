@@ -25,6 +25,8 @@ LOCKSTEP = sorted(
         "launchers/ray/slime_launcher_ray",
         "models/slime_models/vision_language",
         "python/slime_python",
+        "python/slime_trl",
+        "rewards/slime_rewards/signatures",
         "runs/slime_runs",
         "sandboxes/local/slime_sandbox_local",
         "serving/slime_serving",

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from slime_core.errors import EngineError
 from slime_core.protocols import Args, GenerateTraits
 from slime_core.sample import FilterDecision, GenerationOutput, Sample
-from slime_core.workers.call import DeadlineExceeded
+from slime_core.workers.call import overrun
 
 TOKEN_SECONDS = 0.02
 """Of an engine that is well."""
@@ -271,7 +271,7 @@ class SimulatedReward:
                 async with asyncio.timeout(self._args.rm_timeout):
                     await self._wait(fault)
             except TimeoutError:
-                raise DeadlineExceeded("--rm-timeout", self._args.rm_timeout) from None
+                raise overrun("--rm-timeout", self._args.rm_timeout) from None
         if fault == "crash":
             raise KeyError("the simulated reward failed")
         return [round(uniform("reward", s.index), 6) for s in samples]

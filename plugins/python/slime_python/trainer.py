@@ -326,7 +326,7 @@ def _place(settings: Mapping[str, Any]) -> tuple[Path, bool]:
 
 def _refuse_other_processes(settings: Settings) -> None:
     """Raise ConfigError if the run trains in processes that this one starts."""
-    from slime_core.launch.process import processes_of
+    from slime_core.launch.ranks import processes_of
     from slime_core.plugins.resolve import resolve
 
     trainer = resolve("trainers", settings.args.train_backend, origin=settings.cite("train_backend")).obj

@@ -45,7 +45,8 @@ class GRPOConfig:
             logger.warning("GRPOConfig: without effect in slime: %s", ", ".join(idle))
         for name, field in FIELDS.items():
             setattr(self, name, self.given.get(name, field.default))
-        self.scale_rewards = _SCALES.get(self.scale_rewards, self.scale_rewards)
+        scales: Any = self.given.get("scale_rewards", FIELDS["scale_rewards"].default)
+        self.scale_rewards: str = _SCALES.get(scales, scales)
         self._one_of("loss_type", _LOSSES)
         self._one_of("scale_rewards", ("group", "none"))
         self._one_of("lr_scheduler_type", _SCHEDULES)

@@ -59,7 +59,7 @@ class WeightedSum:
         self.members = [self._resolved(i, term) for i, term in enumerate(self.terms)]
         """Resolved rewards, for the run's provenance."""
         self.callers = [
-            RewardCaller(member, cast("Args", _TermArgs(args, term.key)))
+            RewardCaller(member, cast("Args", _TermArgs(args, term.key)), skips_none=True)
             for member, term in zip(self.members, self.terms)
         ]
         self.traits = RewardTraits(
@@ -121,8 +121,6 @@ class _TermArgs:
     """The run's settings for one term: the term's own `reward_key`, and no other reader of mappings."""
 
     custom_reward_post_process_path = None
-    skips_none = True
-    """A term that returns None for a sample has no part in its sum."""
 
     def __init__(self, args: Args, key: str | None) -> None:
         self._args = args

@@ -10,7 +10,7 @@ import pytest
 
 from slime_core import Sample
 from slime_core.config import Args
-from slime_core.launch.process import GC_THRESHOLDS, set_up_process
+from slime_core.launch.ranks import GC_THRESHOLDS, set_up_process
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.sample import RolloutFnTrainOutput
 

@@ -135,6 +135,8 @@ def test_a_missing_file_is_named_with_its_layer() -> None:
         show("--config", "a.yaml")
     with pytest.raises(ConfigError, match=r"^--config 'none.yaml' \(SLIME_CONFIG env\): no such file; `slime init`"):
         show(env={"SLIME_CONFIG": "none.yaml"})
+    Path("my run.yaml").write_text("lr: 1\n")
+    assert show(env={"SLIME_CONFIG": "my run.yaml"}).args.lr == 1.0
 
 
 def test_keys_of_the_users_own_may_differ_by_a_dash() -> None:

@@ -54,6 +54,12 @@ DERIVED = [
     ("--rollout-max-context-len 32", "eval_max_prompt_len", 31, "derived: eval_max_context_len - 1"),
     ("--reward-key score", "eval_reward_key", "score", "derived: reward_key"),
     ("--update-weight-mode delta", "update_weight_transport", "delta", "derived: update_weight_mode"),
+    ("--use-opd --opd-type local --opd-teacher-load /t", "opd_type", "megatron", "derived: opd_type local"),
+    ("--use-opd --opd-type megatron --opd-teacher-load /t", "opd_type", "megatron", "flag"),
+    ("--use-opd --opd-type sglang", "opd_type", "sglang", "flag"),
+    ("--lora-rank 8", "lora_alpha", None, "default"),
+    ("--lora-rank 8 --lora-alpha 16 --lora-dropout 0 --lora-target-modules q_proj v_proj", "lora_alpha", 16.0, "flag"),
+    ("--lora-dropout 0", "lora_dropout", 0.0, "flag"),
 ]  # fmt: skip
 
 
@@ -256,7 +262,35 @@ def test_supervised_fine_tuning(load: Load) -> None:
         load(*argv, "--n-samples-per-prompt", "2", base=False, command="sft")
 
 
+REFUSED = [
+    ("--use-opd", r"--use-opd .* needs --opd-type local"),
+    ("--use-opd --opd-type local", r"needs --opd-teacher-load DIR"),
+    ("--use-opd --opd-type megatron", r"needs --opd-teacher-load DIR"),
+    ("--use-opd --opd-type sglang --opd-teacher-load /t", r"--opd-teacher-load '/t' .* is for --opd-type local"),
+    ("--opd-teacher-load /t", r"--opd-teacher-load '/t' .* needs --use-opd"),
+    ("--lora-alpha 8", r"--lora-alpha 8.0 \(flag\): without --lora-rank N there are no adapters"),
+    ("--lora-target-modules q_proj", "--lora-target-modules 'q_proj'"),
+    ("--lora-rank 8 --lora-dropout 0.1", r"--lora-dropout 0.1 \(flag\): .*only 0"),
+    ("--lora-rank 0", "--lora-rank '0'"),
+    ("--lora-rank 8 --lora-alpha 0", "--lora-alpha '0'"),
+]
+
+
+@sweep("argv, message", REFUSED)
+def test_refused_with_flag_and_value(load: Load, argv: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(*argv.split())
+
+
 WARNINGS = [
+    ("--opd-kl-coef 0.5 --opd-type sglang",
+     ["--opd-type 'sglang' (flag) has no effect without --use-opd.",
+      "--opd-kl-coef 0.5 (flag) has no effect without --use-opd."]),
+    ("--group-timeout-policy drop", ["--group-timeout-policy 'drop' (flag) has no effect without --group-timeout."]),
+    ("--group-timeout-retries 3", ["--group-timeout-retries 3 (flag) has no effect without --group-timeout."]),
+    ("--group-timeout 5 --group-timeout-policy drop --group-timeout-retries 3",
+     ["--group-timeout-retries 3 (flag) has no effect without --group-timeout-policy retry."]),
+    ("--group-timeout 5 --group-timeout-policy retry --group-timeout-retries 3", []),
     ("--use-tis --use-rs --normalize-advantages", []),
     ("--num-epoch 2", ["--num-epoch 2 (flag) has no effect with --num-rollout 3 (flag)."]),
     ("--kl-loss-coef 0.1", ["--kl-loss-coef 0.1 (flag) has no effect without --use-kl-loss."]),

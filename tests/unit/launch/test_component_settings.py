@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError, PluginError
-from slime_core.launch.component_settings import check_component_settings
+from slime_core.launch.checks import check_component_settings
 from slime_core.launch.components import Components
 from slime_core.protocols import EngineTraits, TrainerTraits
 

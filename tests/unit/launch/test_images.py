@@ -23,14 +23,14 @@ def resolved(*argv: str) -> None:
 
 
 def test_engines_that_take_images() -> None:
-    with pytest.raises(ConfigError, match=r"--multimodal-keys .*: --rollout-engine .embedded. .* text only; .*sglang"):
+    with pytest.raises(ConfigError, match=r"--multimodal-keys .*: --rollout-engine .embedded. .* text only .*sglang"):
         resolved("--rollout-engine", "embedded")
     resolved(*HTTP)
     resolved("--rollout-engine", "sglang")
 
 
 def test_a_trainer_that_takes_none() -> None:
-    with pytest.raises(ConfigError, match=r"--train-backend .megatron. .* trains on text only; .*embedded"):
+    with pytest.raises(ConfigError, match=r"--train-backend .megatron. .* trains on text only .*embedded"):
         resolved(*HTTP, "--train-backend", "megatron")
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from slime_core import loop
 from slime_core.config import Args, load_settings
+from slime_core.launch.checks import settle_offload
 from slime_core.launch.components import Components
-from slime_core.launch.offload import make_room, offloading, settle_offload
+from slime_core.launch.drive import RunParts, Training
 from slime_core.protocols import EngineTraits, TrainerTraits
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 
@@ -48,9 +49,9 @@ def order(**switches: bool) -> tuple[list[str], list[dict[str, float]]]:
         num_rollout=2, eval_interval=2, save_interval=1, skip_eval_before_train=True, update_weights_interval=1,
         async_training=False,
     )  # fmt: skip
-    stages = loop.Stages(rollout, Recorder(calls, "learner"), Recorder(calls, "weights"), journal)
-    make_room(args, trainers)
-    assert loop.now(loop.train(args, offloading(args, stages, trainers), 0)) == 2
+    learner, weights = Recorder(calls, "learner"), Recorder(calls, "weights")
+    training = Training(args, RunParts(trainers, trainers.save, rollout, rollout, learner, weights))
+    assert loop.now(loop.train(args, loop.Stages(rollout, training, training, journal), 0)) == 2
     return [call for call in calls if ".before_" not in call], logged
 
 
@@ -60,7 +61,7 @@ def test_each_side_gives_its_memory_up_while_the_other_works() -> None:
     train = ["rollout.release_memory", "trainers.onload", "learner.train", "trainers.offload"]
     first = ["rollout.generate", *train, *push, "save"]
     second = ["rollout.generate", *train, *push, "rollout.evaluate", "save"]
-    assert calls == ["trainers.offload", *push, *first, *second]
+    assert calls == [*push, *first, *second]
     assert all({"perf/offload_time", "perf/onload_time"} <= metrics.keys() for metrics in logged)
 
 

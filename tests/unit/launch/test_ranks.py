@@ -13,8 +13,7 @@ from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError, PluginError, TrainError
-from slime_core.launch.process import processes_of
-from slime_core.launch.rank_errors import ASKED_TO_END, ERROR_FILE, RankEnd, first_error, report
+from slime_core.launch.ranks import ASKED_TO_END, ERROR_FILE, RankEnd, first_error, processes_of, report
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.launch.process import GC_THRESHOLDS
+from slime_core.launch.ranks import GC_THRESHOLDS
 from slime_core.rollout.pool import generate_rollout
 from tests.unit.rollout.test_producer import World, _args
 

@@ -137,3 +137,10 @@ def test_images_that_the_trainer_could_not_see_are_an_error() -> None:
     with pytest.raises(RolloutError, match="sample 3 has multimodal_inputs but no multimodal_train_inputs"):
         multimodal_column([sample], [False])
     assert multimodal_column([sample], [True]) is None, "a placeholder row has other tokens"
+
+
+def test_the_documented_modules_have_the_classes() -> None:
+    from slime_core import multimodal, sample, types
+
+    assert multimodal.TrainInputs is TrainInputs
+    assert {name: getattr(types, name) for name in types.__all__} == {n: getattr(sample, n) for n in sample.__all__}

@@ -115,7 +115,7 @@ class SavesOldCursor(World):
             else:
                 shutil.copyfile(directory / "data_source.json", first)
 
-        journal._writers = [self._save_learner, stale]
+        journal.writers = [self._save_learner, stale]
         return journal
 
 

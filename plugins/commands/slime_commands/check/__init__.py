@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from slime_core import hookimpl
 
 if TYPE_CHECKING:
-    from slime_core.launch.findings import Finding
     from slime_core.launch.prepare import Prepared
+    from slime_core.protocols.finding import Finding
 
 
 @hookimpl

@@ -17,7 +17,7 @@ from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
-    from slime_core.launch.findings import Finding
+    from slime_core.protocols.finding import Finding
 
 COMMANDS = ("train", "sft", "rollout", "eval")
 
@@ -48,10 +48,10 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     own, rest = parser.parse_known_args(argv)
     from slime_core.config.backends import BACKENDS
-    from slime_core.launch.findings import Finding, Level, preflight
-    from slime_core.launch.prepare import prepare
+    from slime_core.launch.prepare import preflight, prepare
     from slime_core.launch.resume import starting
     from slime_core.plugins.presets import load_settings
+    from slime_core.protocols.finding import Finding, Level
 
     if own.flags_only:
         settings = check_flags(rest, command=own.command)
@@ -97,7 +97,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
         ConfigError: A flag is unknown, malformed, contradicts another, or is refused.
         PluginError: No trainer or engine has the name given.
     """
-    from slime_core.launch.component_settings import warn_unsupported
+    from slime_core.launch.checks import warn_unsupported
     from slime_core.launch.components import Components, named_transport
     from slime_core.launch.resolver import Resolver
     from slime_core.plugins.discovery import search_as

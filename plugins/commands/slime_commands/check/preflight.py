@@ -26,12 +26,12 @@ from slime_core.data.dataset import has_row, open_rows
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer, render_messages
 from slime_core.errors import ConfigError, SlimeError
-from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.resume import first_rollout, named_commit
 from slime_core.models.config import vocab_size_of
 from slime_core.models.hf_io import weight_files
 from slime_core.observability.run_dir import run_dir_of
+from slime_core.protocols.finding import Finding, Level
 from slime_core.sample import Sample
 
 ROWS_READ = 64

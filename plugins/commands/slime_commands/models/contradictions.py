@@ -11,9 +11,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from slime_commands.models.numbers import read_numbers
+from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from slime_commands.models.presets import ModelPreset
+    from slime_core.config import Settings
 
 _SAME = (
     ("num_experts", "n_routed_experts", "num_local_experts"),
@@ -95,6 +97,36 @@ def contradictions(preset: ModelPreset, hf: Mapping[str, Any]) -> list[Contradic
         for name, flag in FLAGS.items()
         if name in before and before[name] != now[name]
     ]
+
+
+def check_model(preset: ModelPreset, settings: Settings, hf: Mapping[str, Any]) -> None:
+    """Raise ConfigError, with every number that differs, if a checkpoint is not the preset that `--model` names.
+
+    Numbers that the user gave as Megatron flags are skipped, because the trainer compares them.
+
+    Args:
+        preset: The preset that `--model` names.
+        settings: The run's settings.
+        hf: The parsed config.json of `--hf-checkpoint`.
+    """
+    both = f"{settings.cite('model')} is not the model of {settings.cite('hf_checkpoint')}"
+    if hf["model_type"] != preset.model_type:
+        family = f"{preset.name} is of family {preset.model_type}, config.json says {hf['model_type']}"
+        raise ConfigError(f"{both}: {family}")
+    different = [found.text for found in contradictions(preset, hf) if not _is_given(settings, found.flag)]
+    if different:
+        lines = "\n".join(different)
+        raise ConfigError(f"{both}:\n{lines}\nRemove --model, or name the checkpoint's own; `slime models list`.")
+
+
+def _is_given(settings: Settings, flag: str) -> bool:
+    """Return whether the user gave the flag, under any name of its value."""
+    from slime_core.config.foreign import find_foreign, find_owners
+
+    name = flag.replace("-", "_")
+    owner = find_foreign(find_owners([], {})[0], name)
+    origin = settings.origins.get(owner.parser({}).by_name[name].dest) if owner is not None else None
+    return origin is not None and origin.kind in ("file", "env", "flag")
 
 
 def _completed(ours: Mapping[str, Any], theirs: Mapping[str, Any], rope_percent: float) -> dict[str, Any]:

@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime_commands.models.contradictions import contradictions
+from slime_commands.models.contradictions import check_model
 from slime_commands.models.megatron_flags import megatron_flags
 from slime_commands.models.numbers import Numbers, read_numbers
 from slime_core.config.named_models import pick
+
+if TYPE_CHECKING:
+    from slime_core.config import Settings
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,9 @@ class ModelPreset:
         """Return the model's numbers as Megatron's flags."""
         return megatron_flags(self)
 
-    def contradictions(self, hf: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Return (flag, difference) for every number that a `config.json` of the family states differently."""
-        return [(found.flag, found.text) for found in contradictions(self, hf)]
+    def check(self, settings: Settings, hf: Mapping[str, Any]) -> None:
+        """Raise ConfigError if `hf`, the checkpoint's `config.json`, describes another model."""
+        check_model(self, settings, hf)
 
 
 @cache

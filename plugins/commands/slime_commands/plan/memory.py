@@ -242,7 +242,7 @@ def engine_items(
 def phase_items(
     training: Sequence[Item], generating: Sequence[Item], *, offload_train: bool, offload_rollout: bool, overlap: bool
 ) -> list[Item]:
-    """Return the memory of a device that both sides share, per phase of a step (`launch.offload`); the largest counts.
+    """Return the memory of a device that both sides share, per phase of a step (`launch.drive`); the largest counts.
 
     Args:
         training: Memory of the trainer.

@@ -21,15 +21,16 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
-from slime_core.config.yaml_file import Document, Item, child, mapping_items, read_document
+from slime_core.config.yaml_file import Document, Item, read_document
 from slime_core.errors import ConfigError, did_you_mean
 
 Count = Annotated[StrictInt, Field(gt=0)]
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _GROUPS = ("server_groups", "engine_groups")
+Keys = tuple[Any, ...]
+"""Keys of mappings and numbers of list entries that lead to an entry of the file."""
 
 
 class _Entry(BaseModel):
@@ -91,11 +92,11 @@ def read_models(path: str, cited: str) -> list[ModelEntry]:
         ConfigError: The file is not readable, or is wrong with any flags; the message has file and line.
     """
     document = read_document(path, cited)
-    for key, item in mapping_items(document).items():
+    for key, item in document.items().items():
         if key != "sglang":
             raise ConfigError(f"{item.where}: unknown key {key!r}; expected one key, 'sglang', with a list of models.")
-    root = child(document.node, "sglang")
-    models = [_model(document, node) for node in _list(document, root, path, "'sglang' must be a list of models")]
+    listed = _list(document, ("sglang",), path, "'sglang' must be a list of models")
+    models = [_model(document, keys) for keys in listed]
     seen: dict[str, str] = {}
     for model in models:
         if model.name in seen:
@@ -108,9 +109,8 @@ def read_models(path: str, cited: str) -> list[ModelEntry]:
     return models
 
 
-def _model(document: Document, node: yaml.MappingNode) -> ModelEntry:
-    where = _at(document, node)
-    items = mapping_items(document, node)
+def _model(document: Document, keys: Keys) -> ModelEntry:
+    where, items = document.where(*keys), document.items(*keys)
     given = [key for key in _GROUPS if key in items]
     if len(given) == 2:
         raise ConfigError(f"{items[given[1]].where}: server_groups and engine_groups are the same; use one.")
@@ -119,7 +119,7 @@ def _model(document: Document, node: yaml.MappingNode) -> ModelEntry:
     model = _validate(ModelEntry, plain, where, "a model needs a 'name'")
     if not _NAME.match(model.name):
         raise ConfigError(f"{plain['name'].where}: name {model.name!r}: letters, digits and . _ - only, please.")
-    groups = child(node, given[0]) if given else None
+    groups = (*keys, given[0]) if given else None
     message = f"model {model.name!r} needs 'server_groups', a list such as [{{num_gpus: 1}}]"
     model.server_groups = [_group(document, item) for item in _list(document, groups, where, message)]
     _check_paths(model)
@@ -127,9 +127,8 @@ def _model(document: Document, node: yaml.MappingNode) -> ModelEntry:
     return model
 
 
-def _group(document: Document, node: yaml.MappingNode) -> ServerGroup:
-    where = _at(document, node)
-    items = mapping_items(document, node)
+def _group(document: Document, keys: Keys) -> ServerGroup:
+    where, items = document.where(*keys), document.items(*keys)
     _check_keys(items, ServerGroup, (), "server group")
     group = _validate(ServerGroup, items, where, "a server group needs 'num_gpus'")
     if group.worker_type == "placeholder" and (group.overrides or group.num_gpus_per_engine):
@@ -175,21 +174,20 @@ def check_worker_types(model: ModelEntry) -> None:
         )
 
 
-# -- nodes of the file ---------------------------------------------------------------------------------------
+# -- entries of the file ---------------------------------------------------------------------------------------
 
 
-def _at(document: Document, node: yaml.Node) -> str:
-    return f"{document.name}:{node.start_mark.line + 1}"
-
-
-def _list(document: Document, node: yaml.Node | None, where: str, message: str) -> list[yaml.MappingNode]:
-    """Return the mapping nodes of a non-empty list. Raises ConfigError with `message` otherwise."""
-    if not isinstance(node, yaml.SequenceNode) or not node.value:
-        raise ConfigError(f"{_at(document, node) if node is not None else where}: {message}.")
-    for item in node.value:
-        if not isinstance(item, yaml.MappingNode):
-            raise ConfigError(f"{_at(document, item)}: {message}.")
-    return list(node.value)
+def _list(document: Document, keys: Keys | None, where: str, message: str) -> list[Keys]:
+    """Return the keys of each mapping in a non-empty list. Raises ConfigError with `message` otherwise."""
+    found = document.value
+    for key in keys or ():
+        found = found.get(key) if isinstance(found, dict) else found and found[key]
+    if keys is None or not isinstance(found, list) or not found:
+        raise ConfigError(f"{document.where(*keys) if keys and found is not None else where}: {message}.")
+    for number, item in enumerate(found):
+        if not isinstance(item, dict):
+            raise ConfigError(f"{document.where(*keys, number)}: {message}.")
+    return [(*keys, number) for number in range(len(found))]
 
 
 def _check_keys(items: dict[str, Item], entry: type[_Entry], aliases: Sequence[str], what: str) -> None:

@@ -11,9 +11,8 @@ import time
 from typing import Any
 
 from slime_core.config import Settings
-from slime_core.launch.findings import run_preflight
 from slime_core.launch.lock import sole_writer
-from slime_core.launch.prepare import prepare
+from slime_core.launch.prepare import prepare, run_preflight
 from slime_core.waits import published
 from slime_launcher_ray.carried import carrying
 from slime_launcher_ray.driver import run_on_cluster

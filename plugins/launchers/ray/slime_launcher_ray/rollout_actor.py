@@ -93,7 +93,7 @@ class RolloutActor(Shell):
                 )
             run.parts.engine = proxy_class(run.parts.engine, engine, self._restarter)
         self._loop = LoopThread()
-        self._stage = run.rollout_stage(runner=self._loop)
+        self._stage = run.rollout_stage()
         self._stage.parts.hooks = self._samples if tell_groups else None  # the driver has the run's hooks
         self._rollout = self._stage
         if run.args.async_training:

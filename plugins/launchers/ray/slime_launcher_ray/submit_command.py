@@ -94,8 +94,7 @@ def _checked(command: str, rest: list[str], *, check: bool) -> Settings:
     if args.launcher == "auto":
         settings.derive("launcher", "ray", "slime submit")
     if check:
-        from slime_core.launch.findings import run_preflight
-        from slime_core.launch.prepare import prepare
+        from slime_core.launch.prepare import prepare, run_preflight
         from slime_core.launch.resume import starting
 
         prepared = prepare(settings, make=False)

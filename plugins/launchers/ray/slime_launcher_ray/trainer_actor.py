@@ -51,7 +51,7 @@ class TrainerActor(Shell):
             again: True if the actor replaces a dead one; `load` then restores everything in the checkpoint.
         """
         from slime_core.launch.drive import build_learner, build_weights
-        from slime_core.launch.process import is_leader
+        from slime_core.launch.ranks import is_leader
         from slime_core.weights.collective import FollowingWeights
         from slime_launcher_ray.receiver import RemoteReceiver
 

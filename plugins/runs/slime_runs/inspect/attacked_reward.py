@@ -15,8 +15,8 @@ from slime_core.text import plain
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
-    from slime_core.launch.findings import Finding
     from slime_core.plugins.adapters import RewardCaller
+    from slime_core.protocols.finding import Finding
     from slime_core.sample import Sample
     from slime_runs.inspect.attack_answers import Case
     from slime_runs.inspect.reward_attack import Report, Score
@@ -114,9 +114,9 @@ def slime_check(settings: Settings) -> list[Finding]:
     """Attack the run's reward on rows of the run. Skip rewards that call a service, since calls may cost money."""
     import copy
 
-    from slime_core.launch.findings import Finding, Level
     from slime_core.plugins.resolve import resolve
     from slime_core.plugins.signatures import is_async
+    from slime_core.protocols.finding import Finding, Level
 
     args = settings.args
     spec = args.custom_rm_path or args.rm_type

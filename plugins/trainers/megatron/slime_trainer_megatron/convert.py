@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
     for name in ("hf_checkpoint" if action == "hf-to-megatron" else "load", "save"):
         if not getattr(args, name):
             raise ConfigError(f"slime convert {action}: --{name.replace('_', '-')} is required")
-    from slime_core.launch.process import is_leader, num_processes
+    from slime_core.launch.ranks import is_leader, num_processes
     from slime_trainer_megatron.layout import Layout
 
     needed = Layout.from_args(args).model_size

@@ -6,7 +6,7 @@ checkpoint's `config.json` is there, `load_megatron_model` reads the family from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ def _named_families(args: Args, given: Mapping[str, Entry]) -> Iterator[tuple[st
     from slime_trainer_megatron.arguments.flags import flag_list, shown
 
     spec = given.get("spec")
-    if spec is not None and str(spec.value[0]).startswith(TAKEN_SPECS):
+    if spec is not None and isinstance(spec.value, Sequence) and str(spec.value[0]).startswith(TAKEN_SPECS):
         module = str(spec.value[0]).removeprefix(TAKEN_SPECS).split(".")[0]
         yield f"{shown('spec', spec.value)} ({spec.origin})", [SPEC_FAMILIES.get(module, module)]
     if not {"num_layers", "hidden_size"} <= given.keys():
