@@ -26,7 +26,7 @@ GROUP_PREFIX = "slime."
 SAFE_VARIABLE = "SLIME_NO_PLUGINS"
 """Environment variable: 1 allows slime's own plugins only and searches no plugin directory, as `--no-plugins`."""
 
-Declared = tuple[metadata.Distribution, str, list[metadata.EntryPoint] | Exception]
+_Declared = tuple[metadata.Distribution, str, list[metadata.EntryPoint] | Exception]
 """A distribution, its name, and its entry points of slime or the error that reading them raised."""
 
 
@@ -133,7 +133,7 @@ def entry_points(group: str, allow: AllowList | None = None) -> list[tuple[str, 
     return [(name, found[dist, name], dist) for dist, name in order if allow.allows(name, dist)]
 
 
-def declared() -> Iterator[Declared]:
+def declared() -> Iterator[_Declared]:
     """Yield the distributions on `sys.path` that offer entry points to slime.
 
     A folder is read once, and again after it has changed: a run asks for entry points a dozen times.
@@ -147,8 +147,8 @@ def declared() -> Iterator[Declared]:
 
 
 @cache
-def _declared_in(place: str, state: tuple[int, int, int]) -> list[Declared]:
-    found: list[Declared] = []
+def _declared_in(place: str, state: tuple[int, int, int]) -> list[_Declared]:
+    found: list[_Declared] = []
     for dist in metadata.distributions(path=[place]):
         try:
             if GROUP_PREFIX not in (dist.read_text("entry_points.txt") or ""):

@@ -174,3 +174,4 @@ class TestRemoteRm(TestRemote):
 
 
 globals().update(suites("rewards", "slime_rewards", REWARDS, globals()))
+globals().update(suites("slime.plugins", "slime_rewards", {}, globals()))
