@@ -87,10 +87,7 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
     `--no-plugins` and SLIME_PLUGINS leave out owners of other distributions, as they do for other plugins.
     """
     owners, warnings = list[ForeignFlags](), list[str]()
-    allow = AllowList.of(argv, env)
-    for name, entry, distribution in entry_points(GROUP):
-        if not allow.allows(name, distribution):
-            continue
+    for name, entry, distribution in entry_points(GROUP, AllowList.of(argv, env)):
         try:
             owner = entry.load()()
             if not isinstance(owner, ForeignFlags):
@@ -110,10 +107,7 @@ def renamed(word: str) -> str:
     Args:
         word: A flag, a key, or text like `data.train_batch_size=8`, which is no setting.
     """
-    allow = AllowList.of()
     for name, entry, distribution in entry_points(_RENAMED):
-        if not allow.allows(name, distribution):
-            continue
         try:
             if told := str(entry.load()(word)):
                 return told

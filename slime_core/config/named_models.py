@@ -55,11 +55,9 @@ def named_model(name: str, origin: str, argv: Sequence[str]) -> NamedModel:
 
 def named_models(argv: Sequence[str]) -> Mapping[str, NamedModel]:
     """Return every model by each of its names, without those of plugins that the command line disables."""
-    allow = AllowList.of(argv)
     found: dict[str, NamedModel] = {}
-    for entry_name, entry, distribution in entry_points(GROUP):
-        if allow.allows(entry_name, distribution):
-            found = {**entry.load()(), **found}
+    for _, entry, _ in entry_points(GROUP, AllowList.of(argv)):
+        found = {**entry.load()(), **found}
     return found
 
 

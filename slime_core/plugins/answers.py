@@ -46,7 +46,8 @@ def right_answers(label: Any, *, parses: bool = False) -> list[str]:
             answers = ast.literal_eval(label.strip()) if "[" in form[0] else None
     read = [_answer_text(answer) for answer in (answers if isinstance(answers, list | tuple) else [answers])]
     if not read or None in read:
-        said = "no label (--label-key NAME names its column)" if label is None else f"the label {label!r:.80}"
+        none = "no label (--label-key NAME names its column; metadata.rm_type gives a row without one another reward)"
+        said = none if label is None else f"the label {label!r:.80}"
         raise ValueError(f"{said}: expected a text, a number, or a list of them of which any is right")
     return [text for text in read if text is not None]
 

@@ -7,7 +7,7 @@ distributions offer the same name, both are kept. Only selecting that name is an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -199,12 +199,6 @@ class Registry:
         for kind, name in sorted(self._refs, key=lambda key: (order.index(key[0]), key[1])):
             yield from self.offers(kind, name)
 
-    def conflicts(self, kinds: Iterable[str]) -> list[PluginConflictError]:
-        """Return an error for each name of these kinds that several distributions offer."""
-        wanted = set(kinds)
-        clashing = sorted(key for key, offers in self._refs.items() if key[0] in wanted and len(offers) > 1)
-        return [_conflict(kind, name, self.offers(kind, name)) for kind, name in clashing]
-
     def get(self, kind: str, name: str, *, distribution: str = "") -> ComponentRef:
         """Return the component of that name, from `distribution` if it is given.
 
@@ -218,7 +212,9 @@ class Registry:
         if not offers:
             raise PluginNotFoundError(self._left_out(kind, name) or self._unknown(kind, name, distribution))
         if len(offers) > 1:
-            raise _conflict(kind, name, offers)
+            who = " and ".join(f"{ref.origin} ({ref.target})" for ref in offers)
+            choices = " or ".join(f"'{ref.distribution or '?'}:{name}'" for ref in offers)
+            raise PluginConflictError(f"{kind} plugin {name!r} is offered by {who}. Say which: {choices}")
         return offers[0]
 
     def _left_out(self, kind: str, name: str) -> str:
@@ -246,9 +242,3 @@ class Registry:
         parts += [f"({self.allow.set_by} is in force)"] if self.allow.set_by else []
         parts += [f"(not usable: {p.where}: {p.message})" for p in self.problems]
         return " ".join(parts)
-
-
-def _conflict(kind: str, name: str, offers: list[ComponentRef]) -> PluginConflictError:
-    who = " and ".join(f"{ref.origin} ({ref.target})" for ref in offers)
-    choices = " or ".join(f"'{ref.distribution or '?'}:{name}'" for ref in offers)
-    return PluginConflictError(f"{kind} plugin {name!r} is offered by {who}. Say which: {choices}")

@@ -27,7 +27,7 @@ class Overdue(TimeoutError):
 async def by_deadline(work: Awaitable[T], seconds: float | None, overdue: Callable[[], BaseException] = Overdue) -> T:
     """Return the result of the awaitable, which runs as a task of its own. Cancelling the caller cancels it.
 
-    A future and a timer cost half of the time of `asyncio.wait`.
+    A future and a timer take a fifth less time than `asyncio.wait`.
 
     Raises:
         BaseException: The result of `overdue`, called after `seconds` while the work still runs. It is raised even if

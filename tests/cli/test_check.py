@@ -153,7 +153,7 @@ def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, t
 
 
 LABELS: list[tuple[str, list[Any], dict[str, Any], str | None]] = [
-    ("exact", ["2", None], {}, "row 2: ValueError: no label (--label-key NAME names its column)"),
+    ("exact", ["2", None], {}, "row 2: ValueError: no label (--label-key NAME names its column;"),
     *((name, [None], {}, "row 1: ValueError: no label (--label-key NAME") for name in ("f1", "gpqa", "boxed_exact")),
     *(
         (name, ["2", {"answer": "2"}], {}, "the label {'answer': '2'}: expected a text, a number")
@@ -213,7 +213,7 @@ def test_a_run_without_labels_is_not_ready(tiny: TinyRun, tmp_path: Path) -> Non
     status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", eval_prompt_data=None, eval_interval=None, **flags))
     assert status == 1
     (error,) = [f["message"] for f in findings if f["level"] == "error"]
-    assert f"{data}, row 1 (no --label-key): ValueError: no label (--label-key NAME names its column)" in error
+    assert f"{data}, row 1 (no --label-key): ValueError: no label (--label-key NAME names its column;" in error
 
 
 @pytest.mark.slow

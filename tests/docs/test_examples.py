@@ -74,8 +74,8 @@ def test_rl_loop(tiny: TinyRun, tmp_path: Path, program: Slime) -> None:
 
 class TestCustomReward(RewardContract):
     component = str(EXAMPLES / "custom_reward.py")
-    args = {"token_price": 0.1}
-    examples = [("1+1=", r"\boxed{2}", "2", 0.1), ("1+1=", r"\boxed{3}", "2", 0.0), ("1+1=", "2", "2", 0.0)]
+    args = {"token_price": 0.01}
+    examples = [("1+1=", r"\boxed{2}", "2", 0.91), ("1+1=", r"\boxed{3}", "2", 0.0), ("1+1=", "2", "2", 0.0)]
 
 
 class TestCustomFilter(FilterContract):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import shutil
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +25,7 @@ from slime_serving.native import serve_socket
 from slime_core.cli.main import main
 from slime_core.config import Args, load_settings
 from slime_core.data.tokenizer import encode_text, load_tokenizer
+from tests.conftest import SLIME
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
@@ -247,9 +249,11 @@ async def test_the_engine_http_sends_the_key(directory: Path, monkeypatch: pytes
 
 PARTS = (b"", b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
 """Nothing; headers that do not end; a request after which the connection stays open."""
+BODY = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+"""A request whose body does not end."""
 
 
-@pytest.mark.parametrize("sent", PARTS)
+@pytest.mark.parametrize("sent", [*PARTS, BODY])
 async def test_connections_that_ask_nothing_shut_nobody_out(
     sent: bytes, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,14 +268,47 @@ async def test_connections_that_ask_nothing_shut_nobody_out(
             writer.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [PARTS[1], BODY])
+async def test_a_flood_of_connections_keeps_nobody_waiting(sent: bytes, directory: Path) -> None:
+    """The server may open 1024 files, the usual limit, and meets four times as many connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 5000:
+        pytest.skip("this process may not open 5000 files")
+    argv = [SLIME, "serve", "--hf-checkpoint", str(directory), "--port", "0", "--num-threads", "1"]
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", 'ulimit -n 1024; exec "$0" "$@"', *argv, stdout=asyncio.subprocess.PIPE
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (5000, hard))
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        assert process.stdout is not None
+        url = httpx.URL((await process.stdout.readline()).decode().split(" on ")[1].strip())
+        async with asyncio.timeout(120):
+            for number in range(4200):
+                _, writer = await asyncio.open_connection(url.host, url.port)
+                writers.append(writer)
+                writer.write(sent)
+                if number % 600 == 0:
+                    assert (await asyncio.to_thread(httpx.get, f"{url}/health", timeout=60)).status_code == 200
+        for _ in range(5):
+            assert (await asyncio.to_thread(httpx.get, f"{url}/health", timeout=3)).status_code == 200
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+        process.terminate()
+        await process.wait()
+        await asyncio.sleep(0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 async def test_none_is_kept_for_ever(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "_KEEP_ALIVE_S", 0.2)
     monkeypatch.setattr(connections, "HEADERS_S", 0.2)
     monkeypatch.setattr(guard, "BODY_S", 0.2)
-    body = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
     async with served(directory) as client, asyncio.timeout(60):
         url = client.base_url
-        for sent, said in [(PARTS[0], b""), (PARTS[1], b" 408 "), (PARTS[2], b" 200 "), (body, b" 408 "),
+        for sent, said in [(PARTS[0], b""), (PARTS[1], b" 408 "), (PARTS[2], b" 200 "), (BODY, b" 408 "),
                            (PARTS[2] + b"\r\n", b" 200 "), (PARTS[2] + PARTS[1], b" 200 ")]:  # fmt: skip
             reader, writer = await asyncio.open_connection(url.host, url.port)
             writer.write(sent)

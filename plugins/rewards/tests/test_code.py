@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import time
@@ -94,6 +95,8 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         slow("def f(x):\n    return x * 2",
              {"test_cases": [{"fn_name": "f", "input": ["ab"], "output": "abab", "type": "function_call"}]}, {}, 1.0),
         slow(SUM, [{"input": "1 2", "output": "3", "type": "stdin_stdout"}], {}, 1.0),
+        slow(SUM, {"input_output": '{"inputs": ["1 2"], "outputs": ["3"]}'}, {}, 1.0),
+        ("def f(x):\n    return x + 1", "['assert f(1) == 2', 'assert f(2) == 3']", {}, 1.0),
         ("print('x' * 1_600_000)", {"inputs": [""], "outputs": ["x" * 1_600_000]}, {}, 1.0),
         slow("def f():\n    return 'x' * 1_600_000",
              {"inputs": [[]], "outputs": ["x" * 1_600_000], "fn_name": "f"}, {}, 1.0),
@@ -362,4 +365,12 @@ def test_tests_as_text_are_read(text: str) -> None:
     try:
         assert len(read_tests(text, {})) == 1 or text[:1] in "[{"
     except ValueError:
-        assert not text or text.lstrip()[:1] in ("[", "{")
+        return
+    calls = ast.walk(ast.parse(text if text[:1] not in "[{" else "x()"))
+    assert any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in calls)
+
+
+@pytest.mark.parametrize("text", ["42", "hello", "x = 1", "assert", "def f(:", "", "pass", '["42"]', '["x == 1"]'])
+def test_a_test_that_no_program_fails_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no tests|no Python text|asserts nothing"):
+        read_tests(text, {})

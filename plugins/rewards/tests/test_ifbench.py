@@ -27,7 +27,9 @@ ENGLISH = "The little cat sleeps on the chair while we are eating in the kitchen
 CASES: list[tuple[str, dict[str, Any], str, str]] = [
     # id, kwargs, follows, does not
     ("keywords:existence", {"keywords": ["Sea", "c++"]}, "the SEA in C++", "the sea"),
+    ("keywords:existence", {"keywords": "['Sea', 'c++']"}, "the SEA in C++", "the sea"),
     ("keywords:frequency", {"keyword": "a", "frequency": 2, "relation": "at least"}, "A a", "a"),
+    ("keywords:frequency", {"keyword": "7", "frequency": "2", "relation": "At least "}, "7 7", "7"),
     ("keywords:frequency", {"keyword": "sea", "frequency": 2, "relation": "less than"}, "sea", "sea sea"),
     ("keywords:forbidden_words", {"forbidden_words": ["art"]}, "the party", "modern Art!"),
     ("keywords:letter_frequency", {"letter": "E", "let_frequency": 3, "let_relation": "at least"}, "eEe", "ee"),
@@ -166,6 +168,7 @@ def test_loose_forgives_an_introduction_a_farewell_and_asterisks() -> None:
         {"instruction_id_list": ["punctuation:no_comma"]},
         {"instruction_id_list": ("punctuation:no_comma",), "kwargs": ({},)},
         {"instruction_id": "punctuation:no_comma", "kwargs": {}},
+        {"instruction_id": " Punctuation:No_Comma", "kwargs": {}},
         "[{'instruction_id': ['punctuation:no_comma'], 'kwargs': [None]}]",
         "{'instruction_id_list': ['punctuation:no_comma'], 'kwargs': [{}]}",
         '["{\\"instruction_id\\": [\\"punctuation:no_comma\\"], \\"kwargs\\": [null]}"]',

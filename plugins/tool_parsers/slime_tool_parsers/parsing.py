@@ -109,7 +109,12 @@ class MarkedParser(ToolParserBase):
             if stop is None:
                 attempts.append(IllFormedCall(rest, f"the call has no {self.end}"))
                 break
-            attempts += self.calls_in(rest[:stop], tools)
+            found_calls, inner = self.calls_in(rest[:stop], tools), rest.find(self.begin, 0, stop)
+            if inner >= 0 and not any(isinstance(attempt, ToolCall) for attempt in found_calls):
+                attempts.append(IllFormedCall(rest[:inner], f"the call has no {self.end}"))
+                text = rest[inner:]
+                continue
+            attempts += found_calls
             text = rest[stop:].removeprefix(self.end)
         kept = "".join(content)
         for marker in self.dropped:

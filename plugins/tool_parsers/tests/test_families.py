@@ -228,6 +228,12 @@ def test_turns(parser: type[ToolParserBase], text: str, calls: list[tuple[str, A
     assert (turn.content, turn.ill_formed) == (content, [])
 
 
+def test_a_tag_without_a_call_does_not_hide_the_next_call() -> None:
+    turn = Hermes().parse('First <tool_call> opens a call.\n<tool_call>{"name": "g"}</tool_call>')
+    assert [call.name for call in turn.calls] == ["g"]
+    assert [call.text for call in turn.ill_formed] == [" opens a call.\n"]
+
+
 def test_kimi_ids_are_kept() -> None:
     text = KimiK2().render([ToolCall("functions.f:7", "f", {})])
     assert KimiK2().parse(text).calls[0].id == "functions.f:7"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime_core import distributions
-from slime_core.config import Args, foreign
+from slime_core.config import Args
 from slime_core.config.foreign import find_owners
 from slime_core.distributions import AllowList, own_distributions, safe_mode
 from slime_core.errors import PluginNotFoundError
@@ -57,11 +57,17 @@ def test_safe_mode_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not safe_mode()
 
 
-@pytest.mark.parametrize("spelled", ["1", "y", "T", "2"])
-def test_whoever_reads_the_switch_reads_it_alike(spelled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("spelled", "told"), [("1", 0), ("y", 0), ("T", 0), ("2", 0), ("0", 1), ("no", 1)])
+def test_owners_of_flags_are_left_out_in_safe_mode(
+    spelled: str, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "acme_near-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Acme_Near\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[slime.foreign_flags]\nnear = no_such_module:flags\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SLIME_NO_PLUGINS", spelled)
-    monkeypatch.setattr(foreign, "entry_points", lambda group: [("near", SimpleNamespace(load=None), "Acme_Near")])
-    assert find_owners([], os.environ) == ((), [])
+    assert sum("Acme_Near" in warning for warning in find_owners([], os.environ)[1]) == told
 
 
 def test_a_name_that_is_not_found_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

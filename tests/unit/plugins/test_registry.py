@@ -23,8 +23,6 @@ def test_two_distributions_with_one_name_are_an_error_only_when_it_is_asked_for(
     with pytest.raises(PluginConflictError, match=r"one 1\.0 .* and two 2\.0 .* 'one:math' or 'two:math'"):
         registry.get("rewards", "math")
     assert registry.get("rewards", "math", distribution="two").version == "2.0"
-    assert len(registry.conflicts(["rewards"])) == 1
-    assert registry.conflicts(["buffers"]) == []
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])

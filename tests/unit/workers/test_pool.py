@@ -22,7 +22,8 @@ from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.sample import Sample
-from slime_core.workers.pool import Component, DeadlineExceeded, WorkerError, WorkerPool
+from slime_core.workers.call import DeadlineExceeded
+from slime_core.workers.pool import Component, WorkerError, WorkerPool
 from slime_core.workers.process import Worker, WorkerDied
 from tests.until import until
 

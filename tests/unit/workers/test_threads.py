@@ -53,8 +53,9 @@ async def test_a_call_that_is_cancelled_is_abandoned_and_its_thread_is_used_agai
     deadline, found = time.monotonic() + 10, set[int]()
     while not found & set(idents):
         assert time.monotonic() < deadline
-        gate = threading.Barrier(2, timeout=10)
-        found |= set(await asyncio.gather(*(on_thread(lambda g=gate: together(g)) for _ in range(2))))
+        number = len(call._idle) + 1  # all idle threads, of other tests, too
+        gate = threading.Barrier(number, timeout=10)
+        found |= set(await asyncio.gather(*(on_thread(lambda g=gate: together(g)) for _ in range(number))))
 
 
 def test_a_hanging_reward_delays_neither_the_others_nor_the_exit() -> None:

@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import Any
 
 from slime_commands.plugins.naming import kind_word, origin, registered_kind
-from slime_core.errors import PluginError
+from slime_core.errors import PluginConflictError, PluginError
 from slime_core.plugins.commands import help_line
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
 from slime_core.plugins.registry import ComponentRef, Registry
@@ -63,12 +63,16 @@ def _description(ref: ComponentRef) -> str:
 
 
 def _check(registry: Registry, refs: Iterable[ComponentRef]) -> list[str]:
-    """Everything that would stop a run which selects one of `refs`."""
+    """Return the errors that would stop a run which selects one of `refs`."""
     from slime_core.plugins.manager import build_manager
     from slime_core.plugins.resolve import resolve
 
-    kinds = {ref.kind for ref in refs}
-    wrong = [str(error) for error in registry.conflicts(sorted(kinds))]
+    wrong = []
+    for ref in refs:
+        try:
+            registry.get(ref.kind, ref.name)
+        except PluginConflictError as error:
+            wrong.append(str(error))
     for ref in refs:
         if ref.kind == HOOK_GROUP:
             continue

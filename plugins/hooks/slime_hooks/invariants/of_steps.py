@@ -209,15 +209,24 @@ class Weights:
         some = any(s.metrics.get("grad_norm", 0.0) > 0 for s in stepped)
         if not self._before:
             yield from _handed_out(it, named)
-        for name, norm in zip(named, norms):
-            self._without[name] = self._without.get(name, 0) + 1 if float(norm) == 0.0 else 0
-        now = {name: p.detach().reshape(-1)[:_LOOKED_AT].clone() for name, p in named.items()}
-        still = {name for name, part in now.items() if name in self._before and torch.equal(part, self._before[name])}
+        for name, norm in zip(named, torch.stack(norms).tolist() if norms else ()):
+            self._without[name] = self._without.get(name, 0) + 1 if norm == 0.0 else 0
+        parts = [p.detach().reshape(-1)[:_LOOKED_AT] for p in named.values()]
+        now = dict(zip(named, torch.cat(parts).split([len(part) for part in parts]) if parts else ()))
+        still = self._still_of(now)
         for name in now:
             self._still[name] = self._still.get(name, 0) + 1 if name in still else 0
         known, self._before = bool(self._before), now
         yield from self._found(it, some=some, all_still=known and len(still) == len(now))
         return known and len(still) < len(now)
+
+    def _still_of(self, now: dict[str, torch.Tensor]) -> set[str]:
+        """Return the names of the tensors that are as they were; equal names need one comparison."""
+        before, lengths = self._before, [len(part) for part in now.values()]
+        if not now or [(name, len(part)) for name, part in before.items()] != list(zip(now, lengths)):
+            return {name for name, part in now.items() if name in before and torch.equal(part, before[name])}
+        changed = torch.cat([*now.values()]) != torch.cat([*before.values()])
+        return {name for name, count in zip(now, sums(changed, [*now.values()])) if not count}
 
     def _found(self, it: Trained, *, some: bool, all_still: bool) -> Iterator[Incident]:
         carrying = it.tensors.advantages is not None and it.carries

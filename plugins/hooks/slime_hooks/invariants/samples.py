@@ -146,8 +146,10 @@ def _failed(samples: Sequence[Sample]) -> Iterator[Incident]:
 
 def _doubled_start(samples: Sequence[Sample]) -> Iterator[Incident]:
     starts = {tuple(s.tokens[:2]) for s in samples if len(s.prompt_tokens) > 1}
+    if len(starts) != 1 or len(set(next(iter(starts)))) != 1:
+        return
     prompts = {tuple(s.prompt_tokens) for s in samples}
-    if len(prompts) > 1 and len(starts) == 1 and len(set(next(iter(starts)))) == 1:
+    if len(prompts) > 1:
         yield Incident(
             "one_start_token",
             "prompts begin with their first token twice: the tokenizer adds a BOS to a template that has one",

@@ -25,6 +25,7 @@ from slime_reward_math.limit import within
 from slime_reward_math.shape import same_answer
 from slime_reward_math.size import explodes
 from slime_reward_math.spelling import canonical
+from slime_reward_math.values import nearly_equal
 
 __all__ = ["equal", "equal_contents", "explodes", "extract_answer", "final_answer", "reward"]
 
@@ -53,7 +54,7 @@ _DENIED = re.compile(
 )
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s+(?=\d)")
 _PERCENT = re.compile(r"\\?%\s*$")
-_UNSAID = re.compile(r"\\(?:[hv]?phantom|[bx]?cancel|sout|neg|lnot|not(?!in))(?![A-Za-z])|\u00ac")
+_UNSAID = re.compile(r"\\(?:[hv]?phantom|[bx]?cancel|sout|neg|lnot|not(?!in|\s*=))(?![A-Za-z])|\u00ac")
 """Commands whose content is not shown, or is denied."""
 _ROUGHLY = re.compile(
     r"\\(?:approx(?:eq)?|thickapprox|sime?q?|cong|doteq|asymp)(?![A-Za-z])|[\u2248\u2243\u2245\u223c]|^\s*~"
@@ -139,9 +140,16 @@ def _same_contents(answer: str, label: str) -> bool:
         return False
     if _UNSAID.search(answer) and not _UNSAID.search(label):
         return False
-    if _ROUGHLY.search(answer) and same_number(label, label) and "." not in label:
+    exact, *rounded = map(canonical, _ROUGHLY.split(answer))
+    if rounded and nearly_equal(_last_side(exact), rounded[-1]) and same_answer(exact, canonical(label)):
+        return True
+    if rounded and same_number(label, label) and "." not in label:
         return False
     return same_answer(canonical(answer), canonical(label))
+
+
+def _last_side(equation: str) -> str:
+    return equation.rpartition("=")[2]
 
 
 def _content(box: str) -> str | None:

@@ -31,6 +31,10 @@ _NAME = re.compile(
     r"(?:\\[A-Za-z]+|[A-Za-z])'*(?:\{[^{}]*\})?(?:_(?:\{[^{}]*\}|\w))?(?:\^\{?[*']+\}?)?(?:\([^()=]*\))?"
     r"|(?:\\text\{[^{}]*\}|[A-Za-z ]+)(?:_(?:\{[^{}]*\}|\w))?(?:\([^()=]*\))?|\|[A-Za-z]+\||\\angle ?[A-Za-z]+"
 )
+_FUNCTION_OF_X = re.compile(r"[A-Za-z]\(x\)")
+_CHOICE = re.compile(r"\(([A-H])\)(?=[\d$-]|\\(?:frac|sqrt|text|pi)(?![A-Za-z]))(.+)")
+_LETTER = re.compile(r"\(?[A-H]\)?")
+_COLUMN = re.compile(r"\\begin\{[bp]matrix\}([^&]*)\\end\{[bp]matrix\}")
 _FRENCH = re.compile(r"^(\])([^\[\]]*)([\[\])])$|^([\[(])([^\[\]]*)(\[)$")
 _TIME = re.compile(r"0?(\d{1,2}:[0-5]\d)")
 _MODULO = re.compile(r"\\(?:pmod|bmod|mod|pod)\s*(?:\{([^{}]*)\}|\(?(\w+)\)?)|\(\\?(?:mod|text\{mod\})\s*(\w+)\)")
@@ -39,12 +43,21 @@ _BASES = {
     "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
     "ten": "10", "sixteen": "16",
 }  # fmt: skip
+_NUMBERS = {
+    word: str(number)
+    for number, word in enumerate(
+        (
+            "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+            "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+        )
+    )
+}  # fmt: skip
 _WORDS = re.compile(r"(?:\\text\{[^{}]*\}|[A-Za-z' -])+")
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,3}")
 """Small letters that are not a word, since they have no vowel: `xy` is `yx`, and `on` is not `no`."""
 _APART = re.compile(r"\d \d")
 _AND = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
-_PERCENT = re.compile(r"\s*(?:\\?%|\\text\{ ?percent ?\}| percent)$")
+_PERCENT = re.compile(r"\s*(?:\\?%|\\text\{ ?per ?cent ?\}| per ?cent)$")
 _DEGREES = re.compile(r"\^\{\\circ\}(?:\s*[CF])?$|\s*\\?(?:text\{ ?)?degrees?(?: ?\})?$")
 _ANGLE_OF = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 """Functions whose degrees are part of the value."""
@@ -60,8 +73,9 @@ _UNITS = {
         "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre",
         "in inch inche inches", "ft foot feet", "yd yard", "mi mile", "s sec second", "min minute", "h hr hour",
         "day", "week", "month", "year yr", "g gram", "kg kilogram", "mg milligram", "lb pound", "l liter litre",
-        "ml milliliter", "cent", "dollar", "unit", "mph", "kmh km/h kph", "m/s", "degree deg", "hectare", "gallon",
-        "dozen", "point", "people person", "way", "time", "student", "apple", "coin", "ticket", "book", "ball",
+        "ml milliliter", "cent", "dollar usd", "euro eur", "yen jpy", "unit", "mph", "kmh km/h kph", "m/s",
+        "degree deg", "hectare", "gallon", "dozen", "point", "people person", "way", "time",
+        "student", "apple", "coin", "ticket", "book", "ball",
     )
     for name in group.split()
 }  # fmt: skip
@@ -80,7 +94,16 @@ class Shape:
 
 
 def same_answer(answer: str, label: str) -> bool:
-    """Return True if both have the same shape and equal parts."""
+    """Return True if both have the same shape and equal parts.
+
+    An answer to a choice, `(B) 17`, is also its letter alone or its value alone.
+    """
+    ours, theirs = _CHOICE.fullmatch(answer), _CHOICE.fullmatch(label)
+    if ours and theirs and ours[1] != theirs[1]:
+        return False
+    if (ours or theirs) and _LETTER.fullmatch(label if ours else answer):
+        return (ours[1] if ours else answer) == (theirs[1] if theirs else label).strip("()")
+    answer, label = (found[2] if found else text for found, text in ((ours, answer), (theirs, label)))
     return _same(shape_of(answer), shape_of(label))
 
 
@@ -95,6 +118,8 @@ def shape_of(text: str) -> Shape:
         intervals = [_interval(shape_of(word)) for word in words] if "or" in text else [None]
         if all(interval is not None and interval.kind == "tuple" for interval in intervals):
             return Shape("union", text, tuple(interval for interval in intervals if interval is not None))
+        if (both := _intersection([shape_of(word) for word in words])) is not None:
+            return both
         text = ",".join(words)
     for separator in (";", ","):
         parts, found = _split(text, {separator: separator})
@@ -162,14 +187,20 @@ def _bracketed(text: str) -> Shape | None:
         for bar in (":", "|"):
             sides, bars = _split(inner, {bar})
             if len(bars) == 1:
-                return Shape("such that", text, tuple(map(shape_of, sides)))
+                name, condition = map(shape_of, sides)
+                reals = name.marks == ("in",) and name.parts[1].text == "\\mathbb{R}"
+                interval = _interval(condition) if _is_name(name) or reals else None
+                if interval is not None and _middle(condition).text == (name.parts[0] if reals else name).text:
+                    return interval
+                return Shape("such that", text, (name, condition))
         members = _members(shape_of(inner))
         return Shape("set", text, members)
     parts = _split(inner, {","})[0]
     if len(parts) == 1:
         parts = _split(inner, {";"})[0]
     if len(parts) == 1:
-        return shape_of(inner) if first + last == "()" else Shape("tuple", text, (shape_of(inner),), (first, last))
+        is_round = first + last == "()" or inner.startswith("\\begin")
+        return shape_of(inner) if is_round else Shape("tuple", text, (shape_of(inner),), (first, last))
     marks = ("(", ")") if first == "\\langle" else (first, last)
     return Shape("tuple", text, tuple(map(shape_of, parts)), marks)
 
@@ -205,18 +236,31 @@ def _same_members(answer: Shape, label: Shape) -> bool:
     kinds = {answer.kind, label.kind}
     if kinds == {"one"}:
         return _same_one(answer.text, label.text)
+    if kinds == {"tuple"} and answer.marks == label.marks == (":",):
+        return _same_ratio(answer.parts, label.parts)
     if kinds in ({"tuple"}, {"such that"}):
         return answer.marks == label.marks and _in_order(answer.parts, label.parts)
     if kinds in ({"list"}, {"list", "set"}):
+        if {len(_names(answer)) > 1, len(_names(label)) > 1} == {True, False} and _names(answer) and _names(label):
+            return False  # `x = 1, y = 2` for `x = 1, x = 2`
         return _in_any_order(_values(answer.parts), _values(label.parts))
     if kinds == {"set"}:
         return _in_any_order(_without_doubles(answer.parts), _without_doubles(label.parts))
     if kinds == {"list", "tuple"}:
-        return _in_order(_coordinates(answer), _coordinates(label))
+        return (
+            ("(", "]") not in (marks := (answer.marks, label.marks))
+            and ("[", ")") not in marks
+            and _in_order(_coordinates(answer), _coordinates(label))
+        )
     if kinds == {"set", "one"}:
         one, other = (answer, label) if answer.kind == "set" else (label, answer)
         member = one.parts[0] if len(one.parts) == 1 else None
         return member is not None and "\\emptyset" not in (member.text, other.text) and _same(member, other)
+    if kinds == {"tuple", "one"}:
+        pair, one = (answer, label) if answer.kind == "tuple" else (label, answer)
+        column = _COLUMN.fullmatch(one.text)
+        parts = column[1].split("\\\\") if column else []
+        return pair.marks == ("(", ")") and _in_order(pair.parts, [shape_of(part) for part in parts])
     return kinds == {"union"} and _in_any_order(answer.parts, label.parts)
 
 
@@ -254,6 +298,22 @@ def _values(parts: Sequence[Shape]) -> Sequence[Shape]:
     if len(names) != 1 or any(part.kind == "relation" and not _is_assignment(part) for part in parts):
         return parts
     return [part.parts[-1] if part.kind == "relation" else part for part in parts]
+
+
+def _names(shape: Shape) -> set[str]:
+    """Return the names that a list assigns, without their subscripts."""
+    return {_spelt(part.parts[0].text).partition("_")[0] for part in shape.parts if _is_assignment(part)}
+
+
+def _same_ratio(answers: Sequence[Shape], labels: Sequence[Shape]) -> bool:
+    """Compare ratios of three and more numbers: `2:4:6` is `1:2:3`."""
+    if len(answers) != len(labels):
+        return False
+    first, expected = answers[0].text, labels[0].text
+    return all(
+        _equal(f"({part.text})\\cdot({expected})", f"({other.text})\\cdot({first})")
+        for part, other in zip(answers, labels)
+    )
 
 
 def _coordinates(shape: Shape) -> Sequence[Shape]:
@@ -323,7 +383,8 @@ def _same_relation(answer: Shape, label: Shape) -> bool:
     if ours is not None and theirs is not None:
         return _spelt(_middle(answer).text) == _spelt(_middle(label).text) and _same(ours, theirs)
     if set(answer.marks) == set(label.marks) == {"="} and _is_name(answer.parts[0]) and _is_name(label.parts[0]):
-        if _spelt(answer.parts[0].text) != _spelt(label.parts[0].text):
+        names = {_spelt(answer.parts[0].text), _spelt(label.parts[0].text)}
+        if len(names) > 1 and not ("y" in names and any(map(_FUNCTION_OF_X.fullmatch, names))):
             return len(answer.marks) == len(label.marks) == 1 and _one_equation(answer, label)
         given, expected = _value_of(answer), _value_of(label)
         return given is not None and expected is not None and _same(given, expected)
@@ -350,6 +411,8 @@ def _interval(relation: Shape) -> Shape | None:
     signs, sides = relation.marks, relation.parts
     if signs == ("in",) and _is_name(sides[0]):
         return sides[1]
+    if signs == ("!=",) and _is_name(sides[0]) and not _is_name(sides[1]):
+        return shape_of(f"\\mathbb{{R}}\\setminus\\{{{sides[1].text}\\}}")
     if not signs or len(signs) > 2 or any(sign not in _TURNED for sign in signs):
         return None
     if signs[0][0] == ">":
@@ -369,8 +432,22 @@ def _interval(relation: Shape) -> Shape | None:
     return Shape("tuple", relation.text, (low, high), marks)
 
 
+def _intersection(relations: Sequence[Shape]) -> Shape | None:
+    r"""Rewrite `x \geq 2, x < 7` as `[2,7)`; return None unless the one bounds a name below and the other above."""
+    intervals = [_interval(relation) for relation in relations]
+    if len(intervals) != 2 or any(relation.kind != "relation" for relation in relations):
+        return None
+    if _middle(relations[0]).text != _middle(relations[1]).text:
+        return None
+    low, high = sorted(intervals, key=lambda interval: bool(interval and interval.parts[0].text == "-\\infty"))
+    if low is None or high is None or [part.text for part in (low.parts[-1], high.parts[0])] != ["\\infty", "-\\infty"]:
+        return None
+    return Shape("tuple", low.text + high.text, (low.parts[0], high.parts[1]), (low.marks[0], high.marks[1]))
+
+
 def _same_one(answer: str, label: str) -> bool:
     """Compare two values: exactly if both are numbers, by spelling if both are words, else as expressions."""
+    answer, label = _in_digits(answer), _in_digits(label)
     same = same_number(answer, label)
     if same is not None:
         return same
@@ -393,8 +470,14 @@ def _same_one(answer: str, label: str) -> bool:
     return _same_measure(answer, label)
 
 
+def _in_digits(text: str) -> str:
+    """Return `7` for the word seven, and other texts unchanged."""
+    return _NUMBERS.get(_word(text), text)
+
+
 def _word(text: str) -> str:
-    return re.sub(r"\\text|[{}\s]", "", text).casefold()
+    plain = re.sub(r"\\text|[{}]", "", text).strip().casefold()
+    return re.sub(r"\s", "", re.sub(r"^(?:an?|the) (?=\w\w)", "", plain))
 
 
 def _modulus(text: str) -> str | None:
@@ -456,8 +539,17 @@ def _measured(text: str) -> tuple[str, str | None]:
         return text, None
     power = found[3] or ("2" if name.startswith("sq") else "3" if name.startswith("cubic") else "")
     name = re.sub(r"^(?:square|sq|cubic) ?", "", name)
-    known = _UNITS.get(name) or _UNITS.get(name.rstrip("s")) or name
+    known = _unit(re.sub(r" ?(?:/| per ) ?", "/", name))
     return text[: found.start()].strip(), known + power
+
+
+def _unit(name: str) -> str:
+    """Return the common name of a unit, or of a quotient of two."""
+    known = _UNITS.get(name) or _UNITS.get(name.rstrip("s"))
+    if known or "/" not in name:
+        return known or name
+    quotient = "/".join(map(_unit, name.split("/")))
+    return _UNITS.get(quotient, quotient)
 
 
 def _equal(answer: str, label: str) -> bool:

@@ -62,6 +62,14 @@ def proportional(one: str, other: str) -> int:
         return 0
 
 
+def nearly_equal(one: str, other: str) -> bool:
+    """Return True if both are numbers that differ by less than a hundredth, as a number and its rounded value do."""
+    if not (is_closed(one) and is_closed(other)):
+        return False
+    given, expected = (expression(text, False).evalf(30) for text in (one, other))
+    return bool(abs(given - expected) <= abs(given) * sympy.Rational(1, 100))
+
+
 def is_closed(text: str) -> bool:
     """Return True for an expression without letters, which is a number."""
     found = expression(text, False)

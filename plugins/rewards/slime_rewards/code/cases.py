@@ -8,7 +8,8 @@ list of Python texts                                             a test each (MB
 `{"inputs": [...], "outputs": [...]}`                            stdin and stdout (APPS)
 the same with `"fn_name"`                                        calls of that function (APPS)
 list of `{"input", "output"[, "testtype"]}`                      the same (LiveCodeBench, `metadata["func_name"]`)
-the same with `"type"`, perhaps below `"test_cases"`             the same (SYNTHETIC-1, `"fn_name"` in the cases)
+the same with `"type"`                                           the same (SYNTHETIC-1, `"fn_name"` in the cases)
+any of these below `"test_cases"` or `"input_output"`            as it (SYNTHETIC-1, TACO)
 ==============================================================  ===============================================
 
 `metadata["setup"]` (or `test_setup_code`) is run before each Python text. Neither these texts nor expected answers ever
@@ -18,6 +19,7 @@ enter the process that runs the program.
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -83,8 +85,9 @@ def _read(given: Any, metadata: Mapping[str, Any]) -> Tests:
         entry = metadata.get("entry_point")
         _check_python(given)
         given = [f"{given}\ncheck({entry})\n" if entry and "def check(" in given else given]
-    if isinstance(given, Mapping) and isinstance(given.get("test_cases"), list):
-        return _read(given["test_cases"], metadata)
+    for key in ("test_cases", "input_output"):
+        if isinstance(given, Mapping) and given.get(key):
+            return read_tests(given[key], metadata)
     if isinstance(given, Mapping):
         inputs, outputs = given.get("inputs"), given.get("outputs")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -147,13 +150,13 @@ def _from_line(text: str) -> Any:
 
 
 def _from_json(text: str) -> Any:
-    """Return the value of JSON text that holds tests, else the text; Python tests are not JSON lists or objects."""
+    """Return the value of JSON text, or of the Python text of a list of tests; else the text, which is a test."""
     if text.lstrip()[:1] not in ("[", "{"):
         return text
-    try:
-        return read_json(text)
-    except (ValueError, RecursionError):
-        return text
+    for read in (read_json, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(text.strip())
+    return text
 
 
 def _arguments(value: Any) -> list[Any]:

@@ -91,11 +91,12 @@ def instructions(sample: Sample) -> tuple[list[str], list[dict[str, Any]]]:
 
 def _bound(ident: str, given: Mapping[str, Any]) -> Callable[[str], bool]:
     """Bind a check to its kwargs; a kwarg of None belongs to other instructions of the data set and is dropped."""
-    check = CHECKS.get(ident)
+    check = CHECKS.get(ident.strip().lower())
     if check is None:
         why = "is not implemented" if ident in NOT_CHECKED else "is unknown"
         raise ValueError(f"instruction {ident!r} {why}; known: {', '.join(sorted(CHECKS))}")
-    values = {name: _whole(value) for name, value in given.items() if value is not None}
+    types = {name: parameter.annotation for name, parameter in inspect.signature(check).parameters.items()}
+    values = {name: _typed(value, types.get(name)) for name, value in given.items() if value is not None}
     try:
         inspect.signature(check).bind("", **values)
     except TypeError as error:
@@ -103,9 +104,18 @@ def _bound(ident: str, given: Mapping[str, Any]) -> Callable[[str], bool]:
     return lambda text: check(text, **values)
 
 
-def _whole(value: Any) -> Any:
-    """Convert a whole float to an int, since tables of mixed rows store counts as floats."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _typed(value: Any, annotation: Any) -> Any:
+    """Return a kwarg as its check takes it: tables hold counts as floats or text, and lists as text."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, str):
+        return value
+    read = _read(value)
+    if annotation == "int":
+        if isinstance(read, int) or (isinstance(read, float) and read.is_integer()):
+            return int(read)
+        raise ValueError(f"an instruction's count is {value!r:.80}; expected a whole number")
+    return read if annotation == "Sequence[str]" and isinstance(read, list) else value
 
 
 def _read(value: Any) -> Any:

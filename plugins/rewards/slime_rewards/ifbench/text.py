@@ -59,6 +59,7 @@ def lines(text: str) -> list[str]:
 
 def compare(count: int, relation: str, threshold: int) -> bool:
     """IFEval's relations. Raises ValueError for another word."""
+    relation = relation.strip().lower()
     if relation == "at least":
         return count >= threshold
     if relation == "less than":

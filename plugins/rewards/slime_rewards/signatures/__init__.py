@@ -306,13 +306,13 @@ def _called(
 
     scores: Callable[..., Any] = awaited if is_async(function) else call
     scores.__name__, scores.__doc__ = _name(declared), declared.__doc__
-    scores.__module__ = getattr(declared, "__module__", None) or __name__
+    scores.__module__ = declared.__module__
     names = [*(["self"] if of_class else []), "args", "samples" if form.batched else "sample"]
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     evaluation = inspect.Parameter("evaluation", inspect.Parameter.KEYWORD_ONLY, default=False)
     vars(scores).update(form=form, __signature__=inspect.Signature([*parameters, evaluation]))
-    if isinstance(traits := getattr(declared, "traits", None), RewardTraits):
-        vars(scores)["traits"] = traits
+    if hasattr(declared, "traits") and isinstance(declared.traits, RewardTraits):
+        vars(scores)["traits"] = declared.traits
     return scores
 
 
@@ -361,7 +361,7 @@ def _plain(values: Any) -> list[Any]:
 def _reward(value: Any, reads_mappings: bool) -> Any:
     """Return a number or None; a mapping with `score` if the run reads mappings."""
     if not isinstance(value, Mapping):
-        score = getattr(value, "score", value)
+        score = value.score if hasattr(value, "score") else value
         return {"score": score} if reads_mappings else score
     if "score" not in value:
         raise PluginError(f"the mapping has the keys {', '.join(map(repr, value))}; 'score' must be one of them")
@@ -374,7 +374,7 @@ def _reads_mappings(args: Args, evaluation: bool) -> bool:
 
 
 def _name(reward: Any) -> str:
-    return str(getattr(reward, "__name__", type(reward).__name__))
+    return str(reward.__name__ if hasattr(reward, "__name__") else type(reward).__name__)
 
 
 # -- the row of a sample
@@ -445,9 +445,9 @@ def slime_preflight(run: Prepared) -> list[Finding]:
     if caller is None:
         return []
     specs = dict.fromkeys([caller.spec, *(member.spec for member in caller.members)])
-    found = ((spec, getattr(resolve("rewards", spec).obj, "form", None)) for spec in specs)
+    found = ((spec, resolve("rewards", spec).obj) for spec in specs)
     return [
-        Finding("reward", Level.NOTE, f"{spec}: called as {form.project} calls it, but {form.differs}")
-        for spec, form in found
-        if form is not None
+        Finding("reward", Level.NOTE, f"{spec}: called as {reward.form.project} calls it, but {reward.form.differs}")
+        for spec, reward in found
+        if hasattr(reward, "form")
     ]

@@ -1,8 +1,8 @@
-"""Connections of the server: headers have a deadline, and idle connections are closed when places run out.
+"""Connections of the server: headers have a deadline, and waiting connections are closed when places run out.
 
 uvicorn makes a `Connection` of every socket that it accepts (`application.listen`). Its own limit counts connections
-and refuses requests, so a few thousand sockets that never finish their headers, or stay open after one answer, would
-shut everyone else out.
+and refuses requests, so a few thousand sockets that never finish their headers or a body, or stay open after one
+answer, would shut everyone else out.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS_S = 10.0
 """Seconds for the headers of a request, from the first byte, or the connection's beginning, on."""
-_SPARE = 8
-"""Places below the limit from which on others are closed: a closed one is there until the event loop's next turn."""
+_SPARE = 1 / 8
+"""Share of the places that is kept free by closing others: the task of a closed one lasts a few turns of the loop."""
 _CLOSED_AT_ONCE = 16
 """Connections closed when places run out; they are sorted each time."""
+_FRESH_S = 1.0
+"""Seconds before a connection without a whole request is among the first to be closed; its bytes may be unread."""
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -35,9 +37,10 @@ class Connection(H11Protocol):
         """Begin to wait for headers; close others where places run out."""
         super().connection_made(transport)
         self._await_headers()
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency - _SPARE:
-            others = [c for c in self.connections if isinstance(c, Connection) and c is not self and c._is_idle]
-            for other in sorted(others, key=lambda c: (c.cycle is not None, c._since))[:_CLOSED_AT_ONCE]:
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency * (1 - _SPARE):
+            others = [c for c in self.connections if isinstance(c, Connection) and c is not self and c._waits]
+            late = self.loop.time() - _FRESH_S
+            for other in sorted(others, key=lambda c: (c._is_whole or c._since > late, c._since))[:_CLOSED_AT_ONCE]:
                 other.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -65,9 +68,15 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     @property
-    def _is_idle(self) -> bool:
+    def _waits(self) -> bool:
         """No request is being answered."""
-        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
+        waits = not self._is_whole or (self.cycle is not None and self.cycle.response_complete)
+        return waits and not self.transport.is_closing()
+
+    @property
+    def _is_whole(self) -> bool:
+        """Headers and body of the last request have arrived."""
+        return self.cycle is not None and self.conn.their_state is not h11.SEND_BODY
 
     def _await_headers(self) -> None:
         if self._headers_timer is None and not self.transport.is_closing():
