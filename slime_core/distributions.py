@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -19,8 +20,14 @@ BUNDLE = "slime-rl"
 ALLOW_VARIABLE = "SLIME_PLUGINS"
 """Environment variable: comma-separated names, distributions or `dist:name` of the allowed third-party plugins."""
 
+GROUP_PREFIX = "slime."
+"""Begins the name of each group of entry points that slime reads."""
+
 SAFE_VARIABLE = "SLIME_NO_PLUGINS"
 """Environment variable: 1 allows slime's own plugins only and searches no plugin directory, as `--no-plugins`."""
+
+_Declared = tuple[metadata.Distribution, str, list[metadata.EntryPoint] | Exception]
+"""A distribution, its name, and its entry points of slime or the error that reading them raised."""
 
 
 def normalized(distribution: str) -> str:
@@ -117,18 +124,40 @@ def entry_points(group: str, allow: AllowList | None = None) -> list[tuple[str, 
     A distribution with unreadable metadata is skipped; discovery reports it.
     """
     found: dict[tuple[str, str], metadata.EntryPoint] = {}
-    for dist in metadata.distributions():
-        try:
-            if group not in (dist.read_text("entry_points.txt") or ""):
-                continue  # skips most distributions: parsing all would dominate the start-up time
-            for entry in dist.entry_points:
-                if entry.group == group:
-                    found.setdefault((str(dist.name), entry.name), entry)
-        except Exception:
-            continue
+    for _, name, entries in declared():
+        for entry in entries if isinstance(entries, list) else ():
+            if entry.group == group:
+                found.setdefault((name, entry.name), entry)
     order = sorted(found, key=lambda key: (normalized(key[0]) not in (CORE, BUNDLE), key))
     allow = allow or AllowList.of()
     return [(name, found[dist, name], dist) for dist, name in order if allow.allows(name, dist)]
+
+
+def declared() -> Iterator[_Declared]:
+    """Yield the distributions on `sys.path` that offer entry points to slime.
+
+    A folder is read once, and again after it has changed: a run asks for entry points a dozen times.
+    """
+    for place in sys.path:
+        try:
+            stat = os.stat(place or ".")
+        except OSError:
+            continue
+        yield from _declared_in(place, (stat.st_dev, stat.st_ino, stat.st_mtime_ns))
+
+
+@cache
+def _declared_in(place: str, state: tuple[int, int, int]) -> list[_Declared]:
+    found: list[_Declared] = []
+    for dist in metadata.distributions(path=[place]):
+        try:
+            if GROUP_PREFIX not in (dist.read_text("entry_points.txt") or ""):
+                continue  # most; parsing them all takes longer than the rest
+            if entries := [entry for entry in dist.entry_points if entry.group.startswith(GROUP_PREFIX)]:
+                found.append((dist, str(dist.name), entries))
+        except Exception as error:  # what a torn METADATA or entry_points.txt raises differs by Python version
+            found.append((dist, str(getattr(dist, "_path", dist)), error))
+    return found
 
 
 def _checkout_names(root: Path) -> list[str]:

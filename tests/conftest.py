@@ -23,8 +23,11 @@ from tests.zygote import MEGATRON, Zygote
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# As Hypothesis's profile for CI, which it takes where CI is set: a busy machine is no failure.
-settings.register_profile("busy", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# As Hypothesis's profile for CI, which it takes where CI is set: a busy machine is no failure. Its 100 examples a test
+# took a tenth of the suite's time.
+settings.register_profile(
+    "busy", parent=settings(), deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("busy")
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]

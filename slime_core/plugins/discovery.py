@@ -12,12 +12,11 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import slime_core
-from slime_core.distributions import CORE, AllowList, enter_safe_mode, safe_mode
+from slime_core.distributions import CORE, GROUP_PREFIX, AllowList, declared, enter_safe_mode, safe_mode
 from slime_core.errors import ConfigError, did_you_mean
 from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS
 from slime_core.plugins.registry import RANK_CHECKOUT, RANK_EXPLICIT, ComponentRef, Problem, Registry
@@ -26,7 +25,6 @@ from slime_core.protocols import Args
 PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 """Variable with directories, separated like PATH; `--plugin-dir` adds to it, so all processes see the same plugins."""
 
-GROUP_PREFIX = "slime."
 CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
 """Kind -> contract suite, read by `slime_testing_contracts.base`."""
 _READ_BY_OTHERS = (
@@ -47,20 +45,17 @@ _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
 
 def add_installed(registry: Registry) -> None:
     """Add the components of distributions on `sys.path`; unreadable metadata becomes a problem, not an error."""
-    for dist in metadata.distributions():
+    for dist, name, entries in declared():
         try:
-            if GROUP_PREFIX not in (dist.read_text("entry_points.txt") or ""):
-                continue  # most; parsing them all takes longer than the rest
-            entries = [(e.group, e.name, e.value) for e in dist.entry_points if e.group.startswith(GROUP_PREFIX)]
-            if not entries:
-                continue
-            owner = ComponentRef("", "", "", str(dist.name), dist.version, tuple(dist.requires or ()))
-        except Exception as error:  # what a torn METADATA or entry_points.txt raises differs by Python version
+            if isinstance(entries, Exception):
+                raise entries
+            owner = ComponentRef("", "", "", name, dist.version, tuple(dist.requires or ()))
+        except Exception as error:
             where = str(getattr(dist, "_path", dist))
             registry.problems.append(Problem(where, f"unreadable metadata: {type(error).__name__}: {error}"))
             continue
-        _add(registry, owner, entries)
-        unknown = dict.fromkeys(group for group, _, _ in entries if group not in (*_GROUPS, *_ELSEWHERE))
+        _add(registry, owner, ((entry.group, entry.name, entry.value) for entry in entries))
+        unknown = dict.fromkeys(entry.group for entry in entries if entry.group not in (*_GROUPS, *_ELSEWHERE))
         registry.problems += [_unknown_group(owner.origin, group) for group in unknown]
 
 

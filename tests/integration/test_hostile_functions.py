@@ -11,12 +11,14 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import SLIME, TinyRun
+from tests.zygote import Zygote
 
 FLAGS: dict[str, Any] = {
     "num_rollout": 2, "rollout_batch_size": 2, "n_samples_per_prompt": 4, "rollout_max_response_len": 4,
@@ -74,15 +76,16 @@ def keep(args, samples, **kwargs):
 """
 
 
-def run(
-    tiny: TinyRun, folder: Path, kinds: str, timeout: float = 120, **changes: Any
-) -> subprocess.CompletedProcess[str]:
-    """In the folder, with a relative `--save`."""
-    (folder / "hostile.py").write_text(HOSTILE)
-    argv = tiny.argv(Path("run"), **{**FLAGS, **changes})
-    return subprocess.run(
-        [SLIME, "train", *argv], cwd=folder, env=_environment(kinds), capture_output=True, text=True, timeout=timeout
-    )
+@pytest.fixture
+def run(zygote: Zygote, tiny: TinyRun, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run(kinds, **changes)`: a run in `tmp_path`, with a relative `--save`."""
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+
+    def one(kinds: str, **changes: Any) -> subprocess.CompletedProcess[str]:
+        argv = ["train", *tiny.argv(Path("run"), **{**FLAGS, **changes})]
+        return zygote.run(argv, _environment(kinds), 120, cwd=tmp_path)
+
+    return one
 
 
 def _environment(kinds: str) -> dict[str, str]:
@@ -93,12 +96,12 @@ ODD = "interrupt exit deaf swallow chdir close"
 
 
 @pytest.mark.parametrize("where", ["generate", pytest.param("reward", marks=pytest.mark.slow)])
-def test_one_sample_is_lost_and_the_run_ends_as_it_should(tiny: TinyRun, tmp_path: Path, where: str) -> None:
+def test_one_sample_is_lost_and_the_run_ends_as_it_should(run: Any, tmp_path: Path, where: str) -> None:
     own = {"custom_rm_path": "hostile.py:plain" if where == "generate" else "hostile.py:reward"}
     if where == "generate":
         own["custom_generate_function_path"] = "hostile.py:generate"
     began = time.monotonic()
-    done = run(tiny, tmp_path, ODD, rm_timeout=1, rollout_timeout=1 if where == "generate" else None, **own)
+    done = run(ODD, rm_timeout=1, rollout_timeout=1 if where == "generate" else None, **own)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert time.monotonic() - began < 60
@@ -116,8 +119,8 @@ def test_one_sample_is_lost_and_the_run_ends_as_it_should(tiny: TinyRun, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["background", "thread"])
-def test_what_a_function_leaves_behind_does_not_hold_the_end(tiny: TinyRun, tmp_path: Path, kind: str) -> None:
-    done = run(tiny, tmp_path, kind, rm_timeout=1, custom_rm_path="hostile.py:reward")
+def test_what_a_function_leaves_behind_does_not_hold_the_end(run: Any, kind: str) -> None:
+    done = run(kind, rm_timeout=1, custom_rm_path="hostile.py:reward")
     assert done.returncode == 0, done.stderr
 
 
@@ -154,9 +157,9 @@ FILTER = {"dynamic_sampling_filter_path": "hostile.py:keep"}
     ],
 )
 def test_what_ends_the_run_is_named_and_is_no_success(
-    tiny: TinyRun, tmp_path: Path, kinds: str, changes: dict[str, Any], said: str
+    run: Any, tmp_path: Path, kinds: str, changes: dict[str, Any], said: str
 ) -> None:
-    done = run(tiny, tmp_path, kinds, custom_rm_path="hostile.py:plain", **changes)
+    done = run(kinds, custom_rm_path="hostile.py:plain", **changes)
     assert done.returncode not in (0, 130), done.stderr
     assert said.format(folder=tmp_path) in done.stderr
     assert "hostile.py" in done.stderr

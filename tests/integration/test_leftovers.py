@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from slime_core.workers.leftovers import OUTPUT
-from tests.conftest import SLIME, TinyRun
+from tests.conftest import SLIME, Slime, TinyRun
 
 REWARD = """
 import asyncio, os, subprocess, time
@@ -101,13 +101,11 @@ def inline(args, sample, **kwargs):
 """
 
 
-def test_output_of_what_a_reward_starts_is_capped(tiny: TinyRun, tmp_path: Path) -> None:
+def test_output_of_what_a_reward_starts_is_capped(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(LOUD.format(done=str(tmp_path / "done")))
     changes = {"num_rollout": 1, "custom_rm_path": f"{tmp_path / 'mine.py'}:inline", "eval_interval": None}
-    argv = tiny.argv(tmp_path / "run", **changes, eval_prompt_data=None)
-    run = subprocess.run([SLIME, "train", *argv], capture_output=True, timeout=120)
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stderr.count(b"\0") == OUTPUT
-    assert run.stderr.count(b"this output is left off") == 1
-    assert b"printed by a fork" not in run.stderr + run.stdout
-    assert run.stdout.index(b"printed by the reward") < run.stdout.index(b"rollout 1/1")
+    run = slime("train", *tiny.argv(tmp_path / "run", **changes, eval_prompt_data=None))
+    assert run.stderr.count("\0") == OUTPUT
+    assert run.stderr.count("this output is left off") == 1
+    assert "printed by a fork" not in run.stderr + run.stdout
+    assert run.stdout.index("printed by the reward") < run.stdout.index("rollout 1/1")

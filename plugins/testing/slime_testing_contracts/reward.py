@@ -90,28 +90,42 @@ class RewardContract(Contract):
         """A label of any form decides the reward, or raises ValueError whatever the response."""
         examples = self.examples or [("1+1=", str(self.label), self.label, None)]
         _, _, right, _ = examples[0]
-        own = {repr(self.score(answered_sample(*each, right))) for each in _responses(examples[:1], right)}
         found, refused = set(), []
-        for prompt, response in _responses(examples, label):
-            try:
-                (reward,) = self.score(answered_sample(prompt, response, label))
-            except ValueError as error:  # the row cannot be scored
-                refused.append(str(error))
-                continue
-            except Exception as error:
+        asked = _responses(examples, label)
+        for (_, response), reward in zip(asked, self._each(asked, label)):
+            if isinstance(reward, ValueError):  # the row cannot be scored
+                refused.append(str(reward))
+            elif isinstance(reward, Exception):
                 pytest.fail(
-                    f"for the response {_short(response)} with the label {label!r} it raised {type(error).__name__}:"
-                    f" {error}; raise a ValueError that names a label which the reward cannot read"
+                    f"for the response {_short(response)} with the label {label!r} it raised {type(reward).__name__}:"
+                    f" {reward}; raise a ValueError that names a label which the reward cannot read"
                 )
-            _check(reward, response, label)
-            found.add(repr(reward))
+            else:
+                _check(reward, response, label)
+                found.add(repr(reward))
         assert not (found and refused), (
             f"the label {label!r} is refused for some responses only ({refused[:1]}); read the label first"
         )
-        assert len(found) != 1 or len(own) == 1, (
+        own = _responses(examples[:1], right) if len(found) == 1 else []
+        assert len(found) != 1 or len(set(map(repr, self._each(own, right)))) == 1, (
             f"with the label {label!r} every response gets {found.pop()}; raise a ValueError that names a label which"
             " the reward cannot read (slime_core.right_answers reads texts, numbers and lists of them)"
         )
+
+    def _each(self, asked: Sequence[tuple[Any, str]], label: Any) -> list[Any]:
+        """Return the reward of each (prompt, response), or what scoring it raised."""
+        caller = RewardCaller(self.resolved, self.settings)
+
+        async def in_turn() -> list[Any]:
+            found: list[Any] = []
+            for prompt, response in asked:
+                try:
+                    found += await caller.score([answered_sample(prompt, response, label)])
+                except Exception as error:
+                    found.append(error)
+            return found
+
+        return asyncio.run(in_turn())
 
     def test_chat_prompt(self) -> None:
         """Prompts may be chat messages."""

@@ -52,17 +52,22 @@ def test_an_unreadable_pyproject_is_a_problem_that_stops_nobody(text: str, write
     assert "broken" in registry.problems[0].where
 
 
-def test_installed_metadata_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_metadata_is_read_also_when_it_came_after_the_first_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    add_installed(registry := Registry())
+    assert "thing" not in registry.names("rewards")
     info = tmp_path / "slime_reward_thing-2.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: slime-reward-thing\nVersion: 2.1\nRequires-Dist: slime-rl>=0.1\n"
     )
     (info / "entry_points.txt").write_text("[slime.rewards]\nthing = no_such_module:reward\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    add_installed(registry := Registry())
-    ref = registry.get("rewards", "thing")
-    assert (ref.distribution, ref.version, ref.requires) == ("slime-reward-thing", "2.1", ("slime-rl>=0.1",))
+    for _ in range(2):
+        add_installed(registry := Registry())
+        ref = registry.get("rewards", "thing")
+        assert (ref.distribution, ref.version, ref.requires) == ("slime-reward-thing", "2.1", ("slime-rl>=0.1",))
 
 
 def test_this_checkout_is_found() -> None:

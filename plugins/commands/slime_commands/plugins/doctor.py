@@ -23,9 +23,9 @@ from urllib.parse import unquote, urlparse
 from slime_sandbox_local import SandboxError, require_isolation
 
 from slime_commands.plugins.checking import missing_requirements
-from slime_core.distributions import ALLOW_VARIABLE, BUNDLE, CORE, installed, safe_mode
+from slime_core.distributions import ALLOW_VARIABLE, BUNDLE, CORE, GROUP_PREFIX, installed, safe_mode
 from slime_core.errors import PluginError, PluginIncompatibleError, PluginLoadError, PluginSignatureError
-from slime_core.plugins.discovery import GROUP_PREFIX, PLUGIN_DIR_VARIABLE, add_directory
+from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE, add_directory
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.manager import load_hook_module
 from slime_core.plugins.registry import RANK_CHECKOUT, ComponentRef, Registry
