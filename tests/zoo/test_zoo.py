@@ -43,7 +43,7 @@ def test_a_bug_is_named(bug: Bug, run_loop: Any, monkeypatch: pytest.MonkeyPatch
     else:
         assert found.get(bug.check) == bug.after, found
         (line,) = [line for line in printed.splitlines() if line.endswith(f"[{bug.check}]")]
-        assert line.startswith(f"rollout {bug.after - 1}: ")
+        assert line.startswith(f"rollout {bug.after}: ")
         assert bug.says in line
         assert bug.says
         assert bug.after <= NOT_CAUGHT_AFTER
