@@ -7,7 +7,6 @@ without the flag.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import threading
 import time
@@ -20,6 +19,7 @@ from slime_core.config.sections.rollout import no_model
 from slime_core.data.control_tokens import quoted, quoted_messages, spelled
 from slime_core.errors import ConfigError, DataError
 from slime_core.protocols import Args
+from slime_core.workers.interrupt import raise_in, take_late
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 _BELIEVED = ("llama", "qwen3", "qwen3_moe")
@@ -200,7 +200,7 @@ class _Deadlines:
         finally:
             with self._lock:
                 if self._ends.pop(thread, None) is None:
-                    _raise_in(thread, None)  # an exception that came too late
+                    take_late(_TooSlow)
 
     def _keep(self, period: float) -> None:
         while self._keeper is not None:
@@ -208,13 +208,9 @@ class _Deadlines:
             with self._lock:
                 for thread in [thread for thread, end in self._ends.items() if end < time.monotonic()]:
                     del self._ends[thread]
-                    _raise_in(thread, ctypes.py_object(_TooSlow))
+                    raise_in(thread, _TooSlow)
                 if not self._ends:
                     self._keeper = None
-
-
-def _raise_in(thread: int, exception: ctypes.py_object[type[BaseException]] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
 
 
 _deadlines = _Deadlines()

@@ -6,11 +6,12 @@ The caller is pure Python (sympy, antlr): what the interpreter does in C without
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from slime_core.workers.interrupt import raise_in, take_late
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class _OverTime(BaseException):
 
 def within(seconds: float, call: Callable[[], T]) -> T | None:
     """Return what `call` returns; None once it has used that many seconds of this thread's processor time."""
-    thread, over = threading.get_ident(), threading.Event()
+    thread, over, raised = threading.get_ident(), threading.Event(), threading.Event()
     clock = time.pthread_getcpuclockid(thread) if hasattr(time, "pthread_getcpuclockid") else time.CLOCK_MONOTONIC
     end = time.clock_gettime(clock) + seconds
 
@@ -32,7 +33,8 @@ def within(seconds: float, call: Callable[[], T]) -> T | None:
         raised_at = end
         while not over.wait(max(raised_at - time.clock_gettime(clock), 0.01)):
             if time.clock_gettime(clock) >= raised_at:
-                _raise_in(thread, ctypes.py_object(_OverTime))
+                raised.set()
+                raise_in(thread, _OverTime)
                 raised_at = time.clock_gettime(clock) + _AGAIN_S
 
     watcher = threading.Thread(target=watch, name="slime-math-limit", daemon=True)
@@ -49,12 +51,9 @@ def within(seconds: float, call: Callable[[], T]) -> T | None:
                     over.set()
             over.set()
             watcher.join()
-            _raise_in(thread, None)  # one that was set too late
+            if raised.is_set():
+                take_late(_OverTime)
             ended = True
         except _OverTime:
             continue
     return result
-
-
-def _raise_in(thread: int, exception: ctypes.py_object[type[BaseException]] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)

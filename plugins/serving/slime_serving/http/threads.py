@@ -9,7 +9,6 @@ that is still in C code occupies its place until it returns.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import queue
 import sys
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from slime_core.workers.interrupt import raise_in, take_late
 from slime_serving.http.errors import Refused
 
 T = TypeVar("T")
@@ -104,11 +104,10 @@ class _Work:
         with self._lock:
             self._interrupted = not self._over
             if self._interrupted and self._thread is not None:
-                ident = ctypes.c_ulong(self._thread)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(DeadlinePassed))
+                raise_in(self._thread, DeadlinePassed)
 
     def run(self) -> bool:
-        """Run the call, on the thread. Returns False if interrupted: the exception may be late and hit another call."""
+        """Run the call, on the thread. Returns False if it was interrupted."""
         result, error = None, None
         try:
             with self._lock:
@@ -120,6 +119,8 @@ class _Work:
                     self._over = True
         except BaseException as raised:  # the boundary between two threads
             error = raised
+        if self._interrupted and not isinstance(error, DeadlinePassed):
+            take_late(DeadlinePassed)
         with suppress(RuntimeError):  # the loop was closed meanwhile
             self._loop.call_soon_threadsafe(self._tell, result, error)
         return not self._interrupted
