@@ -19,7 +19,7 @@ from slime_core.config.sections.rollout import no_model
 from slime_core.data.control_tokens import quoted, quoted_messages, spelled
 from slime_core.errors import ConfigError, DataError
 from slime_core.protocols import Args
-from slime_core.workers.interrupt import raise_in, take_late
+from slime_core.waits import raise_in, take_late
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 _BELIEVED = ("llama", "qwen3", "qwen3_moe")

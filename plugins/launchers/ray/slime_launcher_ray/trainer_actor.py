@@ -77,7 +77,7 @@ class TrainerActor(Shell):
     def push(self) -> tuple[dict[str, float], int]:
         """Send the weights to the engines; return metrics and the served version (0 from ranks other than 0)."""
         metrics: dict[str, float] = self._weights.push()
-        return metrics, int(getattr(self._weights, "version", 0))
+        return metrics, self.version()
 
     @travels
     def set_version(self, version: int) -> None:

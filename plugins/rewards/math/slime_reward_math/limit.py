@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from slime_core.workers.interrupt import raise_in, take_late
+from slime_core.waits import raise_in, take_late
 
 T = TypeVar("T")
 

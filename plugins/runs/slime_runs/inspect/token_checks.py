@@ -103,10 +103,11 @@ def check_tokens(
     eos = tokenizer.eos_token_id
     subject = _Subject(tokenizer, template_kwargs or {}, stop_ids | ({eos} if eos is not None else set()))
     checks: list[Callable[[_Subject], Finding]] = [_round_trip, _special_tokens]
-    if getattr(tokenizer, "chat_template", None):
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if has_template:
         checks += _TEMPLATE_CHECKS
     found = [_run(check, subject) for check in checks]
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_template:
         found.append(Finding("chat_template", NOTE, "there is none: text prompts only, no chats and no turns"))
     return found
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from slime_core.workers.interrupt import raise_in, take_late
+from slime_core.waits import raise_in, take_late
 from slime_serving.http.errors import Refused
 
 T = TypeVar("T")

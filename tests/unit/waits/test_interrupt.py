@@ -1,4 +1,4 @@
-"""`workers.interrupt`: an exception that another thread raises, in time or too late."""
+"""`waits.interrupt`: an exception that another thread raises, in time or too late."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from slime_core.workers.interrupt import raise_in, take_late
+from slime_core.waits import raise_in, take_late
 
 PROFILED = """
 import sys, threading
-from slime_core.workers.interrupt import raise_in, take_late
+from slime_core.waits import raise_in, take_late
 
 {late}
 sys.setprofile(lambda *seen: None)
