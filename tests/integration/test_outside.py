@@ -333,7 +333,7 @@ def test_an_engine(scripted_engine, tiny_model_dir):
 """
 KIT_REWARDS = """
 def good(args, sample):
-    return float(sample.response.strip() == (sample.label or "nothing"))
+    return float(sample.response.strip() == str(sample.label))
 
 def bad(args, sample):
     return float(len(sample.label))
