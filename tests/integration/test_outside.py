@@ -349,7 +349,7 @@ def test_the_kit_is_in_the_wheel(outside: Outside, tmp_path: Path) -> None:
     assert " passed" in run(*bare, "rewards:./my_rm.py:good", cwd=tmp_path).stdout
     bad = run(*bare, "rewards:./my_rm.py:bad", cwd=tmp_path, check=False)
     assert bad.returncode == 1
-    assert "a reward must answer whatever the model wrote" in bad.stdout
+    assert "raise a ValueError that names a label which the reward cannot read" in bad.stdout
     assert "2 passed" in run(*pytest_run, "test_kit.py", cwd=tmp_path).stdout
 
 
