@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _leave_threads(status: int) -> None:
     """End the process after a while if Python's own end waits for threads of user code that do not end."""
-    left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-    left = [thread for thread in left if not thread.daemon]
+    left = [thread for thread in threading.enumerate() if not thread.daemon]
+    left.remove(threading.current_thread())
 
     def leave() -> None:
         names = ", ".join(thread.name for thread in left if thread.is_alive())

@@ -329,8 +329,8 @@ def eval_samples(args: Args, dataset: Any, tokenizer: Any) -> list[Group]:
         prompt = reader.read(index)
         if prompt is None:
             continue
-        _apply_dataset_settings(prompt, dataset)
-        size = int(dataset.n_samples_per_eval_prompt)
+        _apply_dataset_settings(args, prompt, dataset)
+        size = dataset.n_samples_per_eval_prompt
         group = [copy.deepcopy(prompt) for _ in range(size)]
         for position, sample in enumerate(group):
             sample.group_index, sample.index = len(groups), len(groups) * size + position
@@ -343,10 +343,15 @@ def eval_samples(args: Args, dataset: Any, tokenizer: Any) -> list[Group]:
     return groups
 
 
-def _apply_dataset_settings(prompt: Sample, dataset: Any) -> None:
-    """Apply a data set's settings: a row keeps its own reward and generate function, overrides replace its metadata."""
+def _apply_dataset_settings(args: Args, prompt: Sample, dataset: Any) -> None:
+    """Apply a data set's settings: a row keeps its own reward and generate function, overrides replace its metadata.
+
+    The run's reward is not written into the sample: a user's reward that asks for another by its own settings gets it.
+    """
     prompt.metadata.update({**(dataset.metadata_overrides or {}), "source_name": dataset.name})
-    if not (prompt.custom_rm_path or prompt.metadata.get("rm_type")):
+    if (dataset.custom_rm_path, dataset.rm_type) != (args.custom_rm_path, args.rm_type) and not (
+        prompt.custom_rm_path or prompt.metadata.get("rm_type")
+    ):
         prompt.custom_rm_path = dataset.custom_rm_path
         if dataset.rm_type is not None:
             prompt.metadata["rm_type"] = dataset.rm_type

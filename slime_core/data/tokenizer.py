@@ -159,7 +159,7 @@ def render_messages(
 
     given = [dict(message) for message in messages]
     try:
-        with _deadlines.of(_TEMPLATE_S):
+        with _deadlines.kept():
             text = tokenizer.apply_chat_template(
                 given, tools=list(tools) if tools else None, tokenize=False, **(template_kwargs or {})
             )
@@ -187,13 +187,13 @@ class _Deadlines:
         self._keeper: threading.Thread | None = None
 
     @contextmanager
-    def of(self, seconds: float) -> Iterator[None]:
-        """Raise `_TooSlow` in Python code of this thread after so many seconds."""
+    def kept(self) -> Iterator[None]:
+        """Raise `_TooSlow` in Python code of this thread after `_TEMPLATE_S`."""
         thread = threading.get_ident()
         with self._lock:
-            self._ends[thread] = time.monotonic() + seconds
+            self._ends[thread] = time.monotonic() + _TEMPLATE_S
             if self._keeper is None or not self._keeper.is_alive():  # a forked process has no threads
-                self._keeper = threading.Thread(target=self._keep, args=(seconds / 20,), daemon=True)
+                self._keeper = threading.Thread(target=self._keep, daemon=True)
                 self._keeper.start()
         try:
             yield
@@ -202,9 +202,9 @@ class _Deadlines:
                 if self._ends.pop(thread, None) is None:
                     take_late(_TooSlow)
 
-    def _keep(self, period: float) -> None:
+    def _keep(self) -> None:
         while self._keeper is not None:
-            time.sleep(period)
+            time.sleep(_TEMPLATE_S / 20)
             with self._lock:
                 for thread in [thread for thread, end in self._ends.items() if end < time.monotonic()]:
                     del self._ends[thread]
