@@ -58,7 +58,7 @@ def make_batch(
     Args:
         args: The run's settings; `reward_key` picks from mapping rewards.
         rollout_id: Number of the rollout, for the batch and for messages.
-        groups: The rollout's groups; an element may itself be a list of fan-out siblings.
+        groups: The rollout's groups, with fan-out siblings in place (`rollout.stage.flatten`).
         estimator: Its `shape_rewards` sees the trainable samples of the whole rollout; None leaves rewards as they are.
         post_process_rewards: Replaces `shape_rewards`; gets the trainable samples only.
         convert_samples: Replaces everything here, reward shaping included; gets all samples.
@@ -68,7 +68,7 @@ def make_batch(
         RolloutError: No samples; admission refuses all of them; a missing or non-finite reward; or a column
             that only some of the trainable samples have.
     """
-    lists = [_flatten(group) for group in groups]
+    lists = list(groups)
     samples = [sample for members in lists for sample in members]
     if not samples:
         raise RolloutError(f"{rollout_name(rollout_id)} returned no samples; nothing to train on")
@@ -156,24 +156,6 @@ def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
 
 
 # -- samples and groups ----------------------------------------------------------------------------------
-
-
-def _flatten(group: Any) -> list[Sample]:
-    """Return a prompt's samples as a flat list; fan-out siblings, nested as a list, must share a rollout id."""
-    flat: list[Sample] = []
-    for member in group:
-        if isinstance(member, Sample):
-            flat.append(member)
-            continue
-        siblings = _flatten(member)
-        ids = {s.rollout_id for s in siblings}
-        if len(siblings) > 1 and (len(ids) > 1 or None in ids):
-            raise RolloutError(
-                f"samples {[s.index for s in siblings]} came from one generate call but have rollout ids"
-                f" {sorted(ids, key=str)}; set the same rollout_id on all of them"
-            )
-        flat.extend(siblings)
-    return flat
 
 
 def _group_indices(lists: Sequence[Sequence[Sample]]) -> list[int]:

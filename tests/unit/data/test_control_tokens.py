@@ -22,7 +22,8 @@ from slime_tool_parsers.hermes import Hermes
 
 from slime_core import GenerateContext, Sample, Step, encode_prompt
 from slime_core.config import Args
-from slime_core.data import control_tokens, turns
+from slime_core.data import tokenizer as control_tokens
+from slime_core.data import turns
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer, render_messages, render_prompt
 from slime_core.errors import DataError

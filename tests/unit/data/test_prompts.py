@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slime_data.buffer_functions import adapt
+from slime_data.flat_source import FlatSource
 
 from slime_core import BufferBase
 from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
 from slime_core.data.dumps import read_samples, write_samples
-from slime_core.data.flat_source import FlatSource
 from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
 from slime_core.errors import CheckpointError, ConfigError, DataError, RolloutError
 from slime_core.sample import Group, Sample, SampleStatus
@@ -276,19 +277,6 @@ def test_given_back_groups_come_first_and_are_whole(make: Any, data: str) -> Non
     again = source.get_samples(3)
     assert again[:2] == first[2:]
     assert again[2][0].group_index == 4
-
-
-def test_save_and_load_in_thudms_places(make: Any, data: str, tmp_path: Path) -> None:
-    source = make(data, save=str(tmp_path / "run"), load=str(tmp_path / "run"))
-    source.get_samples(7)
-    source.save(3)
-    expected = source.get_samples(5)
-    resumed = make(data, load=str(tmp_path / "run"))
-    resumed.load(3)
-    assert resumed.get_samples(5) == expected
-    with pytest.raises(CheckpointError, match="no data source state of rollout 5"):
-        resumed.load(4)
-    make(data, load=None).load(3)
 
 
 def test_changed_data_is_refused_and_the_change_is_named(make: Any, tmp_path: Path) -> None:
@@ -570,7 +558,7 @@ def test_a_filter_with_three_arguments_chooses_what_is_used_again(make: Any, dat
         return [s for s in buffer if s.reward == 1.0]
 
     settings = make_args(data, use_tis=True, use_rollout_logprobs=False)
-    source = DatasetSource(settings, tokenizer, best)
+    source = DatasetSource(settings, tokenizer, adapt(best)(settings))
     groups = source.get_samples(3)
     for number, group in enumerate(groups):
         scored_group(group, float(number))

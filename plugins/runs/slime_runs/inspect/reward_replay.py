@@ -17,9 +17,10 @@ from typing import Any
 
 from slime_core.data.dumps import grouped, read_samples
 from slime_core.errors import DataError
-from slime_core.rollout.reward import FORMAT, RewardStage, Scorer
+from slime_core.rollout.reward import RewardStage, Scorer
 from slime_core.sample import Sample, SampleStatus
 from slime_runs.files import saved_files
+from slime_runs.inspect.reward_failures import FORMAT
 
 _AT_ONCE = 2048
 """Largest number of samples in flight; more would only wait in memory."""
