@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.buffer import SampleBuffer, resolve_buffer
 from slime_core.data.dataset import Rows, has_row, open_rows
 from slime_core.data.ledger import PassedRow
@@ -292,12 +293,12 @@ def epoch_order(num_rows: int, seed: int, epoch: int) -> NDArray[Any]:
     return np.random.default_rng((seed, epoch)).permutation(num_rows)
 
 
-def eval_samples(args: Args, dataset: Any, tokenizer: Any) -> list[Group]:
+def eval_samples(args: Args, dataset: EvalDataset, tokenizer: Any) -> list[Group]:
     """Return the groups of an evaluation data set, `dataset.n_samples_per_eval_prompt` samples per prompt.
 
     Args:
         args: The run's settings, read for the tools; `dataset` already has all other fallbacks.
-        dataset: `config.eval_config.EvalDataset`.
+        dataset: The data set.
         tokenizer: HF tokenizer.
 
     Raises:
@@ -324,7 +325,7 @@ def eval_samples(args: Args, dataset: Any, tokenizer: Any) -> list[Group]:
     return groups
 
 
-def _apply_dataset_settings(args: Args, prompt: Sample, dataset: Any) -> None:
+def _apply_dataset_settings(args: Args, prompt: Sample, dataset: EvalDataset) -> None:
     """Apply a data set's settings: a row keeps its own reward and generate function, overrides replace its metadata.
 
     The run's reward is not written into the sample: a user's reward that asks for another by its own settings gets it.

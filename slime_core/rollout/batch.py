@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from slime_core.distributions import provided
 from slime_core.errors import RolloutError, rollout_name
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
-from slime_core.rollout.fate import baseline_reward
 from slime_core.rollout.reward import number_problem
 from slime_core.sample import LARGEST_SCORE, Group, Sample, SampleStatus, TrainBatch, is_score
 from slime_core.sample.admission import Sealed, admit
@@ -257,21 +257,10 @@ def _raw_reward(args: Args, sample: Sample) -> float:
 
 def _baselines(args: Args, samples: Sequence[Sample], estimator: AdvantageEstimator) -> list[float] | None:
     """Return the reward of each sample's greedy baseline, or None if the estimator needs no baseline."""
-    if estimator is None or not estimator.needs_greedy_baseline:
+    if not estimator.needs_greedy_baseline:
         return None
-    rewards = []
-    for sample in samples:
-        try:
-            reward = baseline_reward(args, sample)
-        except (ValueError, KeyError) as error:
-            raise RolloutError(f"{_name(sample)}: {error}") from error
-        if reward is None:
-            raise RolloutError(
-                f"{_name(sample)} has no greedy baseline, which {type(estimator).__name__} needs; a rollout function of"
-                ' your own makes it with context.runner.run_group, or sets sample.metadata["greedy_baseline"]'
-            )
-        rewards.append(reward)
-    return rewards
+    found: list[float] = provided("slime.data", "greedy_baseline").baselines(args, samples, type(estimator).__name__)
+    return found
 
 
 def _spread(source: str, rewards: Sequence[float], kept: Sequence[int], samples: Sequence[Sample]) -> list[float]:

@@ -13,6 +13,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.prompts import eval_samples
 from slime_core.errors import RolloutError
 from slime_core.protocols import Args
@@ -22,7 +23,7 @@ from slime_core.rollout.reward import number_problem
 from slime_core.sample import Group, RolloutFnEvalOutput, Sample, SampleStatus
 
 
-def eval_sampling_params(args: Args, dataset: Any) -> dict[str, Any]:
+def eval_sampling_params(args: Args, dataset: EvalDataset) -> dict[str, Any]:
     """Return a data set's sampling settings under SGLang's names, as a new dictionary each call."""
     params = {
         "temperature": dataset.temperature,
@@ -41,7 +42,7 @@ def eval_sampling_params(args: Args, dataset: Any) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
 
 
-def dataset_args(args: Args, dataset: Any) -> Any:
+def dataset_args(args: Args, dataset: EvalDataset) -> Args:
     """Return the run's settings with the data set's template, tools, environment and plugin options.
 
     The data set's generate functions see all of them. Rewards see the options only.
@@ -105,7 +106,7 @@ async def evaluate_datasets(
     if record is not None:
         record.total = sum(len(groups) for _, _, groups, _ in work)
 
-    async def one(dataset: Any, own: Any, group: Group, kept: Group | None, number: int) -> Group:
+    async def one(dataset: EvalDataset, own: Any, group: Group, kept: Group | None, number: int) -> Group:
         if kept is not None:
             return kept
         finished = await _evaluate_group(args, own, dataset, runner, group, rollout_id)
@@ -130,7 +131,7 @@ async def evaluate_datasets(
 
 
 async def _evaluate_group(
-    args: Args, own: Any, dataset: Any, runner: SampleRunner, group: Group, rollout_id: int | None
+    args: Args, own: Args, dataset: EvalDataset, runner: SampleRunner, group: Group, rollout_id: int | None
 ) -> Group:
     """Return the group with responses and rewards; retry if the end of a concurrent rollout aborted its requests.
 
@@ -177,7 +178,7 @@ def eval_columns(args: Args, samples: list[Sample]) -> dict[str, Any]:
     }
 
 
-def _votes(args: Args, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
+def _votes(args: Args, dataset: EvalDataset, samples: list[Sample]) -> dict[str, Any]:
     """Return `ks` if the data set names them, and `answers` if every sample's answer can be extracted."""
     votes: dict[str, Any] = {} if dataset.ks is None else {"ks": dataset.ks}
     if int(dataset.n_samples_per_eval_prompt) == 1:

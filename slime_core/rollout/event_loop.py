@@ -20,10 +20,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from slime_core.errors import RolloutError
 from slime_core.waits import current, leave_behind
+from slime_core.workers.call import on_thread
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -104,23 +106,11 @@ class LoopThread:
             raise
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        """Run a blocking call in a daemon thread of its own and return its result.
+        """Run a blocking call in a daemon thread and return its result.
 
         If the wait is cancelled, the thread still finishes the call.
         """
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result = call(*args)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        future.set_running_or_notify_cancel()  # from here on, cancelling the wait does not touch the future
-        threading.Thread(target=run, name="slime-rollout-stage", daemon=True).start()
-        return await asyncio.wrap_future(future)
+        return await on_thread(partial(call, *args))
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)

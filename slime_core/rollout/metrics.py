@@ -16,7 +16,6 @@ from typing import Any
 
 from slime_core.distributions import entry_points
 from slime_core.protocols import Args
-from slime_core.rollout.fate import baseline_reward
 from slime_core.sample import NOT_SAMPLED, Group, Sample, SampleStatus, is_score
 from slime_core.sample.fan_out import execution_rewards, executions, mean, shares, weighted_mean
 
@@ -115,9 +114,6 @@ def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) ->
     means = [statistics.fmean(of) for group in groups if (of := reward_values(args, group))]
     if len(means) > 1:  # responses to one prompt are similar: prompts count, not samples
         metrics["rollout/raw_reward_stderr"] = statistics.stdev(means) / math.sqrt(len(means))
-    baselines = [value for g in groups if g and (value := baseline_reward(args, g[0])) is not None]
-    if baselines:
-        metrics["rollout/greedy_baseline_reward"] = statistics.fmean(baselines)
     for reward, count in _constant_groups(args, groups).items():
         metrics[f"rollout/zero_std/count_{reward}"] = float(count)
     others = [s.token_weight_versions.count(NOT_SAMPLED) for s in samples]

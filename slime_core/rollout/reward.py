@@ -16,7 +16,7 @@ import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.distributions import offered
 from slime_core.errors import ConfigError, PluginError
@@ -26,32 +26,10 @@ from slime_core.sample.admission import Sealed
 from slime_core.waits import waiting, when_placed
 from slime_core.workers.call import DeadlineExceeded
 
+if TYPE_CHECKING:
+    from slime_core.plugins.adapters import RewardCaller
+
 logger = logging.getLogger(__name__)
-
-
-class Scorer(Protocol):
-    """A resolved reward function (`plugins.adapters.RewardCaller`) that returns checked rewards or raises."""
-
-    label: str
-    spec: str
-    """Spec from which the function was resolved."""
-    provenance: Mapping[str, Any]
-    batched: bool
-    """True if a call takes several samples."""
-    scores_groups: bool
-    """True if a call must contain the whole group."""
-
-    async def start(self) -> None:
-        """Prepare for calls; raise if the reward cannot work."""
-
-    async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
-        """Return one reward per sample; the deadline of the call begins when the scorer reports it (`waits.placed`).
-
-        May raise any exception.
-        """
-
-    def under(self, args: Args) -> Scorer:
-        """Return the same reward with settings whose `plugins` differ."""
 
 
 class Workers(Protocol):
@@ -72,7 +50,7 @@ class FailureLog(Protocol):
     def save(
         self,
         samples: Sequence[Sample],
-        scorer: Scorer,
+        scorer: RewardCaller,
         error: BaseException,
         *,
         evaluation: bool,
@@ -91,8 +69,8 @@ class RewardStage:
     def __init__(
         self,
         args: Args,
-        default: Scorer | None,
-        resolve: Callable[[str], Scorer],
+        default: RewardCaller | None,
+        resolve: Callable[[str], RewardCaller],
         *,
         workers: Workers | None = None,
     ) -> None:
@@ -100,8 +78,8 @@ class RewardStage:
         self.default = default
         self._resolve = resolve
         self._workers = workers
-        self._cache: dict[str, Scorer] = {}
-        self._under: dict[tuple[str, bytes], Scorer] = {}
+        self._cache: dict[str, RewardCaller] = {}
+        self._under: dict[tuple[str, bytes], RewardCaller] = {}
         """(spec, plugin options) -> the reward with these options."""
 
     @cached_property
@@ -139,7 +117,7 @@ class RewardStage:
         if self._workers is not None:
             self._workers.close()
 
-    def scorer_of(self, sample: Sample, args: Args | None = None) -> Scorer:
+    def scorer_of(self, sample: Sample, args: Args | None = None) -> RewardCaller:
         """Return the function that scores this sample, with the plugin options of `args` (None: the run's).
 
         Raises:
@@ -153,7 +131,7 @@ class RewardStage:
             self._under[key] = scorer.under(args)
         return self._under[key]
 
-    def _run_scorer(self, sample: Sample) -> Scorer:
+    def _run_scorer(self, sample: Sample) -> RewardCaller:
         spec = sample.custom_rm_path or sample.metadata.get("custom_rm_path") or sample.metadata.get("rm_type")
         if not spec:
             if self.default is None:
@@ -176,7 +154,7 @@ class RewardStage:
         Aborted, failed and already rewarded samples are skipped. A copy replaces a sample to which an abandoned call
         may still write.
         """
-        by_scorer: dict[int, tuple[Scorer, list[Sample]]] = {}
+        by_scorer: dict[int, tuple[RewardCaller, list[Sample]]] = {}
         for sample in samples:
             if sample.reward is not None or sample.status in (SampleStatus.ABORTED, SampleStatus.FAILED):
                 continue
@@ -186,7 +164,7 @@ class RewardStage:
                 sample.fail("reward", error)
                 continue
             by_scorer.setdefault(id(scorer), (scorer, []))[1].append(sample)
-        calls: list[tuple[Scorer, list[Sample]]] = []
+        calls: list[tuple[RewardCaller, list[Sample]]] = []
         for scorer, members in by_scorer.values():
             calls.extend([(scorer, members)] if scorer.batched else [(scorer, [s]) for s in members])
         if len(calls) == 1:  # the usual case needs no separate task
@@ -201,7 +179,7 @@ class RewardStage:
 
     async def call(
         self,
-        scorer: Scorer,
+        scorer: RewardCaller,
         samples: list[Sample],
         *,
         evaluation: bool = False,

@@ -32,7 +32,7 @@ from slime_core.rollout.deadlines import TIMEOUT, Interruptible, cancel_all, eva
 from slime_core.rollout.event_loop import LoopLag, StageRunner
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import Generator, SampleRunner, Timeline
+from slime_core.rollout.generate import SampleRunner, Timeline
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.pool import RolloutContext, shape_of
@@ -45,6 +45,7 @@ from slime_core.workers.call import on_thread
 if TYPE_CHECKING:
     import torch
 
+    from slime_core.plugins.adapters import GenerateCaller
     from slime_core.rollout.evaluate import EvalRecord
     from slime_core.rollout.event_loop import LoopThread
     from slime_core.rollout.producer import GroupProducer
@@ -78,10 +79,10 @@ class RolloutParts:
     tokenizer: Any = None
     engine: RolloutEngine | None = None
     """Rollout engine; None if the rollout function needs no engine (SFT)."""
-    generator: Generator | None = None
+    generator: GenerateCaller | None = None
     rewards: RewardStage | None = None
     filters: FilterStage | None = None
-    resolve_generator: Callable[[str], Generator] | None = None
+    resolve_generator: Callable[[str], GenerateCaller] | None = None
     estimator: Any = None
     """Estimator that shapes the rewards; None leaves them unchanged."""
     post_process_rewards: Callable[..., Any] | None = None

@@ -1,4 +1,4 @@
-"""Metrics of a rollout's samples that flags ask for: `--log-passrate`, `--log-multi-turn` and others.
+"""Metrics of a rollout's samples that settings ask for: `--log-passrate`, `--log-multi-turn`, ReMax and others.
 
 `slime_core.rollout.metrics` adds them to its own (entry-point group `slime.metrics`). Pure functions.
 """
@@ -9,6 +9,8 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+
+from slime_data.greedy_baseline import baseline_reward
 
 from slime_core.protocols import Args
 from slime_core.rollout.metrics import reward_values, sample_metrics
@@ -24,6 +26,9 @@ def further_metrics(args: Args, groups: Sequence[Group]) -> dict[str, float]:
     """Return the `rollout/...` metrics that the settings ask for."""
     samples = [s for group in groups for s in group]
     metrics: dict[str, float] = {}
+    baselines = [value for g in groups if g and (value := baseline_reward(args, g[0])) is not None]
+    if baselines:
+        metrics["rollout/greedy_baseline_reward"] = statistics.fmean(baselines)
     if args.use_rollout_routing_replay:
         metrics["rollout/routing_replay_fraction"] = routing_replay_fraction(samples)
     category = args.log_reward_category

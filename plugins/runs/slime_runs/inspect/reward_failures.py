@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.data.dumps import to_json
+from slime_core.plugins.adapters import RewardCaller
 from slime_core.protocols import Args
-from slime_core.rollout.reward import Scorer
 from slime_core.sample import Sample
 from slime_core.secrets import hidden_values
 
@@ -50,7 +50,7 @@ class FailureLog:
     def save(
         self,
         samples: Sequence[Sample],
-        scorer: Scorer,
+        scorer: RewardCaller,
         error: BaseException,
         *,
         evaluation: bool,
