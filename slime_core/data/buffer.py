@@ -189,7 +189,8 @@ class SampleBuffer:
     def _type(self) -> str:
         kind = type(self._plugin)
         module = _OF_A_FILE.sub(r"\1", kind.__module__)  # the same wherever the file lies
-        return getattr(kind, "stored_as", "") or f"{module}.{kind.__qualname__}"
+        stored_as = kind.stored_as if issubclass(kind, BufferBase) else ""
+        return stored_as or f"{module}.{kind.__qualname__}"
 
     def _calling(self) -> AbstractContextManager[None]:
         return _blamed(self._name)
