@@ -20,7 +20,7 @@ from slime_core.launch.lock import sole_writer
 from tests.conftest import SLIME, TinyRun, without_start
 
 SLOW = pytest.mark.slow
-"""Starts interpreters for many seconds; `make test` has one such test."""
+"""Starts interpreters for many seconds."""
 PLACES = ("perf/",)
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -221,7 +221,8 @@ def test_nothing_outlives_a_killed_command(running: Any) -> None:
     assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
-@pytest.mark.parametrize("after", [0.0, *(pytest.param(seconds, marks=SLOW) for seconds in (1.0, 3.0))])
+@SLOW
+@pytest.mark.parametrize("after", [0.0, 1.0, 3.0])
 def test_a_command_killed_while_its_ranks_start_leaves_no_orphan_and_no_lock(
     two: Callable[..., list[str]], tmp_path: Path, after: float
 ) -> None:

@@ -122,6 +122,7 @@ async def test_a_judge_behind_our_own_server(make_text_model: Models) -> None:
         await engine.stop()
 
 
+@pytest.mark.slow
 def test_a_reward_of_another_project_and_what_check_says_of_it(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     code = (
         "def reward_func(completions, label, **kwargs):\n"

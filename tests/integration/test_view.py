@@ -283,7 +283,7 @@ REPORT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("finished", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_evaluation_has_a_state_and_its_scores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: bool
 ) -> None:

@@ -133,7 +133,7 @@ def test_nothing_outlives_a_parent_that_ends(parent: Callable[..., Started], wor
     assert gone_within(pids)
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_nothing_outlives_a_killed_guard(parent: Callable[..., Started], which: int) -> None:
     _, _, pids = parent("deaf")
     os.kill(pids[which], signal.SIGKILL)

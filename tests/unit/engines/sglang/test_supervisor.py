@@ -33,7 +33,7 @@ class Fleet:
 
     def __init__(
         self, directory: Path, *, count: int = 2, owned: bool = True, frozen: bool = False, routed: bool = False,
-        **settings: Any,
+        started: bool = True, **settings: Any,
     ) -> None:  # fmt: skip
         self.directory = directory
         self.router = SmallRouter() if routed else None
@@ -41,9 +41,9 @@ class Fleet:
             self.router.start()
             self.router.wait()
         self.servers = [EmbeddedServer(f"server {i}", tiny_model()) for i in range(count)]
-        for server in self.servers:
+        for server in self.servers if started else []:
             server.start()
-        for server in self.servers:
+        for server in self.servers if started else []:
             server.wait()
         self.workers = [Worker(s.url, owned=owned, state=READY) for s in self.servers]
         self.pool = WorkerPool(self.workers)
@@ -276,12 +276,11 @@ def test_an_external_server_that_does_not_come_back_is_lost_and_the_error_says_h
     fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch, lack: str
 ) -> None:
     monkeypatch.setattr(servers, "COMEBACK_S", 1.0 if lack == "server" else 60.0)
-    it = fleet(count=1, owned=False, use_fault_tolerance=False, rollout_health_check_timeout=0.5)
-    it.update(3)
+    there = lack == "weights"
+    it = fleet(count=1, owned=False, use_fault_tolerance=False, rollout_health_check_timeout=0.5, started=there)
+    it.pool.version_wanted = 3
     it.supervisor.start()
-    if lack == "server":
-        it.servers[0].kill()
-    else:
+    if there:
         it.servers[0].post("/update_weight_version", {"new_version": "0"})
 
         async def nothing_kept(worker: Worker) -> None:
