@@ -453,17 +453,6 @@ def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path, monk
         assert view.client.get("api/rollout", params={"run": "sound", "rollout": number}).status_code == 400
 
 
-def test_a_run_that_grows_is_followed(tmp_path: Path) -> None:
-    run = MadeRun(tmp_path / "run", rollouts=3).write()
-    view = inside(run)
-    first = view.ask("pulse")
-    assert view.ask("metrics", name=["train/loss"], since=-1)["step"] == [0, 1, 2, 3]
-    MadeRun(run, rollouts=5).write()  # its own files anew, and two more: as after a resume
-    assert view.ask("pulse")["stamp"] != first["stamp"]
-    assert view.ask("metrics", name=["train/loss"], since=2)["step"] == [3, 4, 5]
-    assert view.ask("run")["rollouts"]["rollout"] == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="addresses of Linux")
 def test_what_cannot_be_shown_is_said_in_a_line(slime: Any, tmp_path: Path) -> None:
     nothing = slime("view", tmp_path, check=False)

@@ -91,19 +91,6 @@ def test_a_killed_preparation_is_done_again_with_the_same_result(
         assert torch.equal(tensor, load_file(tmp_path / "model" / "model.safetensors")[name])
 
 
-def test_the_models_seed_is_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-
-    def fine_tune(args: Any, phase: str, model: Path, data: Path, save: Path) -> Path:
-        made.append(args.seed)
-        return model
-
-    monkeypatch.setattr(warmup, "_fine_tune", fine_tune)
-    for seed in (0, 0, 1, 1):
-        recipe.prepare(demo_args(tmp_path, seed))
-    assert made == [0, 0, 1, 1]  # two phases each, and none for the second run of a seed
-
-
 @pytest.mark.slow
 def test_the_warm_up_is_one_process_also_under_torchrun(
     tmp_path: Path, short_warmup: None, monkeypatch: pytest.MonkeyPatch
@@ -114,16 +101,6 @@ def test_the_warm_up_is_one_process_also_under_torchrun(
     recipe.prepare(demo_args(tmp_path))
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "2")
     assert (tmp_path / "model" / "config.json").is_file()
-
-
-def test_the_settings_of_the_warm_up_are_the_measured_ones(tmp_path: Path) -> None:
-    steps = {"warmup-1.yaml": (task.NUM_WORKED, 2e-3, 406), "warmup-2.yaml": (task.NUM_MIXED, 5e-4, 93)}
-    for phase, (rows, lr, expected) in steps.items():
-        file = Path(recipe.__file__).with_name(phase)
-        argv = ["--config", str(file), "--hf-checkpoint", "m", "--prompt-data", "d", "--save", str(tmp_path)]
-        args = load_settings(argv, command="sft", env={}).args
-        assert rows // args.rollout_batch_size * args.num_steps_per_rollout == expected
-        assert (args.global_batch_size, args.lr, args.min_lr) == (16, lr, lr / 10)
 
 
 @pytest.mark.parametrize(

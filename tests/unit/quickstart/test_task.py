@@ -14,10 +14,6 @@ def test_held_out_problems_are_never_trained_on_in_either_order() -> None:
     assert {operand for p in train + held_out for operand in p} == set(range(10, 100))
 
 
-def test_the_split_is_always_the_same() -> None:
-    assert task.split_problems() == task.split_problems()
-
-
 def test_texts() -> None:
     assert task.question((37, 48)) == "37+48=?"
     assert task.direct_answer((37, 48)) == r"\boxed{85}"
@@ -51,7 +47,3 @@ def test_warm_up_rows() -> None:
     assert direct / len(mixed) == pytest.approx(task.DIRECT_SHARE, abs=0.04)
     assert task.warmup_rows(train, seed=3) == (worked, mixed)
     assert task.warmup_rows(train, seed=4)[0] != worked
-
-
-def test_rl_rows_use_the_runs_columns() -> None:
-    assert task.rl_rows([(10, 99)], "q", "a") == [{"q": "10+99=?", "a": "109"}]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,10 +42,3 @@ def test_the_template_costs_three_tokens(tokenizer: Any) -> None:
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert text == "<|user|>1+1=?<|end|><|assistant|>"
     assert len(tokenizer.encode(text)) == len(tokenizer.encode("1+1=?")) + 3
-
-
-def test_the_files_do_not_depend_on_the_run(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "a")
-    write_tokenizer(tmp_path / "b")
-    for file in (tmp_path / "a").iterdir():
-        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()

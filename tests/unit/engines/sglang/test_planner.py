@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slime_engine_sglang import planner, server_groups
 from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.plan import LaunchPlan, Reservation
-from slime_engine_sglang.planner import DEFAULT_MODEL, USES, check, find_device, make_plan, plan_of
+from slime_engine_sglang.planner import DEFAULT_MODEL, check, find_device, make_plan, plan_of
 
 from slime_core.config import Args, load_settings
 from slime_core.errors import ConfigError
@@ -69,29 +69,6 @@ def test_one_cpu_engine_behind_a_router() -> None:
     assert rows(plan) == [("default/0", "regular", 0, ())]
     assert server.arguments == {"gpus": 1, "rank": 0, "model_path": "/m"}
     assert server.environment == {"ON": "cpu"}
-
-
-def test_two_cpu_engines_behind_a_router() -> None:
-    plan = make("--rollout-num-gpus 2")
-    assert rows(plan) == [("default/0", "regular", 0, ()), ("default/1", "regular", 0, ())]
-    assert [s.arguments["rank"] for s in plan.servers] == [0, 1]
-    assert plan.models[0].router is not None
-
-
-def test_a_cpu_engine_of_two_shares() -> None:
-    assert [s.arguments["gpus"] for s in make("--rollout-num-gpus-per-engine 2").servers] == [2]
-
-
-def test_eight_gpus_in_engines_of_two_after_the_trainers() -> None:
-    plan = make("--actor-num-gpus-per-node 8 --rollout-num-gpus 8 --rollout-num-gpus-per-engine 2", gpus=16)
-    assert rows(plan) == [(f"default/{i}", "regular", 1, (2 * i, 2 * i + 1)) for i in range(4)]
-    assert [s.arguments["base_gpu_id"] for s in plan.servers] == [0, 2, 4, 6]
-    assert plan.num_nodes == 2
-
-
-def test_trainer_and_servers_on_one_node() -> None:
-    plan = make("--actor-num-gpus-per-node 4 --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2", gpus=8)
-    assert rows(plan) == [("default/0", "regular", 0, (4, 5)), ("default/1", "regular", 0, (6, 7))]
 
 
 def test_colocated_servers_have_the_trainers_gpus() -> None:
@@ -197,19 +174,6 @@ def test_actor_and_frozen_judge() -> None:
     assert judge.router is not None
 
 
-def test_a_placeholder_only_reserves() -> None:
-    text = (
-        "sglang:\n- name: a\n  server_groups:\n  - {num_gpus: 2}\n  - {num_gpus: 3, worker_type: placeholder}\n"
-        "  - {num_gpus: 1}\n"
-    )
-    plan = make(f"{ALONE} --num-gpus-per-node 4 --rollout-num-gpus 6", gpus=8, yaml=text)
-    assert rows(plan) == [("a/0", "regular", 0, (0,)), ("a/1", "regular", 0, (1,)), ("a/2", "regular", 1, (1,))]
-    assert [(r.name, r.node, r.gpus) for r in plan.reserved] == [
-        ("a/placeholder-0", 0, (2, 3)),
-        ("a/placeholder-0", 1, (0,)),
-    ]
-
-
 def test_a_model_of_placeholders_is_none_that_serves() -> None:
     text = (
         "sglang:\n- {name: later, server_groups: [{num_gpus: 2, worker_type: placeholder}]}\n"
@@ -221,10 +185,6 @@ def test_a_model_of_placeholders_is_none_that_serves() -> None:
     assert plan.reserved == (Reservation("later/placeholder-0", 0, (0, 1)),)
     assert "reserved\n  later/placeholder-0  node 0  GPUs 0-1" in plan.describe()
     assert [s.gpus for s in a.servers] == [(2,), (3,)]
-
-
-def test_the_file_decides_the_total_when_no_flag_does() -> None:
-    assert len(make(yaml=TWO_MODELS).servers) == 3
 
 
 # -- weights -----------------------------------------------------------------------------------------------
@@ -274,10 +234,6 @@ def test_a_router_that_runs_is_for_the_main_model() -> None:
     assert (a.router, a.router_address) == ({"policy": "round_robin"}, None)
     assert (b.router, b.router_address) == (None, ("h", 9))
     assert "h:9, already running" in plan.describe()
-
-
-def test_the_routers_port_may_be_chosen() -> None:
-    assert make("--sglang-router-port 9").models[0].router == {"policy": "round_robin", "port": 9}
 
 
 def test_without_a_router_requests_go_to_the_servers() -> None:
@@ -457,13 +413,6 @@ def test_a_model_needs_a_path() -> None:
         plan_of(load_settings([], command="show", env={}), num_gpus=0)
 
 
-def test_without_origins_messages_name_the_value_alone() -> None:
-    settings = load_settings(["--hf-checkpoint", "/m", "--rollout-num-gpus", "3"], command="show", env={})
-    settings.args.rollout_num_gpus_per_engine = 2
-    with pytest.raises(ConfigError, match=r"^--rollout-num-gpus 3 is no multiple of --rollout-num-gpus-per-engine 2; "):
-        make_plan(settings.args, device="cpu")
-
-
 # -- what a run on this machine is told ------------------------------------------------------------------------
 
 TRAIN = (
@@ -511,15 +460,6 @@ def test_other_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     settings = load_settings(f"{TRAIN} --rollout-num-gpus 8 --num-gpus-per-node 16".split(), command="train", env={})
     assert check(settings) == []
-
-
-def test_the_plans_settings_are_those_of_some_components() -> None:
-    from slime_engine_sglang.engine import SglangEngine
-
-    from slime_core.config.support import BY_COMPONENT
-
-    assert set(BY_COMPONENT) >= USES
-    assert SglangEngine.traits.uses >= USES
 
 
 # -- every plan --------------------------------------------------------------------------------------------

@@ -84,14 +84,6 @@ async def test_refusals_are_final_and_patience_ends(status: int, calls: int) -> 
         assert len(server.asked("/generate")) == calls
 
 
-@pytest.mark.slow
-async def test_waiting_ends_at_the_timeout() -> None:
-    async with servers(generating(hang)) as (server,), engine_at(server, rollout_timeout=1.0) as engine:
-        with pytest.raises(EngineError, match=r"no answer within 1 s \(--rollout-timeout\)"):
-            await engine.generate([3], {})
-        assert len(server.asked("/generate")) == 1
-
-
 async def test_what_would_end_a_server_is_not_sent() -> None:
     async with servers(well) as (server,), engine_at(server) as engine:
         for params in ({"temprature": 1}, {"max_new_tokens": "many"}):
@@ -238,14 +230,6 @@ async def test_answers_of_other_weights_are_not_returned(lie: str) -> None:
         assert good.asked("/abort_request") == []
 
 
-async def test_one_token_of_other_weights_is_enough() -> None:
-    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "5", "start": 1, "end": 2}]
-    async with servers(version("5", weight_versions=spans)) as (server,), engine_at(server) as engine:
-        engine.pool.version_wanted = 5
-        with pytest.raises(EngineError, match=r"no engine is ready.*version '3'"):
-            await engine.generate([3], {})
-
-
 async def test_an_update_in_mid_answer_is_no_lie() -> None:
     gate = asyncio.Event()
 
@@ -371,18 +355,6 @@ async def test_a_place_is_waited_for_without_losing_time(monkeypatch: pytest.Mon
         assert engine.pool.workers[0].state is WorkerState.READY
 
 
-async def test_a_server_taken_out_while_a_request_rests_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_DELAY_S", 0.2)
-    async with servers(first((503, {}))) as (server,), engine_at(server) as engine:
-        task = asyncio.create_task(engine.generate([3], {}))
-        await until(lambda: engine.take_metrics()["engine/retried_requests"])
-        engine.pool.set_state(engine.pool.workers[0], WorkerState.QUARANTINED, "hung")
-        with pytest.raises(EngineError, match=r"no engine is ready.*hung"):
-            await task
-        assert len(server.asked("/generate")) == 1
-        assert engine.pool.workers[0].busy == 0
-
-
 def sglang(software: str) -> Reaction:
     """Answers with the version 5, and says which software it is."""
 
@@ -424,35 +396,6 @@ async def test_a_server_of_slime_is_not_asked_for_what_it_does_not_know() -> Non
         engine.pool.version_wanted = 5
         await engine.generate([3], {})
         assert "extra_key" not in server.asked("/generate")[-1]
-
-
-async def test_a_router_is_told_the_name_of_the_prefixes() -> None:
-    async with servers(sglang("0.5.20")) as (server,):
-        pool = WorkerPool([Worker(server.url, state=WorkerState.READY, software="0.5.20")])
-        pool.version_wanted = 5
-        http = Http(timeout=10.0)
-        await http.open()
-        client = Client(http, pool, Router(http, server.url), Args())
-        try:
-            await client.generate([3], {})
-        finally:
-            client.close()
-            await http.close()
-        assert client.counts["bypassed_router"] == 0
-        assert "extra_key" in server.asked("/generate")[-1]
-
-
-async def test_a_second_try_is_held_to_the_version_of_its_own_time() -> None:
-    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
-        if before == 0:
-            engine.pool.version_wanted = 6  # this server misses the update
-            return 503, {}
-        return answer(1, version="5")
-
-    async with servers(generating(react)) as (server,), engine_at(server) as engine:
-        engine.pool.version_wanted = 5
-        with pytest.raises(EngineError, match="version '5', wanted is 6"):
-            await engine.generate([3], {})
 
 
 # -- streams -----------------------------------------------------------------------------------------------
@@ -648,15 +591,6 @@ async def test_a_server_of_others_that_hangs_behind_the_router(owned: bool) -> N
                 assert (await task).token_ids == [2]
             assert setup.failures == 0
             task.cancel()
-
-
-async def test_a_server_whose_url_begins_like_the_routers() -> None:
-    async with servers(well, well) as (front, worker), Setup(front, worker) as client:
-        flight = client._flight([3], {}, None, None, ())
-        await client._next(flight, transport.engine_error(f"{front.url}9/generate", "broke"))
-        assert not flight.direct
-        await client._next(flight, transport.engine_error(f"{front.url}/generate", "broke"))
-        assert flight.direct
 
 
 async def test_streams_through_the_router() -> None:

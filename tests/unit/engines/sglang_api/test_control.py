@@ -105,13 +105,6 @@ async def test_a_server_that_an_earlier_run_left_paused_goes_on(caplog: pytest.L
     assert made[0].url in told
 
 
-async def test_a_server_that_does_not_generate_anyway_is_an_error() -> None:
-    async with servers(at("/health", *[(503, b"dead")] * 99)) as made:
-        with pytest.raises(EngineError, match=f"{made[0].address}/health: status 503: dead"):
-            async with engine_at(*made):
-                pass
-
-
 async def test_information_of_sglang_and_of_slime() -> None:
     async def sglang(server: Server, request: Any, body: Any, before: int) -> Any:
         load = {"num_running_reqs": 2, "num_waiting_reqs": 1}

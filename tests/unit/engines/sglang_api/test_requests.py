@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from slime_engine_sglang.api.requests import PARAMS, generate_request, vocab_size_of
+from slime_engine_sglang.api.requests import generate_request, vocab_size_of
 from slime_engine_sglang.api.transport import encoded
 
 from slime_core.errors import EngineError
@@ -68,10 +68,6 @@ def test_numpy_and_tuples_are_token_ids_too() -> None:
         ]
         with pytest.raises(EngineError, match="5 is beyond"):
             generate_request(ids, {}, "r", vocab_size=5)
-
-
-def test_none_means_the_default() -> None:
-    assert generate_request([1], dict.fromkeys(PARAMS), "r")["sampling_params"] == dict.fromkeys(PARAMS)
 
 
 def test_the_vocabulary_is_the_checkpoints(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker
 
 from slime_core.errors import ConfigError, EngineError
-from slime_core.rollout.generate import train_sampling_params
 from tests.unit.engines.sglang_api.servers import Server, servers
 
 W = "http://127.0.0.1:1234"
@@ -116,12 +115,3 @@ def request(**fields: Any) -> dict[str, Any]:
 )
 def test_what_it_drops(fields: dict[str, Any], dropped: str) -> None:
     assert Router(Http(), W).dropped(request(**fields)) == dropped
-
-
-def test_a_training_rollout_goes_through_the_router() -> None:
-    class Args:
-        def __getattr__(self, name: str) -> Any:
-            return 1
-
-    params = train_sampling_params(Args()) | {"sampling_seed": 7}
-    assert Router(Http(), W).dropped(request(sampling_params=params)) == ""

@@ -113,14 +113,6 @@ async def test_every_bit_arrives_and_the_server_goes_on(transport: str, software
     assert after == process, "the trainer's"
 
 
-async def test_only_the_last_bucket_bears_the_version() -> None:
-    async with setup(WeightServer()) as s:
-        await s.push("tensor", 4)
-        *first, last = [body["weight_version"] for body in s.servers[0].asked("/update_weights_from_tensor")]
-        assert set(first) == {None}
-        assert last == "4"
-
-
 @ALL
 @pytest.mark.parametrize("failure", [die, pytest.param(hang, marks=pytest.mark.slow)])
 async def test_one_server_that_fails_is_quarantined_and_the_other_is_updated(transport: str, failure: Any) -> None:
@@ -199,16 +191,6 @@ async def test_a_trainer_that_fails_in_the_middle_leaves_nobody_serving(transpor
         assert (s.pool.version_wanted, s.pool.version_coming) == (None, None)
 
 
-async def test_an_update_that_fails_is_no_longer_coming() -> None:
-    async with setup(WeightServer(), use_fault_tolerance=True) as s:
-        await s.push("tensor", 1)
-        s.workers[0].owned = False
-        s.rules[0].broken["/update_weights_from_tensor"] = die
-        with pytest.raises(WeightSyncError, match="no engine is left"):
-            await s.push("tensor", 2)
-        assert (s.pool.version_wanted, s.pool.version_coming) == (1, None)
-
-
 async def test_a_session_that_somebody_left_open_is_closed_first() -> None:
     async with setup(WeightServer("0.5.23")) as s:
         s.rules[0].session = True
@@ -229,17 +211,6 @@ async def test_the_event_loop_goes_on_while_a_bucket_is_filled(monkeypatch: pyte
     monkeypatch.setattr(Buffers, "fill", wait_for_the_loop)
     async with setup(WeightServer()) as s:
         await s.push("tensor", 1)
-
-
-async def test_a_name_that_comes_twice_ends_the_update() -> None:
-    class Twice:
-        @staticmethod
-        def items() -> list[tuple[str, torch.Tensor]]:
-            return [*weights().items(), *weights().items()]
-
-    async with setup(WeightServer()) as s:
-        with pytest.raises(WeightSyncError, match="'bytes' twice"):
-            await s.push("tensor", 1, Twice)
 
 
 async def test_a_broadcast_that_nobody_waits_for_any_more_tells_of_its_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -360,17 +331,6 @@ async def test_one_group_for_all_servers_loses_only_the_one_that_died() -> None:
         assert same(s.rules[2].weights, 1)
         sizes = [body["world_size"] for body in s.servers[1].asked("/init_weights_update_group")]
         assert sizes == [4, 3]
-
-
-async def test_what_servers_take_depends_on_what_they_are() -> None:
-    async with setup(WeightServer(), WeightServer()) as s:
-        assert await s.updates.transports() == ("tensor", "distributed", "disk")
-        s.workers[1].owned = False
-        assert await s.updates.transports() == ("distributed", "disk")
-        s.rules[1].software = "slime 1.0"
-        assert await s.updates.transports() == ("disk",)
-        with pytest.raises(WeightSyncError, match=f"{s.servers[1].address} is no SGLang server"):
-            await s.push("distributed", 1)
 
 
 async def test_a_pause_that_a_server_does_not_know_is_refused() -> None:
