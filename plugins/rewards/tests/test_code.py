@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_rewards.code import Options, extract_program, reward, sandbox_limits
 from slime_rewards.code.cases import read_tests, same_output, same_value
@@ -346,19 +346,6 @@ def test_large_input_and_output_do_not_block_each_other() -> None:
     text = "x" * 3_000_000
     program = "import sys\nfor line in sys.stdin: sys.stdout.write(line)"
     assert ran(program, text, max_output_kb=4000, max_file_mb=16) == text
-
-
-@pytest.mark.slow
-@settings(max_examples=15, deadline=None)
-@given(st.text(max_size=80))
-def test_odd_programs_never_raise(text: str) -> None:
-    assert score(text, "assert f(1) == 1") == 0.0
-
-
-@given(st.text())
-def test_odd_responses_never_raise(text: str) -> None:
-    extract_program("```python\n" + text)
-    assert reward(None, Sample(response=text.replace("`", ""), label="assert True")) == 0.0
 
 
 @given(st.text())

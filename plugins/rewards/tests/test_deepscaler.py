@@ -128,12 +128,6 @@ def test_an_answer_runs_no_code() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(max_size=60), st.text(max_size=20).filter(str.strip))
-def test_odd_text_never_raises(text: str, label: str) -> None:
-    assert reward(None, Sample(response=rf"</think>\boxed{{{text}}}", label=label)) in (0.0, 1.0)
-
-
-@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet="0123456789xy+-*/^(){}[]\\ .,=!", max_size=25))
 def test_odd_mathematics_never_raises(text: str) -> None:
     assert reward(None, Sample(response=rf"</think>\boxed{{{text}}}", label="x+1")) in (0.0, 1.0)

@@ -126,17 +126,6 @@ def test_what_streams_is_what_is_read(
     assert tuple("".join(part) for part in zip(*pieces)) == (whole.reasoning, whole.content)
 
 
-@pytest.mark.parametrize("parser", [*NAMED, Plain], ids=lambda p: p.__name__)
-@settings(max_examples=20, deadline=None)
-@given(st.data())
-def test_no_text_raises(parser: type[ToolParserBase], data: st.DataObject) -> None:
-    marks = [getattr(parser, "begin", ""), getattr(parser, "end", ""), *parser.ends, *"<>{}[]()=:\n", '"name"', "[a("]
-    marks += ["<function=a>", "</function>", "<parameter=b>", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>"]
-    text = "".join(data.draw(st.lists(st.sampled_from(marks) | st.text(max_size=3), max_size=12)))
-    turn = parser().parse(text, schemas([ToolCall("", "a", {"b": ""})]))
-    assert all(call.name for call in turn.calls)
-
-
 TURNS = [
     (
         Hermes,
