@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from slime_agent_base_url.trajectory import Trajectory
 
 from slime_core import Sample, SampleStatus
-from slime_core.data.dumps import read_samples, write_samples
 from slime_core.sample import GenerationOutput, admission
 from slime_core.sample.provenance import NOT_SAMPLED, Source
 
@@ -165,13 +162,6 @@ def _long_lived() -> Sample:
     trajectory.add_sampled(sampled([7, 8], 2))
     trajectory.withhold(3, 5, "role")
     return written(trajectory, 2)
-
-
-def test_spans_survive_dumps() -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "0.jsonl"
-        write_samples(path, [_long_lived()])
-        assert read_samples(path)[0].spans == _long_lived().spans
 
 
 def test_what_is_written() -> None:

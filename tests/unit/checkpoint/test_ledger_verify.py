@@ -195,11 +195,6 @@ def test_each_corruption_is_named(commit: Path, name: str) -> None:
     assert len(problems) <= 4, "one fault is not a flood"
 
 
-def test_rewriting_alone_corrupts_nothing(commit: Path) -> None:
-    rewrite(commit, lambda events, found, state: None)
-    assert check(commit).problems == []
-
-
 def test_staleness_is_held_to_the_limit(commit: Path) -> None:
     def age(events: Events, found: Any, state: Any) -> None:
         _of(events, "taken", group=1)["versions"] = [0, 1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from slime_launcher_ray import carried
-from slime_launcher_ray.carried import Carried, carrying, find, root_of, stage
+from slime_launcher_ray.carried import Carried, find, root_of, stage
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
@@ -71,17 +71,6 @@ def test_nested_values_directories_and_the_environment(here: Path, monkeypatch: 
     assert variables[PLUGIN_DIR_VARIABLE] == f"{root / package.moved['dist']}{os.pathsep}/nowhere"
 
 
-def test_the_name_is_of_the_content(here: Path) -> None:
-    args = load_settings(["--custom-rm-path", "mine/rm.py"], command="show").args
-    first, root = _staged(args, here)
-    root.rename(root.with_name("before"))
-    second, _ = _staged(args, here)
-    assert first == second
-    (here / "mine" / "beside.py").write_text("changed = 1")
-    third, _ = _staged(args, here)
-    assert third.package != first.package
-
-
 def test_too_much(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carried, "LIMIT", 10)
     args = load_settings(["--custom-rm-path", "mine/rm.py"], command="show").args
@@ -96,14 +85,3 @@ def test_it_is_found_on_the_path(here: Path, monkeypatch: pytest.MonkeyPatch) ->
         root_of(package)
     monkeypatch.syspath_prepend(str(root.parent))
     assert root_of(package) == root
-
-
-def test_nothing_to_carry(here: Path) -> None:
-    args = load_settings(["--custom-rm-path", "mine/rm.py"], command="show").args
-    with carrying(args, wanted=False) as nothing:
-        assert nothing == (None, None)
-    with carrying(args, wanted=True) as (package, root):
-        assert package is not None
-        assert root is not None
-        assert root.is_dir()
-    assert not root.exists()

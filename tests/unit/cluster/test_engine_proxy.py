@@ -96,15 +96,6 @@ def _proxy(engine: Any, kind: type[_Here] = _Here) -> EngineProxy:
     return proxy_class(type(engine), kind("engine", actor, EngineError, silence=60.0))(Args())
 
 
-async def test_requests_of_their_own() -> None:
-    proxy = _proxy(ScriptedEngine(lambda request: f"{len(request.input_ids)}"))
-    await proxy.start()
-    assert proxy.weight_transports == ("tensor",)
-    one, two = await asyncio.gather(*(proxy.generate([7] * count, {}) for count in (1, 2)))
-    assert (one.text, two.text) == ("1", "2")
-    await proxy.stop()
-
-
 class _Seeing(_Stepped):
     """Takes images, and answers with how many."""
 

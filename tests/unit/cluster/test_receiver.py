@@ -47,12 +47,6 @@ def test_an_update_that_does_not_end(last: str | None, message: str) -> None:
         list(stream)
 
 
-def test_the_end_is_the_end() -> None:
-    stream = BucketStream("rank 0", patience=5.0)
-    stream.put(END)
-    assert list(stream) == []
-
-
 def test_a_sender_that_is_gone_ends_the_reader_that_waits() -> None:
     streams = Streams(patience=30.0)
     stream = streams.open("0", "rank 0")
@@ -141,10 +135,6 @@ def _run(future: Future[Any], call: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_calls_that_overtake_each_other_lose_no_bucket(count: int) -> None:
     assert send(_NewestFirst(_Actor()), "read", ([n] for n in range(count))) == list(range(count))
-
-
-def test_a_reader_that_has_all_it_wants_ends_the_sending() -> None:
-    assert send(_NewestFirst(_Actor(wanted=2)), "read", ([n] for n in range(1000))) == [0, 1]
 
 
 def test_a_sender_that_breaks_off_is_an_error_of_both() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +63,6 @@ def test_pauses_grow_while_nothing_is_achieved(store: CheckpointStore, tmp_path:
     assert [restarts.after(DEATH, 1).pause_s for _ in range(6)] == [0, 5, 10, 20, 40, 60]
     _commit(store, 1)
     assert restarts.after(DEATH, 2).pause_s == 0
-
-
-def test_a_run_that_is_to_end_does_not_wait() -> None:
-    ended = threading.Event()
-    assert Restart(Path("x"), 1, 1, 0.0).pause(ended)
-    ended.set()
-    assert not Restart(Path("x"), 1, 1, 60.0).pause(ended)
 
 
 def test_nothing_to_go_back_to(store: CheckpointStore, tmp_path: Path) -> None:

@@ -116,13 +116,6 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert len(submitted(monkeypatch, tmp_path, BUSY, RuntimeError("No available agent"), None).submitted) == 3
 
 
-def test_a_try_that_came_through_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    known = RuntimeError("Request failed with status code 400: Job with submission_id mine already exists.")
-    assert len(submitted(monkeypatch, tmp_path, BUSY, known, job_id="mine").submitted) == 2
-    with pytest.raises(ConfigError, match="mine already exists"):
-        submitted(monkeypatch, tmp_path, known, job_id="mine")
-
-
 def test_what_the_server_refuses_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--address http://head:8265: no entrypoint"):
         submitted(monkeypatch, tmp_path, RuntimeError("no entrypoint"))

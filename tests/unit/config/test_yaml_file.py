@@ -46,10 +46,6 @@ def test_dumped_values_read_back(value: Any) -> None:
     assert read_scalar(f"{{k: {text}}}")["k"] == value
 
 
-def test_nan_reads_back() -> None:
-    assert math.isnan(read_scalar(dump_value(math.nan)))
-
-
 def test_items_know_their_lines(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("# comment\na: 1\n\nb:\n  - x\n  - y\nc: 2\n")

@@ -89,14 +89,6 @@ def test_reasoning_that_the_template_strips_stays_in_what_was_sampled() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_turn_with_calls(family: str) -> None:
-    tokenizer = chat_tokenizer(family)
-    delta = turn_delta(tokenizer, None, ASK, TOOLS[:1], assistant=CALL)
-    plain = turn_delta(tokenizer, None, ASK, TOOLS[:1])
-    assert delta == plain, "these templates end turns with calls as others"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("calls", [False, True])
 def test_a_turn_sampled_to_its_end_is_not_asked_about(
     family: str, calls: bool, monkeypatch: pytest.MonkeyPatch
@@ -170,13 +162,6 @@ def test_calls_that_a_template_writes_in_long_conversations_alone() -> None:
         ids = ids_of("qwen2.5", sampled)
         delta = turn_delta(tokenizer, None, history, TOOLS[:1], assistant=two, sampled_ids=ids)
         assert text_of("qwen2.5", delta) == "<|im_start|>tool: forty<|im_end|><|im_start|>assistant: "
-
-
-def test_template_settings_reach_the_template() -> None:
-    delta = turn_delta(chat_tokenizer("qwen3"), None, ASK, TOOLS, template_kwargs={"enable_thinking": False})
-    assert text_of("qwen3", delta).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    delta = turn_delta(chat_tokenizer("qwen3"), None, ASK, TOOLS, add_generation_prompt=False)
-    assert text_of("qwen3", delta).endswith("</tool_response><|im_end|>\n")
 
 
 @pytest.mark.parametrize(

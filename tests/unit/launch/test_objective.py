@@ -68,10 +68,6 @@ def test_mismatch_metrics_need_no_correction() -> None:
     assert loss.corrector.reports_mismatch
 
 
-def test_the_proximal_policy_decides_about_the_pass() -> None:
-    assert policy_loss("--use-tis", "--proximal-policy", "interpolate").old_policy == "interpolated"
-
-
 def test_a_users_yaml_for_thudm_slimes_example_is_read(tmp_path: Path) -> None:
     """The keys of its MIS example, through `--custom-config-path`, with the built-in in place of its function."""
     path = tmp_path / "mis.yaml"
@@ -167,10 +163,3 @@ def test_signatures_are_checked(tmp_path: Path, flag: str, text: str, expected: 
     path.write_text(text)
     with pytest.raises(PluginSignatureError, match=expected):
         resolved("--use-tis", flag, path)
-
-
-def test_a_policy_loss_without_advantages_is_refused() -> None:
-    flag = "--disable-compute-advantages-and-returns"
-    with pytest.raises(ConfigError, match=rf"^{flag} \(flag\): --loss-type 'policy_loss' needs advantages"):
-        resolved(flag)
-    resolved(flag, "--loss-type", "sft_loss")

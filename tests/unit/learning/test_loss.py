@@ -214,23 +214,6 @@ def test_metrics_are_the_reduced_quantities() -> None:
     assert metrics["loss"] == pytest.approx(total)
 
 
-def test_reuse_is_a_ratio_of_one() -> None:
-    """Without old log-probs the gradient is REINFORCE's and nothing is clipped."""
-    args = make_args()
-    problem = Problem([[1, 1], [1, 1]])
-    problem.tensors.old_log_probs = None
-    metrics, gradients = problem.run(PolicyLoss(args, EstimatorBase(args)), [[0, 1]])
-    assert metrics["ppo_kl"] == metrics["pg_clipfrac"] == 0.0
-    assert problem.tensors.advantages is not None
-    torch.testing.assert_close(gradients[:2], [-a / 4 for a in problem.tensors.advantages])
-
-
-def test_without_a_coefficient_entropy_is_only_watched() -> None:
-    args = make_args()
-    _, gradients = Problem(MASKS).run(PolicyLoss(args, EstimatorBase(args)), [range(5)])
-    assert all(g.abs().max() == 0 for g in gradients[5:])
-
-
 def test_masked_garbage_does_not_reach_the_loss() -> None:
     args = make_args(use_kl_loss=True, kl_loss_coef=0.1)
     problem = Problem([[1, 0], [1, 1]])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from slime_commands.sft.loss import SFTLoss
 
-from slime_core.errors import PluginError, TrainError
+from slime_core.errors import PluginError
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
@@ -61,11 +61,6 @@ def test_a_teacher_elsewhere_and_the_engine_as_the_student() -> None:
     assert trainer.calls == ["train_step"]
     assert metrics["rollout/opd_reverse_kl"] == pytest.approx(0.25, rel=1e-5)
     assert metrics["rollout/advantages"] == pytest.approx(-0.5, rel=1e-5)
-
-
-def test_samples_without_teacher_log_probs() -> None:
-    with pytest.raises(TrainError, match="carry no teacher_log_probs; type --custom-rm-path on_policy_distillation"):
-        learn(make_args(use_opd=True, opd_type="sglang"), make_batch(), ToyTrainer())
 
 
 # -- entropies -------------------------------------------------------------------------------------------
@@ -182,9 +177,3 @@ def test_old_log_probs_are_those_of_the_kept_actor(global_batch_size: int) -> No
     assert abs(metrics["train/ppo_kl"]) > 1e-3
     fresh = learn(make_args(global_batch_size=global_batch_size), batch, ToyTrainer())
     assert fresh["train/pg_loss"] != pytest.approx(metrics["train/pg_loss"], abs=1e-4)
-
-
-def test_entropies_are_the_actors_beside_a_kept_one() -> None:
-    trainer, batch = ToyTrainer(), make_batch()
-    learn(make_args(keep_old_actor=True, use_rollout_entropy=True), batch, trainer)
-    assert trainer.calls == ["log_probs_and_entropy 8", "log_probs old_actor 8", "train_step"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_commands.models.megatron_flags import bash_array, flag_words, megatron_flags
+from slime_commands.models.megatron_flags import flag_words, megatron_flags
 from slime_commands.models.presets import find_preset, model_presets
 from slime_trainer_megatron.arguments.architecture import check_architecture
 
@@ -53,10 +53,6 @@ def test_bash_reads_the_arrays_as_they_are_meant() -> None:
     assert found == expected
 
 
-def test_an_array_quotes_what_a_shell_would_read() -> None:
-    assert bash_array({"a": True, "b": "[0]*3+[1]*2"}) == "MODEL_ARGS=(\n   --a\n   --b '[0]*3+[1]*2'\n)\n"
-
-
 @sweep("name", [name for name, preset in PRESETS.items() if preset.model_type in FAMILIES])
 def test_the_familys_own_map_agrees(name: str) -> None:
     config = PRESETS[name].config
@@ -83,11 +79,6 @@ def test_a_stored_run_names_the_model_and_loads_as_the_same(tmp_path: Path) -> N
 
 def test_a_trainer_that_takes_no_flags_is_no_reason_for_a_warning() -> None:
     assert load("--model", "qwen3-4B").warnings == []
-
-
-def test_the_name_may_come_from_the_environment() -> None:
-    settings = load_settings([], command="show", env={"SLIME_MODEL": "qwen3-0.6B"})
-    assert settings.args.num_layers == 28
 
 
 def test_an_unknown_name_says_where_it_came_from() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from slime_commands.models.count import active_parameters, forward_flops_per_token, parameters
-from slime_commands.models.presets import find_preset, model_presets
+from slime_commands.models.count import active_parameters, parameters
+from slime_commands.models.presets import model_presets
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from slime_core.errors import ConfigError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import write_config
 from tests.sweeps import sweep
@@ -269,14 +268,6 @@ def test_active_parameters_are_the_published_ones(name: str) -> None:
     assert active_parameters(PRESETS[name].numbers) / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
 
 
-def test_flops_of_a_dense_model_are_those_that_samples_are_balanced_by() -> None:
-    from slime_core.ops.flops import DecoderShape
-
-    n = PRESETS["qwen3-4B"].numbers
-    shape = DecoderShape(n.hidden_size, n.ffn_size, n.vocab_size, n.layers, n.heads, n.kv_groups, n.head_size)
-    assert forward_flops_per_token(n, 4096) == shape.forward_flops(4096) // 4096
-
-
 @pytest.mark.parametrize("name", [n for n, p in PRESETS.items() if p.model_type in ("llama", "qwen2", "qwen3")])
 def test_the_embedded_trainers_family_reads_it(name: str, tmp_path: Any) -> None:
     n = PRESETS[name].numbers
@@ -285,10 +276,3 @@ def test_the_embedded_trainers_family_reads_it(name: str, tmp_path: Any) -> None
     assert (config.num_layers, config.hidden_size, config.head_dim) == (n.layers, n.hidden_size, n.head_size)
     assert (config.num_kv_heads, config.qkv_bias, config.qk_norm) == (n.kv_groups, n.qkv_bias, n.qk_norm)
     assert (config.rope_theta, config.tie_word_embeddings) == (n.rope_base, n.tied)
-
-
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"--model 'Qwen3-4b': no .*Did you mean qwen3-4B\? `slime models list`"):
-        find_preset("Qwen3-4b")
-    with pytest.raises(ConfigError, match=r"preset of that name. `slime models list`"):
-        find_preset("zzz")

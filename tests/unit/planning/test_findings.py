@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from slime_commands.plan.check import slime_preflight
-from slime_commands.plan.choices import complaint, usual_rate
 
 from slime_core.config.load import load_settings
 from slime_core.protocols import TrainerTraits
@@ -82,14 +81,3 @@ def test_processes_beyond_cores_and_memory(
     told = found(weights(tmp_path, parameters), f"--lr 5e-5 {flags}", processes=processes)
     assert len(told) == (said is not None), told
     assert said is None or said in told[0]
-
-
-def test_a_rate_for_every_size() -> None:
-    """The table's own, those between them, and the ends beyond it."""
-    assert usual_rate(135e6) == pytest.approx(2e-5)
-    assert usual_rate(135e6, lora=True) == pytest.approx(2e-4)
-    assert (usual_rate(1e3), usual_rate(7e11)) == (pytest.approx(1e-4), pytest.approx(1e-6))
-    sizes = [10**power for power in range(5, 13)]
-    rates = [usual_rate(size) for size in sizes]
-    assert rates == sorted(rates, reverse=True)
-    assert not any(complaint(rate, size) for rate, size in zip(rates, sizes))

@@ -11,9 +11,7 @@ from slime_commands.plan.memory import (
     activation_items,
     engine_items,
     lora_parameters,
-    micro_batch_tokens,
     phase_items,
-    shown,
     trainer_items,
 )
 
@@ -79,24 +77,11 @@ def test_activations_and_log_probs() -> None:
     assert sizes(activation_items(run_args(), SHAPE, spread, 100, 4 << 20))["activations"] == 100 * 3 * per_layer / 4
 
 
-def test_tokens_of_a_micro_batch() -> None:
-    assert micro_batch_tokens(run_args(micro_batch_size=4), 100) == 400
-    dynamic = run_args(use_dynamic_batch_size=True, max_tokens_per_gpu=256)
-    assert micro_batch_tokens(dynamic, 100, context=2) == 512
-    assert micro_batch_tokens(dynamic, 1000) == 1000
-
-
 def test_engine() -> None:
     found = sizes(engine_items(PARAMETERS, SHAPE, size=2, dtype_bytes=2, running=8, longest=100))
     assert found == {"engine weights": 1e6, "KV cache": 800 * 2 * 2 * 2 * 16 * 2 / 2}
     limited = sizes(engine_items(PARAMETERS, SHAPE, size=1, dtype_bytes=2, running=8, longest=100, limit=64))
     assert limited["KV cache"] == 64 * 2 * 2 * 2 * 16 * 2
-
-
-def test_sizes_for_people() -> None:
-    assert [shown(n) for n in (12, 2048, 150 * 2**20, 3 * 2**30, 5000 * 2**30)] == [
-        "12 B", "2 KiB", "150 MiB", "3 GiB", "5,000 GiB",
-    ]  # fmt: skip
 
 
 def phases_of(*, gpu: bool, offload_train: bool, offload_rollout: bool, overlap: bool = False) -> dict[str, float]:

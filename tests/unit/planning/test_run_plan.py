@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from slime_commands.plan import command
-from slime_commands.plan.batch import longest_sample, plan_batches, schedule_in_words
+from slime_commands.plan.batch import plan_batches, schedule_in_words
 from slime_commands.plan.roofline import seconds
 from slime_commands.plan.run_plan import sharding_of
 
 from slime_core.config import Args
-from slime_core.errors import ConfigError
 from slime_core.ops.flops import DecoderShape
 from slime_core.protocols import TrainerTraits
 from tests.conftest import TinyRun
@@ -50,16 +49,6 @@ def test_epochs_become_rollouts_and_tokens_bound_micro_batches() -> None:
     plan = plan_batches(args, data_parallel=1, context=2, rows=100)
     assert (plan.rollouts, plan.optimizer_steps, plan.micro_batch_tokens) == (9, 18, 8192)
     assert plan.micro_batch == "4,096 tokens per GPU"
-
-
-def test_more_ranks_than_samples_in_a_step() -> None:
-    with pytest.raises(ConfigError, match="gives 8 data-parallel ranks less than a sample each; at least 8"):
-        plan_batches(run_args(global_batch_size=4), data_parallel=8)
-
-
-def test_longest_sample() -> None:
-    assert longest_sample(run_args(rollout_max_context_len=120)) == 120
-    assert longest_sample(run_args(rollout_max_prompt_len=None, engine_max_context_len=300)) == 250
 
 
 @pytest.mark.parametrize(
@@ -177,11 +166,6 @@ def test_a_model_that_is_not_there_is_planned_by_its_preset(named: str, capsys: 
     assert "--actor-num-gpus-per-node 4 --rollout-num-gpus 4" in idle
 
 
-def test_a_model_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = said(capsys, "--hf-checkpoint", "nowhere", *BIG.split(), "--rollout-max-response-len", "64")
-    assert "note: no memory estimate: nowhere is not there; --model NAME plans without it" in shown
-
-
 def test_a_servers_cache_is_not_too_large(capsys: pytest.CaptureFixture[str]) -> None:
     """Of 80 GiB it takes its share, and samples that it has no room for wait."""
     flags = [*f"--model qwen3-4B {BIG} {SERVERS} --actor-num-gpus-per-node 4 --rollout-num-gpus 4".split(),
@@ -203,11 +187,3 @@ def test_time_is_bounded_by_operations_and_bytes() -> None:
     read = 2 * 10**9 + 4 * (2 * 2 * 2 * 16 * 2) * (10 + 10)
     prefill = 8 * shape.forward_flops(10) / (0.4 * 989e12)
     assert took.generate == pytest.approx(2 * 20 * read / (0.6 * 3.35e12) + prefill)
-
-
-def test_what_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="--what needs --trace"):
-        command.run(["--what", "async=full"])
-    with pytest.raises(ConfigError, match="--num-gpus -1"):
-        command.run(["--num-gpus", "-1"])
-    assert "--trace RUN" in said(capsys, "--help")

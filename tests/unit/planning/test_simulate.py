@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from slime_commands.plan.simulate import Plan, Prediction, simulate
 from slime_commands.plan.workload import GroupWork, Speed, Workload
 
-from slime_core.errors import ConfigError
-
 TEN = GroupWork((10, 10))
 STEADY = Speed(1.0)
 
@@ -38,33 +36,11 @@ def test_synchronous_step_is_a_sum() -> None:
     assert found.wasted == 0
 
 
-def test_training_by_tokens_evaluation_and_saving() -> None:
-    prompted = GroupWork((10, 10), prompt=5)
-    found = run(prompted, train_per_token=0.1, evaluate=2.0, save=3.0, eval_interval=1, save_interval=2)
-    assert found.step_seconds == pytest.approx(10 + 6 + 2 + 3 * 4 / 9)  # four of nine windows have a commit
-
-
-def test_places_bound_what_is_in_flight() -> None:
-    assert run(TEN, concurrency=2).step_seconds == pytest.approx(20)
-    assert run(TEN, concurrency=1).step_seconds == pytest.approx(40)
-
-
 def test_company_slows_a_sample_and_more_engines_help() -> None:
     shared = Speed(per_step=1.0, per_active=0.5, latency=2.0)
     assert run(TEN, speed=shared).step_seconds == pytest.approx(10 * (1 + 0.5 * 4) + 2)
     assert run(TEN, speed=shared, engines=2).step_seconds == pytest.approx(10 * (1 + 0.5 * 2) + 2)
     assert run(TEN, speed=shared, engines=4).step_seconds == pytest.approx(10 * (1 + 0.5 * 1) + 2)
-
-
-def test_a_sample_that_ends_makes_the_others_faster() -> None:
-    found = run(GroupWork((10, 20)), speed=Speed(0.0, per_active=1.0), rollout_batch_size=1)
-    assert found.step_seconds == pytest.approx(10 * 2 + 10 * 1)
-
-
-def test_rewards_keep_places() -> None:
-    slow = GroupWork((10, 10), after=3.0, group_after=4.0)
-    assert run(slow).step_seconds == pytest.approx(17)
-    assert run(slow, concurrency=1, rollout_batch_size=1).step_seconds == pytest.approx(2 * 13 + 4)
 
 
 def test_one_step_is_the_longer_of_both() -> None:
@@ -83,11 +59,6 @@ def test_full_is_bound_by_the_slower_side() -> None:
     assert waiting.trainer_idle == pytest.approx(0.9, rel=0.05)
 
 
-def test_a_long_response_does_not_keep_the_places_of_its_group() -> None:
-    found = run(GroupWork((100, 10, 10, 10)), mode="full", concurrency=4, rollout_batch_size=1, rollouts=40)
-    assert found.step_seconds == pytest.approx(130 / 4, rel=0.1)
-
-
 @pytest.mark.parametrize("limit", [0, 1, 2, 4])
 def test_staleness_stays_within_its_limit(limit: int) -> None:
     rng = random.Random(1)
@@ -100,13 +71,6 @@ def test_staleness_stays_within_its_limit(limit: int) -> None:
     assert free.wasted == 0
 
 
-def test_masked_tokens_are_wasted() -> None:
-    groups = [GroupWork((400,)), *[GroupWork((10,))] * 7]
-    found = run(*groups, mode="full", train_fixed=20.0, staleness=0, policy="mask", concurrency=8, rollouts=40)
-    stale = sum(share for age, share in found.staleness.items() if age > 0)
-    assert (found.wasted > 0) == (stale > 0)
-
-
 def test_surplus_is_wasted_unless_partial() -> None:
     groups = [GroupWork((10,)), GroupWork((10,)), GroupWork((100,))]
     sampling = {"over_sampling_batch_size": 3, "rollouts": 30}
@@ -114,16 +78,6 @@ def test_surplus_is_wasted_unless_partial() -> None:
     assert thrown.wasted > 0.2
     assert kept.wasted == 0
     assert max(kept.staleness) > 0 == max(thrown.staleness)
-
-
-def test_filters_cost_rounds() -> None:
-    assert run(TEN, accepted=0.5).step_seconds == pytest.approx(30)  # one of two kept, then the fourth of 10 10
-    assert run(TEN, accepted=0.5).wasted == pytest.approx(0.5, abs=0.03)
-
-
-def test_no_groups_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="finished groups"):
-        run()
 
 
 # -- closed form -------------------------------------------------------------------------------------------

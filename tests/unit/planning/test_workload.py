@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_commands.plan.predict import WHAT, changed, describe, plan_of_trace, predictions, to_dict
+from slime_commands.plan.predict import changed, predictions
 from slime_commands.plan.simulate import Plan
-from slime_commands.plan.workload import Recorded, fit_speed, read_workload
+from slime_commands.plan.workload import read_workload
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError
@@ -270,13 +270,6 @@ def test_no_trace(tmp_path: Path) -> None:
         read_workload(tmp_path)
 
 
-def test_constant_company_and_pure_latency_are_no_degenerate_fits() -> None:
-    alone = [{"t": [i, i + 0.5, 0], "n": 50} for i in range(5)]
-    assert fit_speed(alone).token_seconds(1) == pytest.approx(0.01, rel=0.05)
-    constant = [{"t": [i, i + 0.5, 0], "n": 10 + i} for i in range(5)]
-    assert fit_speed(constant).token_seconds(1) > 0
-
-
 # -- what if -----------------------------------------------------------------------------------------------
 
 
@@ -309,24 +302,3 @@ def test_changes_that_are_none(what: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         changed(Plan(), what)
     assert complaint in str(raised.value)
-
-
-def test_every_name_of_a_change_is_a_field() -> None:
-    assert {field for field, _ in WHAT.values()} <= set(Plan.__dataclass_fields__)
-
-
-def test_the_recorded_plan() -> None:
-    settings = vars(run_args(async_training=True, async_mode="full", rollout_num_gpus=4, rollout_num_gpus_per_engine=2))
-    plan = plan_of_trace(settings)
-    assert (plan.mode, plan.engines, plan.rollouts, plan.concurrency) == ("full", 2, ROLLOUTS, PLACES)
-
-
-def test_table_and_json(trace: Path) -> None:
-    workload, recorded = read_workload(trace)
-    found = predictions(workload, recorded, ["async=one-step"])
-    lines = describe(recorded, found)
-    assert [line.split("  ")[1].strip() for line in lines] == ["settings", "measured", "as recorded", "async=one-step"]
-    assert isinstance(recorded, Recorded)
-    data = to_dict(workload, recorded, found)
-    assert [p["what"] for p in data["predictions"]] == ["as recorded", "async=one-step"]
-    assert data["measured"]["steps"] == ROLLOUTS

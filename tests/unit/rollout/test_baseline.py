@@ -15,7 +15,7 @@ from slime_core.rollout import fate
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import SampleRunner, train_sampling_params
+from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.metrics import rollout_metrics
 from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
@@ -132,33 +132,10 @@ def test_one_greedy_response_per_group_reaches_the_estimator_and_no_trainer() ->
     assert rollout_metrics(args, out.samples, 0)["rollout/greedy_baseline_reward"] == 0.25
 
 
-def test_evaluation_has_none() -> None:
-    args, generator = make_args(), Generator()
-
-    async def go() -> Group:
-        group = Source().get_samples(1)[0]
-        params = train_sampling_params(args)
-        return await runner_of(args, generator).run_group(group, params, rollout_id=None, evaluation=True)
-
-    assert all(fate.BASELINE not in s.metadata for s in asyncio.run(go()))
-    assert generator.greedy == []
-
-
 def test_a_group_whose_baseline_fails_is_replaced_and_counted() -> None:
     out = rollout(make_args(), Source(), Generator(broken=[0]))
     assert [g[0].group_index for g in out.samples] == [1, 2]
     assert out.metrics["rollout/dynamic_filter/drop_greedy_baseline_failed"] == 1
-
-
-def test_the_filter_does_not_see_the_baseline() -> None:
-    sizes = []
-
-    def keep(args: Any, group: Group) -> bool:
-        sizes.append(len(group))
-        return True
-
-    rollout(make_args(), Source(), Generator(), keep=keep)
-    assert sizes == [2, 2]
 
 
 def test_an_aborted_group_keeps_the_baseline_it_has_and_survives_the_checkpoint() -> None:

@@ -77,20 +77,6 @@ async def test_without_determinism_the_engine_is_left_alone() -> None:
     assert engine.notified == 0
 
 
-async def test_time_held_by_user_code_is_counted() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True)
-    with gate.hold():
-        request = asyncio.create_task(gate.generate([1], {}))
-        await asyncio.sleep(0)
-        with gate.hold():
-            await asyncio.sleep(0.02)  # another sample's tool
-        engine.release.set()
-        await request
-    assert gate.take_held_seconds(of=60.0) >= 0.02
-    assert gate.take_held_seconds(of=60.0) == 0.0
-
-
 async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_it() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=True, places=1)
@@ -146,24 +132,6 @@ async def test_a_group_that_was_given_up_does_not_hold_the_engine() -> None:
     await rest
     assert never_begins.cancelled()
     assert engine.may_step()
-
-
-async def test_a_place_passes_to_the_next_without_a_moment_in_which_the_engine_may_step() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True, places=2)
-    order, may_step = [], []
-
-    async def sample(name: str) -> None:
-        order.append(name)
-        await asyncio.sleep(0)
-        may_step.append(engine.may_step())
-
-    with gate.hold() as hold:
-        runs = lent(hold, [partial(sample, name) for name in "abcde"])
-        await asyncio.gather(*runs)
-    assert order == list("abcde")
-    assert not any(may_step)
-    assert engine.may_step(), "nobody is left inside"
 
 
 async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> None:

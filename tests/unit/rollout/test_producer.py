@@ -14,18 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_core.config import Args
-from slime_core.errors import CheckpointError, RolloutError, RolloutInterrupted
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.hooks import RolloutHooks
 from slime_core.rollout.pool import RolloutContext
 from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.state import from_line, to_line
-from slime_core.sample import FilterDecision, Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
 from slime_core.waits import pace
-from tests.hooks_with import hooks_with
 
 
 def _args(**changes: Any) -> Args:
@@ -188,24 +185,6 @@ async def test_nothing_is_started_while_enough_groups_wait() -> None:
     await world.producer.stop()
 
 
-async def test_a_buffer_smaller_than_a_rollout_does_not_stop_it() -> None:
-    world = World(_args(async_buffer_groups=1, sglang_server_concurrency=2))
-    assert indices((await world.producer.take(0)).groups) == [0, 1]
-    assert indices((await world.producer.take(1)).groups) == [2, 3]
-    await world.producer.stop()
-
-
-async def test_nothing_is_drawn_that_no_rollout_will_train_on() -> None:
-    world = World(_args(num_rollout=2))
-    for rollout_id in range(2):
-        await world.producer.take(rollout_id)
-        await turns()
-    assert world.source.next == 4
-    assert not world.waiting
-    assert not world.flying
-    await world.producer.stop()
-
-
 async def test_the_oldest_go_first_and_a_rollout_is_ordered_by_group() -> None:
     world = World(_args(sglang_server_concurrency=8))
     world.hold = True
@@ -313,40 +292,6 @@ async def test_old_tokens_are_masked_and_a_group_without_young_ones_goes() -> No
     await world.producer.stop()
 
 
-async def test_dropped_groups_are_replaced_and_shown_to_the_hooks() -> None:
-    world = World(_args(), keep=lambda args, group: FilterDecision(group[0].group_index != 0, reason="first"))
-    world.context.runner.hooks = RolloutHooks(told=hooks_with(("slime_process_all_samples", lambda *_: None)))
-    taken = await world.producer.take(0)
-    assert indices(taken.groups) == [1, 2]
-    assert 0 in indices(taken.decided)
-    assert taken.metrics["rollout/dynamic_filter/drop_first"] == 1
-    assert world.source.gone == [0]
-    await world.producer.stop()
-
-
-async def test_a_take_ends_when_nothing_is_ever_kept() -> None:
-    world = World(_args(dynamic_sampling_budget=3), keep=lambda args, group: False)
-    with pytest.raises(RolloutError, match=r"rollout 1: .* raise --dynamic-sampling-budget"):
-        await world.producer.take(0)
-    await world.producer.stop()
-
-
-async def test_the_best_dropped_groups_fill_a_rollout_whose_budget_is_spent() -> None:
-    args = _args(dynamic_sampling_budget=3, dynamic_sampling_on_exhausted="keep")
-    world = World(args, keep=lambda args, group: False)
-    taken = await world.producer.take(0)
-    assert len(taken.groups) == 2
-    assert taken.metrics["rollout/dynamic_filter/kept_exhausted"] == 2
-    await world.producer.stop()
-
-
-async def test_a_rollout_may_shrink() -> None:
-    args = _args(dynamic_sampling_budget=3, dynamic_sampling_on_exhausted="shrink", sglang_server_concurrency=2)
-    world = World(args, keep=lambda args, group: group[0].group_index == 1)
-    assert indices((await world.producer.take(0)).groups) == [1]
-    await world.producer.stop()
-
-
 async def test_what_the_data_source_raises_reaches_the_take_that_waits() -> None:
     world = World(_args())
     world.hold = True
@@ -365,28 +310,6 @@ async def test_what_the_data_source_raises_reaches_the_take_that_waits() -> None
     await world.producer.stop()
 
 
-async def test_too_many_failures_reach_the_take_that_waits() -> None:
-    world = World(_args(max_consecutive_failures=3))
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    await world.open(0, 1, reason="crash")
-    with pytest.raises(RolloutError, match="samples in a row failed"):
-        await taking
-    await world.producer.stop()
-
-
-async def test_stop_ends_a_take_that_waits() -> None:
-    world = World(_args())
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    await world.producer.stop()
-    with pytest.raises(RolloutError, match="stopped"):
-        await taking
-    assert not world.flying
-
-
 @pytest.mark.parametrize("partial", [False, True])
 async def test_groups_that_an_update_aborts_go_on(partial: bool) -> None:
     world = World(_args(partial_rollout=partial))
@@ -402,19 +325,6 @@ async def test_groups_that_an_update_aborts_go_on(partial: bool) -> None:
     assert taken.metrics["rollout/dynamic_filter/drop_aborted"] == 4
     assert taken.metrics["rollout/wasted_tokens"] == (0 if partial else 16)
     await world.producer.stop()
-
-
-async def test_an_interrupted_take_gives_back_what_is_in_flight() -> None:
-    world = World(_args())
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    await world.open(1)
-    world.context.work.interrupt()
-    with pytest.raises(RolloutInterrupted):
-        await taking
-    assert sorted(indices(world.source.returned)) == [0, 2, 3, 4]
-    assert [g.group_index for g in world.producer.open_groups()] == [1]
 
 
 def _stored(world: World) -> list[Any]:
@@ -449,19 +359,6 @@ async def test_open_groups_come_back(partial: bool) -> None:
     assert indices(taken.groups) == [2, 3]
     assert (6 in again.began) is not partial
     await again.producer.stop()
-
-
-async def test_unfinished_groups_of_another_size_are_refused() -> None:
-    world = World(_args())
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    stored = _stored(world)
-    await world.producer.stop()
-    with pytest.raises(RolloutError):
-        await taking
-    with pytest.raises(CheckpointError, match="Resume with --n-samples-per-prompt 2"):
-        World(_args(n_samples_per_prompt=4)).producer.restore_open_groups(stored)
 
 
 @settings(max_examples=40, deadline=None)

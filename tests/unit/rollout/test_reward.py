@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -49,14 +48,6 @@ async def test_batched_rewards_get_one_call() -> None:
     scorer = Scorer(1.0, batched=True)
     await RewardStage(ARGS, scorer, None).score([_sample(), _sample(), _sample()])
     assert scorer.calls == [3]
-
-
-async def test_rewarded_aborted_and_failed_samples_are_left_alone() -> None:
-    scorer = Scorer(1.0)
-    samples = [_sample(reward=0.25), Sample(status=Sample.Status.ABORTED), Sample(status=Sample.Status.FAILED)]
-    await RewardStage(ARGS, scorer, None).score(samples)
-    assert scorer.calls == []
-    assert [s.reward for s in samples] == [0.25, None, None]
 
 
 async def test_an_unknown_reward_fails_its_sample_only() -> None:
@@ -173,16 +164,6 @@ def test_in_evaluation_a_mapping_counts_by_a_named_key_only() -> None:
         eval_columns(Args(reward_key=None, eval_reward_key=None), samples)
     with pytest.raises(RolloutError, match="'right' is not among them"):
         eval_columns(Args(reward_key=None, eval_reward_key="right"), samples)
-
-
-@pytest.mark.parametrize("lost", [math.nan, -math.inf, None, {"acc": math.nan}, {"acc": None}, {"acc": "high"}])
-def test_in_evaluation_what_is_no_finite_number_has_failed(lost: object) -> None:
-    samples = [_sample(index=0, reward=1.0), _sample(index=1, reward=lost)]
-    found = eval_columns(Args(reward_key="acc", eval_reward_key=None), samples)
-    assert found["rewards"] == [1.0, 0.0]
-    assert [s.status for s in samples] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
-    assert samples[1].metadata["failure"]["where"] == "evaluation"
-    assert "its reward is" in samples[1].metadata["failure"]["error"]
 
 
 async def test_closing_ends_the_workers_and_starting_starts_the_reward() -> None:

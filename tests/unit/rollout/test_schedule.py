@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +14,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import SampleRunner, sampling_seed
+from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import FilterDecision, Sample
@@ -122,39 +121,6 @@ def test_groups_come_back_in_order_of_their_index() -> None:
     assert [s.reward for g in out.samples for s in g] == [0.0, 1.0] * 3
 
 
-def test_seeds_depend_on_the_sample_alone() -> None:
-    generator = Generator()
-    _run(_args(), Source(), generator)
-    seeds = [p["sampling_seed"] for p in generator.params]
-    assert seeds == [sampling_seed(1, False, i) for i in range(4)]
-    assert len(set(seeds)) == 4
-
-
-def test_one_dropped_group_is_replaced_by_one() -> None:
-    source = Source()
-    out = _run(_args(), source, Generator(), keep=lambda args, group: group[0].group_index != 0)
-    assert [g[0].group_index for g in out.samples] == [1, 2]
-    assert source.draws == [2, 1]
-    assert out.metrics["rollout/dynamic_filter/drop_dropped"] == 1
-
-
-def test_reasons_are_counted() -> None:
-    def keep(args, group):
-        return FilterDecision(group[0].group_index > 1, reason=f"early_{group[0].group_index}")
-
-    out = _run(_args(), Source(), Generator(), keep=keep)
-    assert out.metrics["rollout/dynamic_filter/drop_early_0"] == 1
-    assert out.metrics["rollout/groups_drawn"] == 4
-
-
-def test_a_group_may_be_kept_rather_than_replaced() -> None:
-    source = Source()
-    out = _run(
-        _args(), source, Generator(), keep=lambda a, g: FilterDecision(False, "bad", keep_when_insufficient=True)
-    )
-    assert (len(out.samples), source.draws) == (2, [2])
-
-
 def test_a_fallback_group_is_dropped_while_there_are_more_than_enough() -> None:
     source = Source()
     args = _args(over_sampling_batch_size=3)
@@ -228,22 +194,6 @@ def test_a_filter_that_drops_everything_ends_with_the_budget() -> None:
         _run(_args(), source, Generator(), keep=lambda a, g: False)
 
 
-@pytest.mark.parametrize("partial", [False, True])
-def test_surplus_groups_are_given_back_and_no_prompt_is_lost(partial: bool) -> None:
-    source = Source()
-    args = _args(over_sampling_batch_size=4, partial_rollout=partial)
-    out = _run(args, source, Generator(slow=[0, 3]))
-    assert [g[0].group_index for g in out.samples] == [1, 2]
-    assert [g[0].group_index for g in source.returned] == [0, 3]
-    assert out.metrics["rollout/groups_given_back"] == 2
-    sample = source.returned[0][0]
-    assert sample.status == (Sample.Status.ABORTED if partial else Sample.Status.PENDING)
-    assert sample.response_length == (1 if partial else 0)
-    assert sample.metadata.get("start_rollout_id") == (3 if partial else None)
-    again = _run(args, source, Generator())
-    assert again.samples[0][0].group_index == 0
-
-
 def test_partial_samples_go_on_and_may_be_masked() -> None:
     source = Source()
     args = _args(over_sampling_batch_size=3, partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
@@ -283,23 +233,6 @@ def test_groups_in_excess_go_through_the_filter_when_their_turn_comes() -> None:
     again = _run(_args(partial_rollout=True), source, Generator(), keep=keep)
     assert seen == [0, 1, 2, 3, 4]
     assert [g[0].group_index for g in again.samples] == [3, 4]
-
-
-class FanOut(Generator):
-    async def call(self, args, sample, params, **keywords):
-        first = await super().call(args, sample, params, **keywords)
-        return [first, copy.deepcopy(first)]
-
-
-def test_fan_out_groups_in_excess_keep_all_their_samples() -> None:
-    source = Source()
-    _run(_args(over_sampling_batch_size=3, partial_rollout=True), source, FanOut())
-    assert [len(group) for group in source.returned] == [4]
-    again = _run(_args(partial_rollout=True), source, FanOut())
-    assert [len(group) for group in again.samples] == [4, 4]
-    source = Source()
-    _run(_args(over_sampling_batch_size=3), source, FanOut())
-    assert [len(group) for group in source.returned] == [2], "to be regenerated, the prompts go back"
 
 
 def test_finished_samples_of_an_interrupted_group_are_masked_too() -> None:
@@ -490,12 +423,6 @@ def test_concurrency_is_bounded() -> None:
     assert generator.most == 3
 
 
-def test_fan_out_siblings_share_a_rollout_id() -> None:
-    out = _run(_args(), Source(), FanOut())
-    assert [s.rollout_id for s in out.samples[0]] == [0, 0, 1, 1]
-    assert {s.group_index for s in out.samples[0]} == {0}
-
-
 def test_rewards_that_compare_see_the_whole_group_at_once() -> None:
     class Ranking(Scorer):
         batched = scores_groups = True
@@ -509,27 +436,6 @@ def test_rewards_that_compare_see_the_whole_group_at_once() -> None:
     out = _run(_args(), Source(), Generator(), scorer=scorer)
     assert scorer.sizes == [2, 2]
     assert [s.reward for group in out.samples for s in group] == [0.0, 1.0, 0.0, 1.0]
-
-
-def test_the_same_failure_is_not_repeated_for_every_sample(caplog: pytest.LogCaptureFixture) -> None:
-    def rewards(sample):
-        raise RuntimeError("grader is down")
-
-    with pytest.raises(RolloutError):
-        _run(_args(max_consecutive_failures=12), Source(), Generator(), scorer=Scorer(rewards))
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2
-    assert messages[1].endswith("(10 samples so far)")
-
-
-@pytest.mark.parametrize("answer", ["numpy", "torch"])
-def test_filters_may_answer_with_numpy_and_torch_bools(answer: str) -> None:
-    import numpy
-    import torch
-
-    make = {"numpy": numpy.bool_, "torch": torch.tensor}[answer]
-    out = _run(_args(), Source(), Generator(), keep=lambda args, group: make(group[0].group_index != 0))
-    assert [g[0].group_index for g in out.samples] == [1, 2]
 
 
 def test_a_data_source_that_raises_is_named() -> None:

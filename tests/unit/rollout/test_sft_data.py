@@ -12,9 +12,9 @@ from slime_commands.sft.rollout import fill_supervised, generate_rollout
 
 from slime_core.config import Args
 from slime_core.data.prompts import DatasetSource
-from slime_core.data.tokenizer import encode_prompt, load_tokenizer
+from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import ConfigError, DataError
-from slime_core.sample import Sample, SampleStatus
+from slime_core.sample import Sample
 
 CHATML = (
     "{% for m in messages %}<|system|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -66,17 +66,6 @@ def trained_runs(sample: Sample, tokenizer: Any) -> list[str]:
             runs[-1] += [token] if previous else []
         previous = trained
     return [tokenizer.decode(run) for run in runs]
-
-
-def test_one_turn(tokenizer: Any) -> None:
-    sample = conversation(turn("user", "37+48=?"), turn("assistant", r"\boxed{85}"))
-    fill_supervised(sample, tokenizer, Args())
-    assert sample.status == SampleStatus.COMPLETED
-    assert sample.reward == 0.0
-    assert sample.prompt_tokens == encode_prompt(tokenizer, sample.prompt[:1])  # type: ignore[arg-type]
-    assert tokenizer.decode(sample.response_tokens) == sample.response == r"\boxed{85}<|end|>"
-    assert sample.loss_mask == [1] * sample.response_length
-    assert sample.rollout_log_probs is None
 
 
 def test_several_turns_train_the_assistant_alone(chatml: Any) -> None:

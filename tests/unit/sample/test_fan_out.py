@@ -32,7 +32,7 @@ from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.fate import spread
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.staleness import staleness_metrics
-from slime_core.sample import Group, PrefixCacheInfo, Sample, SampleStatus, SpecInfo
+from slime_core.sample import Group, PrefixCacheInfo, Sample, SpecInfo
 from slime_core.sample.fan_out import execution_rewards, executions, shares, sibling_counts
 from tests.toy_trainer import VOCAB, Ranks, ToyTrainer, make_args
 
@@ -253,15 +253,6 @@ def test_a_filter_decides_as_without_fan_out(name: str) -> None:
     assert len(answers) > 1
 
 
-def test_one_execution_says_nothing_about_spread() -> None:
-    """Siblings with different rewards are one member of their group, not a group."""
-    siblings = [Sample(rollout_id=1, reward=r, status=SampleStatus.COMPLETED) for r in (0.0, 1.0)]
-    other = Sample(rollout_id=2, reward=0.5, status=SampleStatus.COMPLETED)
-    decide = resolve("filters", "nonzero_std", origin="test").obj
-    assert decide(rollout_args(), siblings).keep
-    assert not decide(rollout_args(), [*siblings, other]).keep, "both are worth 0.5"
-
-
 @pytest.mark.parametrize("name", BUFFERS)
 def test_a_buffer_orders_and_chooses_as_without_fan_out(name: str) -> None:
     def play(fanned: bool) -> list[Any]:
@@ -321,15 +312,3 @@ def test_metrics_are_as_without_fan_out(seed: int, counts: list[int], masked: bo
     plain, found = (eval_metrics(c) for c in columns)
     assert found == pytest.approx(plain)
     assert {"eval/held", "eval/held-pass@1", "eval/held-pass@4", "eval/held-truncated_ratio"} <= found.keys()
-
-
-def test_categories_of_mapping_rewards_count_executions() -> None:
-    groups = make_groups(5)
-    for group in groups:
-        for sample in group:
-            del sample.metadata["greedy_baseline"]
-            sample.reward = {"score": float(sample.reward), "kind": "right" if sample.reward == 1 else "wrong"}
-    args = rollout_args(reward_key="score", log_reward_category="kind", log_passrate=True)
-    plain, found = rollout_metrics(args, groups, 6), rollout_metrics(args, fan(groups, COUNTS), 6)
-    assert found == pytest.approx(plain)
-    assert any(name.startswith("rollout/error_cat/") for name in found)

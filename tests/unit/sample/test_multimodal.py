@@ -108,15 +108,6 @@ def test_a_sample_keeps_its_images_in_json_and_in_dumps(tmp_path: Path) -> None:
     assert sample.multimodal_train_inputs is not None
 
 
-def test_bytes_and_pil_images_are_stored_as_data_urls(tmp_path: Path) -> None:
-    path = write_image(tmp_path / "a.png", 1)
-    sample = Sample(multimodal_inputs={"images": [path.read_bytes(), open_image(str(path))]})
-    stored = orjson.loads(orjson.dumps(sample.to_dict()))["multimodal_inputs"]["images"]
-    assert [i[:22] for i in stored] == ["data:image/png;base64,"] * 2
-    path.unlink()
-    assert len(Sample.from_dict({"multimodal_inputs": {"images": stored}}).image_data()) == 2
-
-
 def test_a_batch_carries_train_inputs_through_selection_and_json(tmp_path: Path) -> None:
     image = write_image(tmp_path / "a.png", 1)
     batch = make_batch(Args(), 0, [[finished(0, image), finished(1)], [finished(2, image)]], None)

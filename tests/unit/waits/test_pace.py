@@ -31,21 +31,6 @@ def test_many_at_once_let_others_in_between_and_keep_their_order() -> None:
     assert all("other" in seen[one:two] for one, two in itertools.pairwise(at))
 
 
-def test_within_the_share_nobody_waits() -> None:
-    async def run() -> None:
-        pace = Pace(asyncio.get_running_loop(), seconds=60.0)
-        others = []
-        asyncio.get_running_loop().call_soon(others.append, 1)
-        for _ in range(1000):
-            await pace.turn()
-        assert not others, "the loop has not turned"
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert pace._began is None, "each turn of the loop has its own"
-
-    asyncio.run(run())
-
-
 def test_what_takes_no_time_goes_on_in_ever_larger_numbers() -> None:
     """512 that were late once are not given a turn of the loop each."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from slime_core.plugins.resolve import resolve
 from slime_core.sample import Sample
 from slime_core.workers.call import DeadlineExceeded
 from slime_core.workers.pool import Component, WorkerError, WorkerPool
-from slime_core.workers.process import Worker, WorkerDied
+from slime_core.workers.process import WorkerDied
 from tests.until import until
 
 REWARD = """
@@ -313,18 +312,6 @@ async def test_calls_written_at_once_have_their_own_fates(
     assert shown == [
         1.5, "KeyError", "PluginError", 2.5, "WorkerDied", 3.5, "DeadlineExceeded", 4.5, "WorkerDied", 5.5,
     ]  # fmt: skip
-
-
-def test_an_answer_that_is_there_at_the_deadline_counts() -> None:
-    ours, theirs = socket.socketpair()
-    process = Worker.__new__(Worker)
-    process.sock, process._received = ours, bytearray()
-    with ours, theirs:
-        theirs.sendall(b"answer")
-        passed = time.monotonic() - 1
-        assert process._receive(6, passed) == b"answer"
-        with pytest.raises(TimeoutError):
-            process._receive(1, passed)
 
 
 async def test_a_call_whose_worker_is_killed_from_outside_is_made_again(

@@ -69,16 +69,6 @@ def test_defaults_are_those_of_rl_and_of_a_cpu() -> None:
             assert getattr(found, name) == (AttnBackend.auto if name == "attention_backend" else value)
 
 
-def test_layout_and_precision() -> None:
-    layout = Layout(2, 2, 2, 1, 2, 1, sequence_parallel=True)
-    found = model(MOE, layout=layout, bf16=True)
-    assert (found.tensor_model_parallel_size, found.pipeline_model_parallel_size) == (2, 2)
-    assert (found.virtual_pipeline_model_parallel_size, found.expert_model_parallel_size) == (2, 2)
-    assert (found.expert_tensor_parallel_size, found.sequence_parallel) == (1, True)
-    assert (found.bf16, found.params_dtype, found.pipeline_dtype) == (True, torch.bfloat16, torch.bfloat16)
-    assert model(dtype="float32").bf16 is False
-
-
 NEEDS: dict[str, dict[str, Any]] = {
     "attention_softmax_in_fp32": {},
     "recompute_method": {"recompute_granularity": "full", "recompute_num_layers": 1},
@@ -164,11 +154,6 @@ def test_every_field_given_by_a_flag_arrives_in_the_ddp_config(field: ConfigFiel
     assert getattr(ddp_config(args, device=CPU), field.name) == value
 
 
-def test_the_models_own_fields_stay_whatever_flags_say_of_them() -> None:
-    found = model(moe_router_num_groups=1, layernorm_epsilon=1e-6, hidden_size=64)
-    assert (found.moe_router_num_groups, found.hidden_size) == (None, 64)
-
-
 def test_recompute() -> None:
     found = model(recompute_granularity="full")
     assert (found.recompute_method, found.recompute_num_layers) == ("uniform", 1)
@@ -197,11 +182,6 @@ def test_latent_attention() -> None:
     assert found.attention_softmax_in_fp32 is False
 
 
-def test_megatron_says_no_in_its_own_words() -> None:
-    with pytest.raises(ConfigError, match=r"Megatron's TransformerConfig refuses the settings: .*recompute_method"):
-        model(recompute_granularity="full", recompute_method="uniformly")
-
-
 def test_optimizer() -> None:
     flags = {"lr": 2e-6, "min_lr": 1e-7, "weight_decay": 0.1, "adam_beta2": 0.98, "clip_grad": 0.5, "critic_lr": 1e-5}
     found = optimizer_config(settings(**flags), device=CPU)
@@ -216,14 +196,6 @@ def test_optimizer() -> None:
     assert optimizer_config(settings(use_distributed_optimizer=False), device=CPU).use_distributed_optimizer is False
     found = optimizer_config(settings(exp_avg_dtype="bf16", use_precision_aware_optimizer=True), device=CPU)
     assert (found.exp_avg_dtype, found.use_precision_aware_optimizer) == (torch.float32, False)
-
-
-def test_gradients_are_summed_in_float32() -> None:
-    assert ddp_config(settings(), device=CPU).grad_reduce_in_fp32 is False
-    assert ddp_config(settings(bf16=True), device=CPU).grad_reduce_in_fp32 is True
-    assert ddp_config(settings(bf16=True, grad_reduce_in_fp32=False), device=CPU).grad_reduce_in_fp32 is False
-    with pytest.raises(ConfigError, match="--overlap-param-gather: needs --overlap-grad-reduce"):
-        ddp_config(settings(overlap_param_gather=True), device=CPU)
 
 
 @pytest.mark.parametrize(

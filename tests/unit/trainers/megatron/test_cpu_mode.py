@@ -221,16 +221,3 @@ def test_everything_is_as_before_outside() -> None:
         _ = 1 / 0
     assert [(owner, name, owner.__dict__.get(name)) for owner, name, _ in cpu_mode._fixes()] == before
     assert torch.zeros(1).type() == "torch.FloatTensor"
-
-
-def test_an_accelerator_needs_no_mode() -> None:
-    with on_device("cuda:0"):
-        assert torch.zeros(1).type() == "torch.FloatTensor"
-
-
-def test_it_decorates_functions() -> None:
-    @on_device("cpu")
-    def kind() -> str:
-        return torch.empty(1, device="cuda").device.type
-
-    assert (kind(), kind()) == ("cpu", "cpu")

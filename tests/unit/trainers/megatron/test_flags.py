@@ -14,7 +14,7 @@ from slime_trainer_megatron.arguments.values import given_fields, pattern
 
 from slime_core.cli.main import main
 from slime_core.config import load_settings
-from slime_core.config.spec import flag_specs, switched_off
+from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 
 IN_SCRIPTS = [
@@ -29,12 +29,6 @@ def load(*argv: str, backend: str = "megatron") -> Any:
 def test_names_of_model_files_and_launch_scripts_are_known() -> None:
     known = {*flag_specs(), *flag_list().by_name}
     assert [name for name in IN_SCRIPTS if name.replace("-", "_") not in known] == []
-
-
-def test_no_name_stands_for_two_things() -> None:
-    names = [name.removeprefix("--") for name in flag_list().option_strings]  # argparse refuses a name that it has
-    own = {f for s in flag_specs().values() for f in (s.name, (s.off_flag or "--")[2:].replace("-", "_"))}
-    assert {name for name in names if name.replace("-", "_") in own | set(switched_off())} == set()
 
 
 def test_tables_name_fields_and_each_name_once() -> None:
@@ -125,12 +119,6 @@ def test_flags_without_effect_are_told_in_one_warning() -> None:
         " does not have; --ckpt-format torch_dist (flag): slime decides how checkpoints are written, and finds out what"
         " it reads; --variable-seq-lengths (flag): slime sets the same by itself"
     ]
-
-
-def test_another_trainer_takes_none_of_them() -> None:
-    [warning] = load("--pretrained-checkpoint", "x", "--num-layers", "2", backend="embedded").warnings
-    assert warning.startswith("without effect with --train-backend embedded")
-    assert "--pretrained-checkpoint x (flag), --num-layers 2 (flag)" in warning
 
 
 def test_help_has_megatrons_words_and_slimes(capsys: pytest.CaptureFixture[str]) -> None:

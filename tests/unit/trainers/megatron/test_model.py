@@ -83,16 +83,6 @@ def test_packed_logits_are_those_of_transformers(
         torch.testing.assert_close(alone, expected.split(LENGTHS)[2], rtol=0, atol=1e-5)
 
 
-def test_our_modules_are_everywhere(groups: ProcessGroups, tmp_path: Path) -> None:
-    save_tiny(tmp_path, "qwen3-moe-mixed")
-    chunk, _, _ = built(tmp_path)
-    kinds = {type(module).__name__ for module in chunk.modules()}
-    assert not kinds & {"WrappedTorchNorm", "DotProductAttention", "LayerNorm"}
-    norms = [name for name, module in chunk.named_modules() if isinstance(module, RMSNorm)]
-    assert len(norms) == 4 * 4 + 1
-    assert [type(layer.mlp).__name__ for layer in chunk.decoder.layers] == ["MLP", "MoELayer"] * 2
-
-
 def test_a_family_changes_single_layers(groups: ProcessGroups, tmp_path: Path) -> None:
     from dataclasses import replace
 
@@ -159,10 +149,3 @@ def test_a_users_own_model_is_taken(groups: ProcessGroups, tmp_path: Path) -> No
     assert isinstance(built(tmp_path, role="critic", provider=provider)[0].output_layer, ValueHead)
     with pytest.raises(ConfigError, match=r"--custom-model-provider-path: .* returned NoneType"):
         built(tmp_path, provider=lambda pre_process, post_process: None)
-
-
-def test_a_provider_without_vp_stage_cannot_build_chunks(groups: ProcessGroups, tmp_path: Path) -> None:
-    save_tiny(tmp_path, "qwen3")
-    _, model, config = built(tmp_path)
-    with pytest.raises(ConfigError, match="takes no `vp_stage`"):
-        build_model(Args(), model, config, Layout(virtual=2), provider=lambda pre_process, post_process: None)

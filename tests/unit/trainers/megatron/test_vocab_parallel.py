@@ -76,22 +76,6 @@ def test_gradients_of_log_probs_alone(overwrite: bool, temperature: float) -> No
     assert torch.equal(given.detach(), logits) is not overwrite
 
 
-def test_it_is_torchs_log_softmax() -> None:
-    logits, targets = inputs(torch.float32)
-    found, _ = vocab_parallel_log_probs(logits, targets, PART)
-    expected = torch.log_softmax(logits[:, :TOKENS], -1).gather(1, targets[:, None]).squeeze(1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
-
-
-def test_gradients_by_finite_differences() -> None:
-    logits, targets = inputs()
-
-    def both(z: torch.Tensor) -> Any:
-        return vocab_parallel_log_probs(z, targets, PART, temperature=1.3, chunk_size=2, with_entropy=True)
-
-    assert torch.autograd.gradcheck(both, (logits.requires_grad_(),))
-
-
 def test_the_input_is_left_as_it_is() -> None:
     logits, targets = inputs(torch.float32)
     before = logits.clone()
@@ -109,14 +93,6 @@ def test_overwritten_logits_are_the_gradient() -> None:
     assert torch.equal(used.detach(), leaf.grad)
 
 
-def test_only_the_log_probs_need_a_gradient() -> None:
-    logits, targets = inputs()
-    leaf, alone = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    vocab_parallel_log_probs(leaf, targets, PART, with_entropy=True)[0].sum().backward()
-    vocab_parallel_log_probs(alone, targets, PART)[0].sum().backward()
-    torch.testing.assert_close(leaf.grad, alone.grad)
-
-
 def test_impossible_tokens_count_nothing() -> None:
     logits, targets = inputs()
     logits[:, 3] = -torch.inf
@@ -128,16 +104,6 @@ def test_impossible_tokens_count_nothing() -> None:
     assert leaf.grad is not None
     assert bool(entropy.isfinite().all())
     assert bool(leaf.grad.isfinite().all())
-
-
-def test_no_rows() -> None:
-    logits = torch.zeros(0, WIDTH, requires_grad=True)
-    log_probs, entropy = vocab_parallel_log_probs(logits, torch.zeros(0, dtype=torch.int64), PART, with_entropy=True)
-    assert entropy is not None
-    (log_probs.sum() + entropy.sum()).backward()
-    assert log_probs.shape == entropy.shape == (0,)
-    assert logits.grad is not None
-    assert logits.grad.shape == (0, WIDTH)
 
 
 @pytest.mark.parametrize(
