@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,13 +72,6 @@ def test_what_the_reward_pays_by_mistake_is_told(tiny: TinyRun, tmp_path: Path, 
     _, findings = _check(*tiny.argv(tmp_path / "run", rm_type=None, custom_rm_path=spec))
     (told,) = [finding for finding in findings if finding["subject"] == "reward"]
     assert told["level"] == level, told
-
-
-@pytest.mark.slow
-def test_a_file_may_stand_first(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
-    shown = slime("config", "show", "--changed", *tiny.argv()).stdout
-    (tmp_path / "run.yaml").write_text(shown)
-    assert "ready to run" in slime("check", tmp_path / "run.yaml", "--run-dir", tmp_path / "out").stdout
 
 
 REWARDS = {
@@ -206,51 +197,11 @@ def test_a_model_that_is_cut_is_named(tiny: TinyRun, tmp_path: Path) -> None:
     assert error.startswith(f"{weights} is cut or damaged")
 
 
-def test_a_run_without_labels_is_not_ready(tiny: TinyRun, tmp_path: Path) -> None:
-    data = tmp_path / "rows.jsonl"
-    data.write_text(json.dumps({"prompt": "1+1=", "data_source": "x"}) + "\n")
-    flags = {"input_key": None, "label_key": None, "custom_rm_path": None, "rm_type": "dapo", "prompt_data": data}
-    status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", eval_prompt_data=None, eval_interval=None, **flags))
-    assert status == 1
-    (error,) = [f["message"] for f in findings if f["level"] == "error"]
-    assert f"{data}, row 1 (no --label-key): ValueError: no label (--label-key NAME names its column;" in error
-
-
 @pytest.mark.slow
 def test_strict_counts_warnings(tiny: TinyRun, tmp_path: Path) -> None:
     reward = tmp_path / "rm.py"
     reward.write_text(REWARDS["nan"][0])
     assert _check("--strict", *tiny.argv(custom_rm_path=reward, run_dir=tmp_path / "out"))[0] == 1
-
-
-HOOKS = {
-    "dynamic_sampling_filter_path": "def filter(args, samples):\n    return 'yes'\n",
-    "buffer_filter_path": "def buffer_filter(args, rollout_id, buffer, num_samples):\n    return None\n",
-    "custom_reward_post_process_path": "def post_process_rewards(args, samples):\n    return [1.0] * len(samples)\n",
-    "custom_convert_samples_to_train_data_path": "def convert_samples(args, samples):\n    return samples\n",
-    "rollout_sample_hook_path": "def sample_hook(args, sample):\n    return 7\n",
-    "custom_generate_function_path": (
-        "async def generate(args, sample, sampling_params, context):\n"
-        "    sample.response_length = 3\n    return sample\n"
-    ),
-    "advantage_estimator": (
-        "from slime_core import EstimatorBase\n\n\nclass estimator(EstimatorBase):\n"
-        "    def shape_rewards(self, args, inputs):\n        return [0.0]\n"
-    ),
-}
-
-
-@pytest.mark.slow
-def test_hooks_that_answer_nonsense(tiny: TinyRun, tmp_path: Path) -> None:
-    for flag, code in HOOKS.items():
-        (tmp_path / f"{flag}.py").write_text(code)
-    status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", **{f: tmp_path / f"{f}.py" for f in HOOKS}))
-    assert status == 1
-    errors = [f["message"] for f in findings if f["level"] == "error"]
-    assert len(errors) == len(HOOKS), errors
-    for flag in HOOKS:
-        (message,) = [e for e in errors if f"--{flag.replace('_', '-')}" in e]
-        assert "returned" in message
 
 
 MAPPING = (
@@ -346,16 +297,6 @@ def test_train_checks_first(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-@pytest.mark.slow
-def test_bfloat16_on_a_cpu_that_is_slow_at_it(tiny: TinyRun, tmp_path: Path) -> None:
-    """oneDNN held to AVX2 is such a CPU; the product is measured, whatever this machine can do."""
-    command = [sys.executable, "-m", "slime_core", "check", *map(str, tiny.argv(tmp_path / "run")), "--bf16"]
-    slow = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    done = subprocess.run([*command, "--device", "cpu"], env=slow, capture_output=True, text=True, check=True)
-    assert "--dtype 'bfloat16' (derived: bf16): a product takes this CPU" in done.stdout
-    assert "times as long as in float32; without it the run is faster" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("rows", "shared"),
     [
@@ -378,12 +319,3 @@ def test_prompts_that_are_trained_and_evaluated_on(tmp_path: Path, rows: list[An
     found = [finding.message for finding in overlap(args)]
     assert len(found) == (shared > 0)
     assert all(f"{shared} of the {len(rows)} prompts of evaluation data set 'held'" in line for line in found)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_evaluated_on_its_training_data_says_so(tiny: TinyRun, tmp_path: Path) -> None:
-    data = tiny.root / "train.jsonl"
-    findings = _check(*tiny.argv(tmp_path / "run", eval_prompt_data=["held", f"{data}@[:40]"]))[1]
-    (warning,) = [f["message"] for f in findings if f["level"] == "warning" and "held" in f["message"]]
-    assert "40 of the 40 prompts of evaluation data set 'held'" in warning
-    assert f"--prompt-data {data}, the same file, such as" in warning

@@ -167,12 +167,3 @@ def test_a_reward_may_be_the_teacher_and_what_it_said_is_kept(tiny: TinyRun, tmp
     run = Run(tmp_path / "run")
     for found in run.samples(Filter(data_set="")):
         assert run.trained(0)[found.entry.key]["teacher_log_probs"] == found.sample.teacher_log_probs
-
-
-def test_no_teacher_is_a_clear_error(tiny: TinyRun, no_reward: Path, tmp_path: Path, slime: Any) -> None:
-    flags = {**STUDENT, "opd_type": "sglang", "custom_rm_path": no_reward, "run_dir": tmp_path / "run"}
-    done = slime("train", *tiny.argv(None, **flags), check=False)
-    assert "the samples carry no teacher_log_probs" in done.stderr
-    flags |= {"custom_rm_path": None, "rm_type": "on_policy_distillation", "run_dir": tmp_path / "other"}
-    done = slime("train", *tiny.argv(None, **flags), check=False)
-    assert "needs --rm-url" in done.stderr

@@ -7,7 +7,6 @@ none with other weights than those wanted while it ran, and what happened is in 
 from __future__ import annotations
 
 import asyncio
-import errno
 import random
 import signal
 import threading
@@ -214,19 +213,6 @@ async def test_a_server_killed_in_the_middle_of_answers(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-async def test_a_server_frozen_in_the_middle_of_answers(rig: Rig) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(40))
-        await asyncio.sleep(0.3)
-        rig.servers[1].freeze()
-        await load
-        await rig.all_ready()
-        await rig.load(20, over=0.1)
-        assert "restarted" in rig.events()
-
-
-@pytest.mark.slow
 async def test_the_router_killed_in_the_middle_of_answers(rig: Rig) -> None:
     async with rig.running():
         await rig.update(1)
@@ -307,41 +293,6 @@ async def test_a_stranger_at_a_servers_port_answers_nobody(rig: Rig) -> None:
         await rig.all_ready()
         assert rig.servers[0].alive
         await rig.load(20, over=0.1)
-
-
-@pytest.mark.slow
-async def test_weights_changed_behind_our_back(rig: Rig) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(60, over=1.5))
-        await asyncio.sleep(0.2)
-        body = {"model_path": str(rig.weights.directories[2]), "weight_version": "77"}
-        await asyncio.to_thread(rig.servers[1].post, "/update_weights_from_disk", body)
-        await load
-        await rig.all_ready()
-        await rig.load(20, over=0.1)  # which meets those weights at the latest
-        async with asyncio.timeout(DEADLINE_S):
-            while "restarted" not in rig.events():
-                await asyncio.sleep(0.02)
-
-
-@pytest.mark.slow
-async def test_a_full_disk_ends_no_recovery(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of events cannot be written; servers come back all the same."""
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(EventLog, "write", full)
-    async with rig.running():
-        rig.servers[0].send(signal.SIGKILL)
-        async with asyncio.timeout(DEADLINE_S):
-            while rig.servers[0].starts < 2:
-                await asyncio.sleep(0.02)
-        await rig.all_ready()
-        async with asyncio.timeout(DEADLINE_S):
-            while rig.supervisor.take_metrics()["engine/restarts"] != 1:  # told once it is ready
-                await asyncio.sleep(0.02)
 
 
 def _faults(rig: Rig, chance: random.Random) -> Callable[[], object]:

@@ -16,7 +16,6 @@ from slime_runs.store import SampleStore, _Writer
 from slime_runs.view.server import make_app
 from starlette.testclient import TestClient
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample import Sample
 from tests.conftest import TinyRun
 from tests.toy_trainer import make_args
@@ -57,11 +56,6 @@ def test_every_sample_is_kept_with_what_it_was_paid(run_dir: Path) -> None:
         assert sum(scores) / len(scores) == pytest.approx(means[rollout + 1])
 
 
-def test_evaluations_before_and_after_the_first_rollout_are_two(run_dir: Path) -> None:
-    names = [path.name for path in sample_files(run_dir / "samples") if path.name.startswith("eval")]
-    assert names == [f"eval_{n:07}.jsonl.zst" for n in range(5)]
-
-
 def test_what_is_typed_shows_it(run_dir: Path, slime: Any) -> None:
     text = slime("show", run_dir).stdout
     assert "ended, 4 of 4 rollouts" in text
@@ -77,11 +71,6 @@ def test_what_is_typed_shows_it(run_dir: Path, slime: Any) -> None:
     assert str(run_dir) in listed
 
 
-def test_a_file_is_read_as_saved_rollouts_are(run_dir: Path) -> None:
-    first = sample_files(run_dir / "samples")[0]
-    assert all(sample.tokens for sample in read_samples(first))
-
-
 @pytest.mark.slow
 def test_what_was_kept_trains_another_run(run_dir: Path, tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     """The form is that of --save-debug-rollout-data."""
@@ -92,11 +81,6 @@ def test_what_was_kept_trains_another_run(run_dir: Path, tiny: TinyRun, slime: A
     again, first = Run(tmp_path / "run"), Run(run_dir)
     assert [v for _, v in again.series("rollout/raw_reward")] == [v for _, v in first.series("rollout/raw_reward")]
     assert [v for _, v in again.series("train/loss")] == pytest.approx([v for _, v in first.series("train/loss")])
-
-
-def test_rewards_are_scored_again_from_what_was_kept(run_dir: Path, tiny: TinyRun, slime: Any) -> None:
-    done = slime("rewards", "replay", run_dir, "--with", tiny.root / "rm.py", check=False)
-    assert "64" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("damage", ["no footer", "torn file", "file gone", "no JSON"])
@@ -181,16 +165,6 @@ def test_the_budget_costs_the_same_after_many_files(tmp_path: Path, monkeypatch:
         writer.write(file_name(rollout), Facts([[row]]), [b"{}\n"])
         costs.append(len(asked) - before)
     assert costs[-1] == costs[30] < 30
-
-
-def test_none_and_so_many(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    for wrong in ("some", "0", "-3", "1.5"):
-        refused = slime("check", *tiny.argv(tmp_path / "wrong", log_samples=wrong), check=False).stderr
-        assert f"--log-samples '{wrong}' (flag): expected all, none, or how many samples" in refused
-    slime("train", *tiny.argv(tmp_path / "none", num_rollout=1, log_samples="none"))
-    assert not (tmp_path / "none" / "samples").exists()
-    slime("train", *tiny.argv(tmp_path / "some", num_rollout=2, log_samples=3))
-    assert len(list(Run(tmp_path / "some").samples(Filter(data_set="")))) == 6
 
 
 @pytest.mark.slow

@@ -83,8 +83,3 @@ def test_a_trainer_that_has_no_adapters_refuses_them(slime: Slime, tiny: TinyRun
     done = slime("train", *argv, check=False)
     assert done.returncode == 2, done.stderr
     assert "--lora-rank 4 (flag) has no effect with" in done.stderr
-
-
-def test_commands_that_train_nothing_take_the_same_file(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
-    argv = tiny.argv(lora_rank=4, num_rollout=1)
-    slime("rollout", *argv, "--run-dir", str(tmp_path / "rollout"))

@@ -101,21 +101,6 @@ def test_two_processes_train_as_one(tiny: TinyRun, unkilled: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_what_a_critic_needs_is_said_before_anything_starts(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
-    done = slime("train", *tiny.argv(tmp_path / "a", num_critic_only_steps=2), check=False)
-    assert "'grpo' has no critic to train; type --advantage-estimator ppo" in done.stderr
-    done = slime("train", *tiny.argv(tmp_path / "b", **{**FLAGS, "critic_load": tmp_path}), check=False)
-    assert "no model there. Looked for" in done.stderr
-    flags = {"num_rollout": 1, "eval_interval": None, "eval_prompt_data": None}
-    slime("train", *tiny.argv(tmp_path / "plain", **flags))
-    load = tmp_path / "plain"
-    done = slime("train", *tiny.argv(load, **{**FLAGS, "load": load, "kl_coef": 0.0}), check=False)
-    assert "it was saved by a run without a critic" in done.stderr
-    done = slime("train", *tiny.argv(tmp_path / "fine", **{**FLAGS, **flags, "load": load, "finetune": True}))
-    assert "everything else starts over" in done.stdout
-
-
-@pytest.mark.slow
 def test_a_critic_goes_on_from_another_runs(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
     critic = _commit(unkilled) / "critic"
     flags = {**FLAGS, "num_rollout": 1, "critic_load": critic, "eval_interval": None, "eval_prompt_data": None}

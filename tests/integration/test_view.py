@@ -417,22 +417,6 @@ def test_a_run_that_has_begun_and_one_that_was_moved_away(tmp_path: Path) -> Non
     assert view.ask("pulses") != before
 
 
-def test_records_without_config_and_commits_elsewhere_are_a_run(tmp_path: Path) -> None:
-    """A copy without `config.yaml` is in the list; `--save` and `--run-dir` are two directories of one run."""
-    runs = tmp_path / "runs"
-    for name in ("apart", "copied"):
-        MadeRun(runs / name).write()
-    (runs / "copied" / "config.yaml").unlink()
-    told = inside(runs).ask("group", run="apart", rollout=2, group=9)["events"]
-    (tmp_path / "saved").mkdir()
-    (runs / "apart" / "checkpoints").rename(tmp_path / "saved" / "checkpoints")
-    with (runs / "apart" / "config.yaml").open("a") as config:
-        config.write(f"save: {tmp_path / 'saved'}  # flag\n")
-    view = inside(runs)
-    assert {run["run"] for run in view.ask("runs")["runs"]} == {"apart", "copied"}
-    assert view.ask("group", run="apart", rollout=2, group=9)["events"] == told != []
-
-
 def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("odd", "sound"):
         MadeRun(tmp_path / name, rollouts=1).write()

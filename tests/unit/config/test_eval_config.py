@@ -47,6 +47,13 @@ def test_file_data_set_wins_over_defaults_over_flags(load: Load) -> None:
     assert (b.rm_type, b.custom_rm_path, b.top_p, b.metadata_overrides) == (None, "m.f", 0.7, {"level": 3})
 
 
+def test_mapping_form_and_root_without_eval(load: Load) -> None:
+    Path("e.yaml").write_text("datasets:\n  aime:\n    path: a.jsonl\n    app_service: x\n")
+    s = load("--eval-config", "e.yaml")
+    assert [(d.name, d.path) for d in s.args.eval_datasets] == [("aime", "a.jsonl")]
+    assert s.warnings == ["e.yaml:4: 'app_service' has no effect."]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -163,3 +163,10 @@ def test_signatures_are_checked(tmp_path: Path, flag: str, text: str, expected: 
     path.write_text(text)
     with pytest.raises(PluginSignatureError, match=expected):
         resolved("--use-tis", flag, path)
+
+
+def test_a_policy_loss_without_advantages_is_refused() -> None:
+    flag = "--disable-compute-advantages-and-returns"
+    with pytest.raises(ConfigError, match=rf"^{flag} \(flag\): --loss-type 'policy_loss' needs advantages"):
+        resolved(flag)
+    resolved(flag, "--loss-type", "sft_loss")

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from slime_engine_sglang import planner, server_groups
+from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.engine import SglangEngine
 from slime_launcher_ray.placement import (
+    EngineNeeds,
     Placement,
     engines_of,
     engines_of_flags,
@@ -74,12 +76,30 @@ def test_layouts_of_sixteen_training_gpus(changes: dict[str, Any], total: int, f
     assert len(placed.trainers) == (0 if changes.get("debug_rollout_only") else 16)
 
 
+def test_disaggregated_four_and_four() -> None:
+    placed = place(actor_num_gpus_per_node=4, rollout_num_gpus=4, rollout_num_gpus_per_engine=2)
+    assert [(t.rank, t.bundle, t.local_rank, t.gpus) for t in placed.trainers] == [(r, r, r, 1.0) for r in range(4)]
+    assert [(e.name, e.bundles, e.nodes, e.gpus) for e in placed.engines] == [
+        ("engine/0", (4, 5), (0,), 1.0),
+        ("engine/1", (6, 7), (0,), 1.0),
+    ]
+    assert placed.manager.bundle == 4
+    assert placed.shared == ()
+    assert placed.bundles[0].resources == {"CPU": 1.0, "GPU": 1.0}
+
+
 def test_cpu_cluster_places_by_cpus() -> None:
     placed = place(gpus=False, actor_num_gpus_per_node=2, rollout_num_gpus=1)
     assert placed.device == "cpu"
     assert [b.resources for b in placed.bundles] == [{"CPU": 1.0}] * 3
     assert placed.engines[0].bundles == (2,)
     assert all(t.gpus == 0 for t in placed.trainers)
+
+
+def test_fewer_cpus_than_places_are_shared() -> None:
+    placed = place(gpus=False, num_cpus=2, actor_num_gpus_per_node=2, rollout_num_gpus=1)
+    assert [b.cpus for b in placed.bundles] == [0.666] * 3
+    assert "3 processes share 2 CPUs" in placed.warnings[0]
 
 
 def test_table_for_people() -> None:
@@ -218,3 +238,10 @@ def test_one_trainer_process_leaves_no_gpus_free() -> None:
     engines, _ = engines_of(SglangEngine, settings, 4)
     placed = plan_placement(settings.args, trainer_processes=1, engines=engines, gpus=True, num_gpus=4)
     assert [e.bundles for e in placed.engines] == [(1,), (2,), (3,)]
+
+
+def test_engines_without_a_plan() -> None:
+    settings = load_settings(["--hf-checkpoint", "/m"], command="show", env={})
+    assert engines_of(HttpEngine, settings, 0) == ([], [])
+    assert engines_of(None, settings, 0) == ([], [])
+    assert engines_of(object, settings, 0) == ([EngineNeeds("engine", 1)], [])

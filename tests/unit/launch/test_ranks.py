@@ -117,3 +117,11 @@ def test_a_rank_that_was_killed_goes_before_those_that_noticed(failure: Any, tmp
     found = str(first_error({0: noticed, 1: failure(128 + 11, log=log)}, 2, 30))
     assert found == f"rank 1 of 2 (process 7) was killed by SIGSEGV; {log} ends with\nfirst\nlast"
     assert "if memory ran out" in str(first_error({0: noticed, 1: failure(128 + 9, log=log)}, 2, 30))
+
+
+def test_without_an_agent_the_error_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(ERROR_FILE, raising=False)
+    report(TrainError("loss is nan"))
+    assert "loss is nan" in capsys.readouterr().err

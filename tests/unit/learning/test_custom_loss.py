@@ -101,3 +101,8 @@ def test_the_batch_is_thudm_slimes() -> None:
 def test_what_it_may_not_return(result: Any, message: str) -> None:
     with pytest.raises(PluginError, match=f"--custom-loss-function-path 'mine'.*{message}"):
         learn(make_args(), make_batch(), custom(lambda *args: result))
+
+
+def test_the_mean_wants_response_tokens() -> None:
+    with pytest.raises(PluginError, match="one value per response token"):
+        learn(make_args(), make_batch(), custom(lambda a, b, logits, mean: (mean(logits[0, :, 0]), {})))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from slime_commands.sft.loss import SFTLoss
 
-from slime_core.errors import TrainError
+from slime_core.errors import ConfigError, TrainError
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
@@ -284,3 +284,9 @@ def test_sft_needs_no_estimator_and_lowers_the_loss() -> None:
     losses = [learner.train(i, batch)["train/loss"] for i in range(20)]
     assert set(trainer.calls) == {"train_step"}
     assert losses[-1] < losses[0] / 2
+
+
+def test_a_policy_loss_without_advantages_is_refused() -> None:
+    args = make_args(compute_advantages_and_returns=False)
+    with pytest.raises(ConfigError, match="--loss-type policy_loss needs advantages"):
+        Learner(args, ToyTrainer(), EstimatorBase(args), PolicyLoss(args, EstimatorBase(args)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from slime_commands.sft.loss import SFTLoss
 
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, TrainError
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
@@ -61,6 +61,11 @@ def test_a_teacher_elsewhere_and_the_engine_as_the_student() -> None:
     assert trainer.calls == ["train_step"]
     assert metrics["rollout/opd_reverse_kl"] == pytest.approx(0.25, rel=1e-5)
     assert metrics["rollout/advantages"] == pytest.approx(-0.5, rel=1e-5)
+
+
+def test_samples_without_teacher_log_probs() -> None:
+    with pytest.raises(TrainError, match="carry no teacher_log_probs; type --custom-rm-path on_policy_distillation"):
+        learn(make_args(use_opd=True, opd_type="sglang"), make_batch(), ToyTrainer())
 
 
 # -- entropies -------------------------------------------------------------------------------------------

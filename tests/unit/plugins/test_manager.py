@@ -10,6 +10,7 @@ from slime_core.config import Args
 from slime_core.errors import (
     ConfigError,
     PluginConflictError,
+    PluginError,
     PluginLoadError,
 )
 from slime_core.plugins.manager import build_manager
@@ -65,6 +66,13 @@ def test_the_allow_list(
     write_plugin("thing-hooks", HOOKS, BODY)
     monkeypatch.setenv("SLIME_PLUGINS", allowed)
     assert ("thing-hooks:watch" in names(manager(plugin_dir))) is loaded
+
+
+def test_the_allow_list_names_what_exists(write_plugin, plugin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_plugin("thing-hooks", HOOKS, BODY)
+    monkeypatch.setenv("SLIME_PLUGINS", "wotch")
+    with pytest.raises(PluginError, match=r"SLIME_PLUGINS: no plugin wotch\. Installed distributions: .*thing-hooks"):
+        manager(plugin_dir)
 
 
 @pytest.mark.parametrize(

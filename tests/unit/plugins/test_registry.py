@@ -63,6 +63,13 @@ def test_without_the_bundle_a_name_that_is_not_found_says_what_brings_slimes_own
         assert str(caught.value) == f"no buffers plugin {name!r}. {close} {own} Installed: lifo"
 
 
+def test_a_name_outside_the_grammar_is_a_problem_and_not_a_component() -> None:
+    registry = Registry()
+    registry.add(ref("my.reward", "one"))
+    assert list(registry) == []
+    assert "my.reward" in registry.problems[0].message
+
+
 def test_objects_are_registered_once() -> None:
     registry = Registry()
 

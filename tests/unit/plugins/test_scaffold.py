@@ -175,3 +175,9 @@ def test_kinds_without_a_template_say_where_to_start(tmp_path: Path) -> None:
     assert any(path in reason for reason in _TOO_LARGE.values())
     with pytest.raises(PluginNotFoundError, match="Did you mean 'rewards'"):
         plan("rewads", "mine", tmp_path, Registry())
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        write(plan("filters", "mine", tmp_path / "file", Registry()))

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_core.config import Args
+from slime_core.errors import CheckpointError, RolloutError
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
@@ -359,6 +360,19 @@ async def test_open_groups_come_back(partial: bool) -> None:
     assert indices(taken.groups) == [2, 3]
     assert (6 in again.began) is not partial
     await again.producer.stop()
+
+
+async def test_unfinished_groups_of_another_size_are_refused() -> None:
+    world = World(_args())
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    stored = _stored(world)
+    await world.producer.stop()
+    with pytest.raises(RolloutError):
+        await taking
+    with pytest.raises(CheckpointError, match="Resume with --n-samples-per-prompt 2"):
+        World(_args(n_samples_per_prompt=4)).producer.restore_open_groups(stored)
 
 
 @settings(max_examples=40, deadline=None)

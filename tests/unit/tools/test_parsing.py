@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_tool_parsers import MarkedParser, json_call, json_objects, read_json, typed_value
+from slime_tool_parsers import MarkedParser, json_call, read_json, typed_value
 
 from slime_core.tools import IllFormedCall, ToolCall, split_reasoning
 
@@ -70,20 +70,6 @@ def test_what_is_no_json_call(body: str, problem: str) -> None:
 )
 def test_json_calls(body: str) -> None:
     assert json_call(body) == ToolCall("", "f", {"a": 1})
-
-
-@pytest.mark.parametrize(
-    "body", ['{"name": "f"}', '{"name": "f", "arguments": null}', '{"name": "f", "arguments": ""}']
-)
-def test_a_call_without_arguments(body: str) -> None:
-    assert json_call(body) == ToolCall("", "f", {})
-
-
-def test_json_values_in_a_row() -> None:
-    assert [value for value, _ in json_objects(' {"a": 1}; {"b": 2}\n[3]')] == [{"a": 1}, {"b": 2}, [3]]
-    with pytest.raises(ValueError, match="not JSON") as caught:
-        list(json_objects('{"a": 1}; rest'))
-    assert caught.value.args[1] == "rest"
 
 
 @settings(max_examples=60, deadline=None)

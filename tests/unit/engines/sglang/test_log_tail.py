@@ -43,6 +43,11 @@ def test_only_what_was_written_since(tmp_path: Path) -> None:
     assert tail(tmp_path, "KeyError: old\nnew\n", begin=14).lines == ("new",)
 
 
+def test_a_log_that_says_nothing_or_is_not_there(tmp_path: Path) -> None:
+    assert tail(tmp_path, "\n").describe() == f"it wrote nothing to {tmp_path / 'log'}"
+    assert LogTail.of(tmp_path / "none").lines == ()
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -60,3 +65,8 @@ def test_a_long_log_is_read_from_its_end(tmp_path: Path) -> None:
     found = tail(tmp_path, "".join(f"{i}\n" for i in range(50_000)))
     assert found.lines[-1] == "49999"
     assert len(found.lines) < 20_000
+
+
+def test_the_end_alone_quotes_no_error_as_the_cause(tmp_path: Path) -> None:
+    assert tail(tmp_path, "ValueError: harmless\nlater\n").end(1) == f"last lines of {tmp_path / 'log'}:\n    later"
+    assert tail(tmp_path, "").end() == f"it wrote nothing to {tmp_path / 'log'}"

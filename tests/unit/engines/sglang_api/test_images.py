@@ -11,8 +11,9 @@ from slime_engine_sglang.api.continuation import rest_of
 from slime_engine_sglang.api.flights import Flight
 from slime_engine_sglang.api.requests import generate_request
 
+from slime_core.config import Args
 from slime_core.errors import EngineError
-from slime_core.protocols import GenerateTraits
+from slime_core.protocols import GenerateContext, GenerateTraits
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import _check_images
 from slime_core.sample import GenerationOutput, Sample
@@ -29,6 +30,17 @@ async def test_images_go_beside_the_tokens_through_the_gate() -> None:
         first, second = server.asked("/generate")
         assert first["image_data"] == [PNG, PNG]
         assert "image_data" not in second
+
+
+async def test_single_turn_sends_the_images_of_the_sample() -> None:
+    from slime_core.plugins.resolve import resolve
+
+    generate: Any = resolve("generators", "single_turn", origin="test").obj
+    sample = Sample(index=0, tokens=[3], multimodal_inputs={"images": [PNG_FILE]})
+    async with servers(well) as (server,), engine_at(server) as engine:
+        context = GenerateContext(GatedEngine(engine, deterministic=False), None)  # type: ignore[arg-type]
+        await generate(Args(), sample, {"max_new_tokens": 1}, context=context)
+        assert [body["image_data"] for body in server.asked("/generate")] == [[PNG_FILE]]
 
 
 PNG_FILE = "data:image/png;base64,iVBORw0KGgo="

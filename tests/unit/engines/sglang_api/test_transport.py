@@ -147,6 +147,15 @@ async def test_before_open_and_addresses() -> None:
             transport.server_url(wrong)
 
 
+async def test_a_call_that_no_server_could_take_names_none() -> None:
+    async with servers(first()) as (server,), http() as client:
+        for body, headers in (({"a": object()}, None), ({"a": 2**70}, None), ({}, {"X-Key": "a\nb"})):
+            with pytest.raises(EngineError, match="not to be sent") as caught:
+                await client.send("POST", server.url, "/x", body, headers=headers)
+            assert caught.value.url is None
+        assert server.calls == []
+
+
 async def test_a_host_that_does_not_answer_to_a_connection_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "CONNECT_TIMEOUT_S", 0.1)
     with socket.socket() as full:  # nobody accepts, and its queue is full
