@@ -33,7 +33,6 @@ from slime_runs.events import EventLog
 from slime_runs.files import read_lines
 
 from slime_core.config import Args
-from slime_core.errors import WeightSyncError
 from slime_core.sample import GenerationOutput
 from tests.engine_processes import EmbeddedServer, ForkedProcess, SmallRouter
 from tests.tiny_models import make_model, one_thread
@@ -199,57 +198,6 @@ def rig(weights: Weights, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-async def test_a_server_killed_in_the_middle_of_answers(rig: Rig) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(60))
-        await asyncio.sleep(0.4)
-        rig.servers[0].send(signal.SIGKILL)
-        await load
-        await rig.all_ready()
-        await rig.load(20, over=0.1)
-        assert rig.events().count("restarted") >= 1
-        assert rig.supervisor.take_metrics()["engine/restarts"] >= 1
-
-
-@pytest.mark.slow
-async def test_the_router_killed_in_the_middle_of_answers(rig: Rig) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(60))
-        await asyncio.sleep(0.4)
-        rig.router.send(signal.SIGKILL)
-        await load
-        async with asyncio.timeout(DEADLINE_S):
-            while "router_restarted" not in rig.events():
-                await asyncio.sleep(0.02)
-        await rig.load(20, over=0.1)
-        async with asyncio.timeout(DEADLINE_S):
-            while await asyncio.to_thread(rig.router.workers) != {worker.url for worker in rig.workers}:
-                await asyncio.sleep(0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "freeze"])
-async def test_a_server_lost_in_the_middle_of_an_update(rig: Rig, how: str) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(40, over=0.5))
-        rig.servers[0].freeze()  # so that the update reaches it and is not answered
-        update = rig.background(rig.update(2))
-        await asyncio.sleep(0.2)
-        if how == "kill":
-            rig.servers[0].send(signal.SIGKILL)
-        await update
-        await load
-        await rig.all_ready()
-        assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["2", "2"]
-        await rig.load(20, over=0.1)
-        assert rig.updates.last is not None
-        assert rig.updates.last.version == 2
-
-
-@pytest.mark.slow
 async def test_an_update_that_every_server_misses(rig: Rig) -> None:
     """Nobody took it, and yet nobody serves the old weights afterwards."""
     async with rig.running():
@@ -264,22 +212,6 @@ async def test_an_update_that_every_server_misses(rig: Rig) -> None:
         await rig.load(20, over=0.1)
         await rig.all_ready()
         assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["2", "2"]
-
-
-@pytest.mark.slow
-async def test_weights_that_every_server_refuses(rig: Rig, tmp_path: Path) -> None:
-    """The update fails at once, no server is restarted, and the old weights serve."""
-    rig.args.rollout_health_check_timeout = 30.0  # one that is slow is not restarted either
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(30, over=0.5))
-        with pytest.raises(WeightSyncError, match="every server that answers refused the weights"):
-            await rig.updates.from_directory(tmp_path / "nothing", 2)
-        await load
-        assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["1", "1"]
-        await rig.load(20, over=0.1)
-        assert rig.events() == []
-        assert rig.pool.version_wanted == 1
 
 
 @pytest.mark.slow

@@ -78,17 +78,3 @@ def test_files_and_variables_may_spell_it_as_the_flag_is(load: Load, tmp_path: P
     again = tmp_path / "again.yaml"
     again.write_text(settings.to_yaml(changed=True))
     assert load_settings(["--config", str(again)], env={}).args.async_training
-
-
-def test_the_asynchronous_demo_is_the_demo_with_asynchrony() -> None:
-    root = Path(__file__).parents[3]
-    demo, further = (
-        root / "plugins/commands/slime_commands/init/templates/demo.yaml",
-        root / "examples/demo-async.yaml",
-    )
-    files = [f"--config={file}" for file in (demo, further)]
-    demo, both = (load_settings(argv, env={}) for argv in (files[:1], files))
-    assert not both.warnings
-    changed = {name for name, value in vars(both.args).items() if value != getattr(demo.args, name)}
-    asynchrony = {"async_training", "async_mode", "async_buffer_groups", "max_staleness", "eval_in_background"}
-    assert changed == asynchrony | {"use_tis", "save", "run_dir", "config"}

@@ -410,20 +410,3 @@ def test_in_expectation_the_weight_makes_engine_samples_those_of_the_trainer() -
     (found,) = torch.autograd.grad(total * vocabulary, logits, retain_graph=True)
     (exact,) = torch.autograd.grad(-(log_probs.exp() * values).sum(), logits)
     torch.testing.assert_close(found, exact)
-
-
-def test_mismatch_metrics_compare_the_trainer_and_not_the_blend() -> None:
-    """At staleness 1 the blend is the engine's log-prob: nothing of the distance would be left."""
-    step, args = Step(4), make_args(proximal_policy="interpolate")
-    step.tensors.old_log_probs, step.tensors.staleness = None, [torch.ones(n).double() for n in LENGTHS]
-    component = MismatchImportanceSampling(args)
-    loss = PolicyLoss(args, EstimatorBase(args), Corrector(args, component, reports_mismatch=True))
-    metrics, _ = step.run(loss)
-    engine = step.tensors.rollout_log_probs
-    assert engine is not None
-    gaps = [
-        sum((engine[i][t] - step.log_probs[i][t]).item() for t, m in enumerate(mask) if m) / max(sum(mask), 1)
-        for i, mask in enumerate(step.masks)
-    ]
-    assert metrics["mis_kl"] == pytest.approx(sum(gaps) / len(gaps), abs=1e-12)
-    assert metrics["mis_tis_weight_before_bound"] == pytest.approx(sum(map(any, step.masks)) / len(gaps))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import numpy as np
@@ -88,20 +87,6 @@ def test_group_rm_passes_single_samples_to_a_function_of_one(caplog: pytest.LogC
 def test_evaluation_is_passed_to_who_declares_it() -> None:
     assert score(batch, evaluation=True) == [100.0, 101.0, 102.0]
     assert score(single, evaluation=True) == [0.0, 1.0, 2.0]
-
-
-def test_two_blocking_rewards_run_side_by_side() -> None:
-    meeting = threading.Barrier(2, timeout=60)
-
-    def meet(args: Any, sample: Sample) -> float:
-        meeting.wait()
-        return 1.0
-
-    async def both() -> list[Any]:
-        call = caller(meet)
-        return await asyncio.gather(*(call.score([s]) for s in samples(2)))
-
-    assert asyncio.run(both()) == [[1.0], [1.0]]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -158,21 +157,6 @@ async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> No
     assert entered == ["a", "d", "e"]
     assert [run.cancelled() for run in runs] == [True, True, True, False, False]
     assert names() == []
-
-
-async def test_a_sample_begins_in_the_context_of_its_group() -> None:
-    gate = GatedEngine(Engine(), deterministic=True, places=1)
-    told: ContextVar[str] = ContextVar("told", default="")
-    found = []
-
-    async def sample(name: str) -> None:
-        found.append(told.get())
-        told.set(name)
-
-    with gate.hold() as hold:
-        runs = lent(hold, [partial(sample, name) for name in "ab"])
-        await asyncio.gather(*runs)
-    assert found == ["", ""]
 
 
 async def test_what_is_no_exception_reaches_who_waits_and_frees_the_place() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.state import from_line, to_line
 from slime_core.sample import Sample, SampleStatus
-from slime_core.waits import pace
 
 
 def _args(**changes: Any) -> Args:
@@ -153,39 +151,6 @@ async def test_rollouts_are_taken_while_generation_goes_on() -> None:
     await world.producer.stop()
 
 
-async def test_samples_in_flight_are_bounded_and_a_straggler_leaves_room() -> None:
-    world = World(_args(sglang_server_concurrency=4))
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    assert world.flying == [0, 1]
-    world.doors.pop(0).set_result("stop")  # one of two samples of group 0
-    await turns()
-    assert world.flying == [0, 1, 2]
-    assert len(world.doors) == 4
-    await world.open(1)
-    await world.open(2)
-    assert indices((await taking).groups) == [1, 2]
-    await world.producer.stop()
-
-
-async def test_nothing_is_started_while_enough_groups_wait() -> None:
-    loop = asyncio.get_running_loop()
-    # By the clock samples of one group may end apart on a busy machine, and their places begin more groups.
-    pace._PACES[loop] = pace.Pace(loop, seconds=math.inf)
-    world = World(_args(async_buffer_groups=3))
-    await world.producer.take(0)
-    await turns()
-    waiting, began = len(world.waiting), len(world.began)
-    assert 3 <= waiting <= 3 + 8 // 2
-    await turns()
-    assert len(world.began) == began
-    await world.producer.take(1)
-    await turns()
-    assert len(world.began) == began or len(world.waiting) >= 3
-    await world.producer.stop()
-
-
 async def test_the_oldest_go_first_and_a_rollout_is_ordered_by_group() -> None:
     world = World(_args(sglang_server_concurrency=8))
     world.hold = True
@@ -290,24 +255,6 @@ async def test_old_tokens_are_masked_and_a_group_without_young_ones_goes() -> No
     assert taken.metrics["rollout/staleness/masked_tokens"] == 2
     assert taken.metrics["rollout/staleness/dropped_groups"] == 1
     assert taken.metrics["rollout/staleness/max"] == 0
-    await world.producer.stop()
-
-
-async def test_what_the_data_source_raises_reaches_the_take_that_waits() -> None:
-    world = World(_args())
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-
-    def broken(num_samples: int) -> list[list[Sample]]:
-        raise OSError("the disk is gone")
-
-    world.source.get_samples = broken
-    await world.open(0)
-    with pytest.raises(Exception, match="the disk is gone"):
-        await taking
-    with pytest.raises(Exception, match="the disk is gone"):  # and every later one
-        await world.producer.take(0)
     await world.producer.stop()
 
 

@@ -84,32 +84,6 @@ def _run_args(tmp_path: Path, **changes) -> Args:
     return Args(**{"rm_timeout": 5.0, "run_dir": str(tmp_path / "run"), "reward_key": "acc", **changes})
 
 
-async def test_a_failed_score_leaves_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
-    error = ValueError("no luck")
-    error.worker_traceback = "line 3"
-    args = _run_args(tmp_path, handle=print, token_price=0.5)
-    stage = RewardStage(args, Broken(error, {4}), None)
-    samples = [_sample(index=3), Sample(index=4, response="x", status=Sample.Status.TRUNCATED)]
-    await stage.score(samples, rollout_id=7)
-    assert samples[0].reward == 1.0
-    failure = samples[1].metadata["failure"]
-    path = tmp_path / "run" / "failures" / "reward-7-4.json"
-    assert failure == {
-        "where": "reward 1.0", "error": "ValueError: no luck", "status": "truncated", "saved": str(path)
-    }  # fmt: skip
-    record = json.loads(path.read_text())
-    assert record["component"] == {"spec": "reward 1.0", "sha256": "abc"}
-    assert record["error"] == {"where": "reward 1.0", "error": "ValueError: no luck", "traceback": "line 3"}
-    assert record["args"] == {
-        "rm_timeout": 5.0, "reward_key": "acc", "token_price": 0.5, "plugins": {}, "plugin_dir": [],
-        "group_rm": False, "seed": 1234,
-    }  # fmt: skip
-    assert (record["evaluation"], record["rollout_id"]) == (False, 7)
-    assert record["replay"] == f"slime rewards replay {path}"
-    assert Sample.from_dict(record["samples"][0]) == Sample(index=4, response="x", status=Sample.Status.TRUNCATED)
-    assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
-
-
 async def test_a_group_that_fails_is_one_file_and_evaluation_has_its_own_names(tmp_path: Path) -> None:
     stage = RewardStage(_run_args(tmp_path), Broken(KeyError("k"), batched=True), None)
     group = [_sample(index=i, metadata={"source_name": "a b/c"}) for i in (8, 9)]

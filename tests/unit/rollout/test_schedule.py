@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -220,21 +220,6 @@ def test_groups_that_finished_in_excess_are_kept_by_partial_rollout_only(partial
         assert all(s.loss_mask == [1] for s in group)
 
 
-def test_groups_in_excess_go_through_the_filter_when_their_turn_comes() -> None:
-    source = Source()
-    seen = []
-
-    def keep(args, group):
-        seen.append(group[0].group_index)
-        return group[0].group_index != 2
-
-    args = _args(over_sampling_batch_size=4, partial_rollout=True)
-    _run(args, source, Generator(), keep=keep)
-    again = _run(_args(partial_rollout=True), source, Generator(), keep=keep)
-    assert seen == [0, 1, 2, 3, 4]
-    assert [g[0].group_index for g in again.samples] == [3, 4]
-
-
 def test_finished_samples_of_an_interrupted_group_are_masked_too() -> None:
     class OneSlow(Generator):
         async def call(self, args, sample, params, *, evaluation=False, context=None):
@@ -405,37 +390,6 @@ def test_a_reward_that_hangs_fails_its_sample() -> None:
     out = _run(args, Source(), Generator(), scorer=reward_caller(hanging, args))
     failure = out.samples[0][1].metadata["failure"]["error"]
     assert "no answer within --rm-timeout 0.05 s" in failure
-
-
-def test_concurrency_is_bounded() -> None:
-    class Counting(Generator):
-        now = most = 0
-
-        async def call(self, *args, **keywords):
-            self.now += 1
-            self.most = max(self.most, self.now)
-            await asyncio.sleep(0)
-            self.now -= 1
-            return await super().call(*args, **keywords)
-
-    generator = Counting()
-    _run(_args(sglang_server_concurrency=3, rollout_batch_size=5, over_sampling_batch_size=5), Source(), generator)
-    assert generator.most == 3
-
-
-def test_rewards_that_compare_see_the_whole_group_at_once() -> None:
-    class Ranking(Scorer):
-        batched = scores_groups = True
-        sizes: ClassVar[list[int]] = []
-
-        async def score(self, samples, evaluation):
-            self.sizes.append(len(samples))
-            return [float(rank) for rank in range(len(samples))]
-
-    scorer = Ranking()
-    out = _run(_args(), Source(), Generator(), scorer=scorer)
-    assert scorer.sizes == [2, 2]
-    assert [s.reward for group in out.samples for s in group] == [0.0, 1.0, 0.0, 1.0]
 
 
 def test_a_data_source_that_raises_is_named() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -341,20 +340,6 @@ async def test_an_abort_that_overtakes_its_request_is_told_again(monkeypatch: py
         assert told == [{"abort_all": True}, {"rid": server.asked("/generate")[0]["rid"]}]
 
 
-async def test_a_place_is_waited_for_without_losing_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"rollout_timeout": 60.0, "sglang_server_concurrency": 1}
-    async with servers(well) as (server,), engine_at(server, **settings) as engine:
-        client, now = engine._client, time.monotonic
-        assert client is not None
-        await client._slots.acquire()
-        tasks = [asyncio.create_task(engine.generate([3], {})) for _ in range(8)]
-        await until(lambda: len(client._flights.all) == 8)
-        monkeypatch.setattr(time, "monotonic", lambda: now() + 100.0)
-        client._slots.release()
-        assert len(await asyncio.gather(*tasks)) == 8
-        assert engine.pool.workers[0].state is WorkerState.READY
-
-
 def sglang(software: str) -> Reaction:
     """Answers with the version 5, and says which software it is."""
 
@@ -600,21 +585,6 @@ async def test_streams_through_the_router() -> None:
         await front.stop()
         assert [o.token_ids async for o in client.stream([3], {})] == [[1], [1, 2], [1, 2, 3]]
         assert len(worker.asked("/generate")) == 1
-
-
-async def test_prefill_and_decode_servers_that_restart_are_waited_for_behind_the_router() -> None:
-    async with servers(first(*[(503, {})] * 7), well) as (front, worker):
-        setup = Setup(front, worker, role="prefill")
-        async with setup as client:
-            await_all(setup.pool)
-            assert (await client.generate([3], {})).token_ids == [0]
-            assert len(front.asked("/generate")) == 8
-            await front.stop()
-            task = asyncio.create_task(client.generate([3], {}))
-            await until(lambda: client.counts["retried_requests"] > 7 + 4)
-            assert setup.failures == 1  # it is told of, and not for each try
-            task.cancel()
-            assert worker.asked("/generate") == []
 
 
 async def test_prefill_and_decode_servers_are_never_asked_directly() -> None:

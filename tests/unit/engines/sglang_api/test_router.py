@@ -77,23 +77,6 @@ async def test_a_router_before_0_3_is_refused() -> None:
             await Router(http, front.url).list_workers()
 
 
-async def test_what_is_no_router_and_what_is_not_there() -> None:
-    async def server_only(server: Server, request: Any, body: Any, before: int) -> Any:
-        return (200, {}) if request.path == "/health" else (404, {})
-
-    async def nonsense(server: Server, request: Any, body: Any, before: int) -> Any:
-        return {"hello": 1}
-
-    http = Http()
-    await http.open()
-    async with servers(server_only, nonsense) as (one, other):
-        router = Router(http, one.url)
-        assert await router.list_workers() is None
-        with pytest.raises(EngineError, match="expected, a router's list of workers"):
-            await Router(http, other.url).list_workers()
-    await http.close()
-
-
 def request(**fields: Any) -> dict[str, Any]:
     return {"input_ids": [1], "rid": "r", "return_logprob": True, "sampling_params": {}} | fields
 

@@ -10,7 +10,6 @@ from slime_engine_sglang.api import transport
 from slime_engine_sglang.api.transport import Http, backoff
 
 from slime_core.errors import ConfigError, EngineError
-from tests.ports import free_port
 from tests.unit.engines.sglang_api.servers import Reaction, die, servers, sse
 
 
@@ -60,21 +59,6 @@ async def test_what_may_have_been_done_is_not_done_again() -> None:
         assert len(server.calls) == 1
     async with servers(first(503, 429)) as (server,), http() as client:  # these promise that nothing was done
         assert (await client.send("POST", server.url, "/update", {}, repeat=False)).status == 200
-
-
-async def test_a_refused_connection_reached_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    port, attempts = free_port(), list[int]()
-
-    def pause(attempt: int) -> float:
-        attempts.append(attempt)
-        return 0.0
-
-    monkeypatch.setattr(transport, "backoff", pause)
-    async with http() as client:
-        with pytest.raises(EngineError, match=f"127.0.0.1:{port}/x") as caught:
-            await client.send("POST", f"http://127.0.0.1:{port}", "/x", {}, repeat=False)
-        assert (caught.value.reached, caught.value.status) == (False, None)
-        assert attempts == [1, 2, 3, 4]
 
 
 def test_delays_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
