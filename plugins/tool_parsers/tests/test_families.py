@@ -89,7 +89,6 @@ def test_what_is_written_is_read(parser: type[ToolParserBase], calls: list[ToolC
     assert turn.content + (f"<think>{turn.reasoning}</think>" if turn.reasoning else "") == before.strip()
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(PLAIN_TEXT, min_size=1, max_size=3))
 def test_the_plain_form_is_read(expressions: list[str]) -> None:
     schema = schemas([ToolCall("", "calc", {"x": ""})])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_agent_base_url.trajectory import Trajectory
 
@@ -108,7 +108,6 @@ def check_written(trajectory: Trajectory, reference: Reference) -> None:
         assert sample == before, "the door has nothing to add"
 
 
-@settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_any_interleaving_keeps_all_columns_aligned(moves: list[tuple[Any, ...]]) -> None:
     prompt = Sample(index=4, prompt="p", tokens=[7, 8, 9])
@@ -135,7 +134,6 @@ def test_any_interleaving_keeps_all_columns_aligned(moves: list[tuple[Any, ...]]
         check_written(*pair)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(IDS, st.sampled_from(["sampled", "tool", "template", "withhold"])), max_size=8))
 def test_appending_to_samples_tells_the_same_as_a_trajectory(pieces: list[tuple[list[int], str]]) -> None:
     sample = Sample(prompt="p", tokens=[1, 2])

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.data import dataset
@@ -134,7 +134,6 @@ def test_parquet_cache_is_bounded_and_right_under_random_access(
     assert source.where(55).endswith("data.parquet, row 56")
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lines=st.lists(st.sampled_from(["", " ", "\t\r", '{"a": 1}', '  {"a": 2} ', '{"a": "\u00e9"}\r']), max_size=30),
     final_newline=st.booleans(),

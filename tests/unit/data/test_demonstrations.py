@@ -131,7 +131,7 @@ def chats(draw: st.DrawFn, family: str) -> list[Message]:
 
 
 @BY_FAMILY
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_the_demonstrations_are_exactly_the_assistants_turns(family: str, data: st.DataObject) -> None:
     messages, tools = data.draw(chats(family)), data.draw(st.sampled_from([None, TOOLS]))
@@ -155,7 +155,7 @@ def test_the_demonstrations_are_exactly_the_assistants_turns(family: str, data: 
 
 
 @BY_FAMILY
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_the_ids_are_those_of_multi_turn_generation(family: str, data: st.DataObject) -> None:
     """The same turns, sampled: prompt, turn, turn_delta, turn, ... give the same ids."""

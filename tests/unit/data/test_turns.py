@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.data.tokenizer import encode_prompt, render_messages, render_prompt
@@ -187,7 +187,6 @@ def test_a_template_without_a_defined_delta_is_named(template: str, message: str
 TEXT = st.text(st.sampled_from("ab 1\n\u00e9<|>user"), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(FAMILIES)), TEXT, TEXT, TEXT)
 def test_sources_of_any_words(family: str, system: str, user: str, tool: str) -> None:
     """Ids are those of the rendered text, and each message's words are its own, as far as tokens can tell."""

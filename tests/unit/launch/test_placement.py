@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from slime_engine_sglang import planner, server_groups
 from slime_engine_sglang.api.engine import HttpEngine
@@ -143,7 +142,6 @@ def test_processes_that_do_not_fill_their_nodes() -> None:
 # -- any layout --------------------------------------------------------------------------------------------
 
 
-@examples(max_examples=150, deadline=None)
 @given(
     nodes=st.integers(1, 4),
     per_node=st.integers(1, 8),

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_commands.sft.loss import SFTLoss
 
@@ -177,7 +177,6 @@ class SequenceLevel(EstimatorBase):
 shapes = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=2, max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
 @given(shapes, st.integers(0, 10_000), st.booleans(), st.sampled_from([EstimatorBase, SequenceLevel]))
 def test_no_split_changes_gradient_or_metrics(
     masks: list[list[int]], seed: int, per_token: bool, kind: type[EstimatorBase]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.config import Args
@@ -149,7 +149,6 @@ def test_processes_that_share_a_micro_batch_share_its_tokens() -> None:
 batches = st.lists(st.tuples(st.integers(2, 40), st.integers(0, 12)), min_size=4, max_size=40)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     batches, st.integers(1, 4), st.integers(1, 6), st.sampled_from([None, 30, 64]), st.booleans(), st.booleans(),
     st.sampled_from([1, 1, 2, 3]),
@@ -173,7 +172,6 @@ def test_invariants(
                 assert len(micro_batch) == 1 or sum(rows[i][0] for i in micro_batch) <= cap
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 1000), min_size=8, max_size=8))
 def test_balanced_ranks_are_no_worse_than_strided_ones_in_equal_numbers(lengths: list[int]) -> None:
     batch = make_batch(lengths)

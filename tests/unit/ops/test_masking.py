@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.ops.masking import (
@@ -125,7 +125,6 @@ def test_reducers_golden() -> None:
 samples = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=2, max_size=8)
 
 
-@settings(max_examples=50, deadline=None)
 @given(samples, st.integers(0, 100))
 def test_no_split_of_the_samples_changes_a_reducer(rows: list[list[tuple[float, bool]]], seed: int) -> None:
     torch.manual_seed(seed)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from slime_commands.plan.simulate import Plan, Prediction, simulate
 from slime_commands.plan.workload import GroupWork, Speed, Workload
@@ -107,7 +106,6 @@ def test_async_gain_at_an_equal_budget(rho: float) -> None:
     assert sync.step_seconds / full.step_seconds == pytest.approx((1 / eta + rho) / (1 + rho), rel=0.1)
 
 
-@examples(max_examples=40, deadline=None)
 @given(
     mode=st.sampled_from(["sync", "one-step", "full"]),
     lengths=st.lists(st.lists(st.integers(1, 60), min_size=2, max_size=2), min_size=1, max_size=12),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.config import Args
@@ -322,7 +322,6 @@ async def test_unfinished_groups_of_another_size_are_refused() -> None:
         World(_args(n_samples_per_prompt=4)).producer.restore_open_groups(stored)
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), policy=st.sampled_from(["recycle", "drop", "mask"]), restart=st.booleans())
 def test_no_group_is_lost_and_none_is_trained_on_twice(seed: int, policy: str, restart: bool) -> None:
     asyncio.run(_random_life(random.Random(seed), policy, restart))

@@ -61,6 +61,7 @@ def _seconds(mode: str, samples: int) -> float:
     return (time.process_time() - started) / samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "full"])
 def test_a_sample_takes_as_many_calls_in_four_times_as_many_groups(mode: str) -> None:
     assert _calls(mode, 400) <= GROWTH * _calls(mode, 100)

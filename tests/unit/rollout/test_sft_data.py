@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_commands.sft.rollout import fill_supervised, generate_rollout
 
@@ -130,7 +130,6 @@ def test_a_template_whose_generation_prompt_is_not_what_it_writes(with_template:
 words = st.text(st.sampled_from("ab 1\n\u00e9=?\\{"), min_size=1, max_size=12).filter(lambda t: t.strip() == t)
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(words, words), min_size=1, max_size=4), st.booleans())
 def test_unmasked_text_is_exactly_the_assistants(
     tokenizer: Any, chatml: Any, exchanges: list[tuple[str, str]], use_chatml: bool

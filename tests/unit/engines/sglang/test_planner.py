@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from slime_engine_sglang import planner, server_groups
 from slime_engine_sglang.engine import SglangEngine
@@ -481,7 +480,6 @@ def clusters(draw: st.DrawFn) -> tuple[int, int, list[list[tuple[str, int, int]]
     return per_node, draw(st.integers(0, 3)) * per_node * 16, models
 
 
-@examples(deadline=None, max_examples=60)
 @given(clusters())
 def test_every_gpu_belongs_to_one_server(cluster: tuple[int, int, list[list[tuple[str, int, int]]]]) -> None:
     per_node, trainer, models = cluster
