@@ -287,96 +287,62 @@ def test_offloading_spares_servers_on_gpus_of_their_own() -> None:
 
 # -- refusals ----------------------------------------------------------------------------------------------
 
-REFUSED: dict[tuple[str, int], str] = {
-    ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", 0): (
-        "--rollout-num-gpus 3 (flag) is no multiple of --rollout-num-gpus-per-engine 2 (flag); 2 or 4 works."
-    ),
-    ("--rollout-num-gpus 1 --rollout-num-gpus-per-engine 2", 0): (
-        "--rollout-num-gpus 1 (flag) is no multiple of --rollout-num-gpus-per-engine 2 (flag); 2 works."
-    ),
-    ("--colocate --rollout-num-gpus-per-engine 2", 7): (
-        "7 GPUs for inference is no multiple of --rollout-num-gpus-per-engine 2 (flag); 6 or 8 works."
-    ),
-    ("--rollout-num-gpus 4", 8): (
-        "--rollout-num-gpus 4 (flag) after the trainer's --actor-num-nodes 1 (default) times"
-        " --actor-num-gpus-per-node 8 (default) needs 12 GPUs, but 8 are visible: none is left; --colocate"
-        " shares the trainer's; servers on other machines are named with --rollout-external-engine-addrs."
-    ),
-    ("--actor-num-gpus-per-node 6 --rollout-num-gpus 4", 8): (
-        "--rollout-num-gpus 4 (flag) after the trainer's --actor-num-nodes 1 (default) times"
-        " --actor-num-gpus-per-node 6 (flag) needs 10 GPUs, but 8 are visible: at most 2 fit; --colocate"
-        " shares the trainer's; servers on other machines are named with --rollout-external-engine-addrs."
-    ),
-    ("--colocate --rollout-num-gpus 16", 8): (
-        "--rollout-num-gpus 16 (flag) needs 16 GPUs, but 8 are visible: at most 8 fit; servers on other machines are"
-        " named with --rollout-external-engine-addrs."
-    ),
-    ("--device cuda", 0): (
-        "no GPU is visible for SGLang's servers; type --device cpu, or look at CUDA_VISIBLE_DEVICES."
-    ),
-    ("--colocate --rollout-num-gpus 9 --rollout-num-gpus-per-engine 3", 16): (
-        "default/2: GPUs 6 to 8 (--rollout-num-gpus-per-engine 3 (flag)) lie across nodes of --num-gpus-per-node 8;"
-        " an engine lies on one node, or fills several: choose a size that divides the node, or a multiple of it,"
-        " or move it with a placeholder group in --sglang-config."
-    ),
-    ("--actor-num-gpus-per-node 4 --rollout-num-gpus 16 --rollout-num-gpus-per-engine 16", 24): (
-        "default/0: GPUs 4 to 19 (--rollout-num-gpus-per-engine 16 (flag)) lie across nodes of --num-gpus-per-node 8;"
-        " an engine lies on one node, or fills several: choose a size that divides the node, or a multiple of it,"
-        " or move it with a placeholder group in --sglang-config."
-    ),
-    ("--rollout-num-gpus 2 --prefill-num-servers 2", 0): (
-        "--prefill-num-servers 2 (flag): there are 2 GPUs for engines of --rollout-num-gpus-per-engine 1 (default), and"
-        " some must decode; at most 1 fit, or give --rollout-num-gpus N more."
-    ),
-    ("--prefill-num-servers 1", 0): (
-        "--prefill-num-servers 1 (flag): there are 1 GPUs for engines of --rollout-num-gpus-per-engine 1 (default), and"
-        " some must decode; it needs two, so give --rollout-num-gpus N more."
-    ),
-    ("--rollout-num-gpus 0 --prefill-num-servers 1", 0): (
-        "--rollout-num-gpus 0 (flag) leaves nothing for --prefill-num-servers 1 (flag); remove one."
-    ),
-    ("--rollout-num-gpus 0 --no-engine-router", 0): (
-        "--rollout-num-gpus 0 (flag) with --no-engine-router (flag) starts nothing; remove one."
-    ),
-    ("--rollout-num-gpus 2 --prefill-num-servers 1 --no-engine-router", 0): (
-        "--no-engine-router (flag): only a router brings prefill and decode servers of model 'default' together; remove"
-        " the flag."
-    ),
-    ("--sglang-config m.yaml --prefill-num-servers 1", 0): (
-        "--sglang-config 'm.yaml' (flag) and --prefill-num-servers 1 (flag) exclude each other; use one."
-    ),
-    ("--sglang-config m.yaml --rollout-external-engine-addrs h:1", 0): (
-        "--rollout-external-engine-addrs 'h:1' (flag) and --sglang-config 'm.yaml' (flag) exclude each other; use one."
-    ),
-    ("--prefill-num-servers 1 --rollout-external-engine-addrs h:1", 0): (
-        "--rollout-external-engine-addrs 'h:1' (flag) and --prefill-num-servers 1 (flag) exclude each other; use one."
-    ),
-    ("--sglang-router-ip h", 0): "--sglang-router-ip 'h' (flag) needs --sglang-router-port N.",
-    ("--sglang-router-port 9 --no-engine-router", 0): (
-        "--no-engine-router (flag) contradicts --sglang-router-port 9 (flag); remove one."
-    ),
-}
+REFUSED = [
+    ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", 0,
+     "--rollout-num-gpus 3 (flag) is no multiple of --rollout-num-gpus-per-engine 2 (flag); 2 or 4 works."),
+    ("--rollout-num-gpus 1 --rollout-num-gpus-per-engine 2", 0,
+     "--rollout-num-gpus 1 (flag) is no multiple of --rollout-num-gpus-per-engine 2 (flag); 2 works."),
+    ("--colocate --rollout-num-gpus-per-engine 2", 7,
+     "7 GPUs for inference is no multiple of --rollout-num-gpus-per-engine 2 (flag); 6 or 8 works."),
+    ("--rollout-num-gpus 4", 8, "--rollout-num-gpus 4 (flag) after the trainer's --actor-num-nodes 1 (default) times"),
+    ("--actor-num-gpus-per-node 6 --rollout-num-gpus 4", 8,
+     "--rollout-num-gpus 4 (flag) after the trainer's --actor-num-nodes 1 (default) times"),
+    ("--colocate --rollout-num-gpus 16", 8,
+     "--rollout-num-gpus 16 (flag) needs 16 GPUs, but 8 are visible: at most 8 fit; servers on other machines are"),
+    ("--device cuda", 0, "no GPU is visible for SGLang's servers; type --device cpu, or look at CUDA_VISIBLE_DEVICES."),
+    ("--colocate --rollout-num-gpus 9 --rollout-num-gpus-per-engine 3", 16,
+     "default/2: GPUs 6 to 8 (--rollout-num-gpus-per-engine 3 (flag)) lie across nodes of --num-gpus-per-node 8;"),
+    ("--actor-num-gpus-per-node 4 --rollout-num-gpus 16 --rollout-num-gpus-per-engine 16", 24,
+     "default/0: GPUs 4 to 19 (--rollout-num-gpus-per-engine 16 (flag)) lie across nodes of --num-gpus-per-node 8;"),
+    ("--rollout-num-gpus 2 --prefill-num-servers 2", 0,
+     "--prefill-num-servers 2 (flag): there are 2 GPUs for engines of --rollout-num-gpus-per-engine 1 (default), and"),
+    ("--prefill-num-servers 1", 0,
+     "--prefill-num-servers 1 (flag): there are 1 GPUs for engines of --rollout-num-gpus-per-engine 1 (default), and"),
+    ("--rollout-num-gpus 0 --prefill-num-servers 1", 0,
+     "--rollout-num-gpus 0 (flag) leaves nothing for --prefill-num-servers 1 (flag); remove one."),
+    ("--rollout-num-gpus 0 --no-engine-router", 0,
+     "--rollout-num-gpus 0 (flag) with --no-engine-router (flag) starts nothing; remove one."),
+    ("--rollout-num-gpus 2 --prefill-num-servers 1 --no-engine-router", 0,
+     "--no-engine-router (flag): only a router brings prefill and decode servers of model 'default' together; remove"),
+    ("--sglang-config m.yaml --prefill-num-servers 1", 0,
+     "--sglang-config 'm.yaml' (flag) and --prefill-num-servers 1 (flag) exclude each other; use one."),
+    ("--sglang-config m.yaml --rollout-external-engine-addrs h:1", 0,
+     "--rollout-external-engine-addrs 'h:1' (flag) and --sglang-config 'm.yaml' (flag) exclude each other; use one."),
+    ("--prefill-num-servers 1 --rollout-external-engine-addrs h:1", 0,
+     "--rollout-external-engine-addrs 'h:1' (flag) and --prefill-num-servers 1 (flag) exclude each other; use one."),
+    ("--sglang-router-ip h", 0, "--sglang-router-ip 'h' (flag) needs --sglang-router-port N."),
+    ("--sglang-router-port 9 --no-engine-router", 0,
+     "--no-engine-router (flag) contradicts --sglang-router-port 9 (flag); remove one."),
+]  # fmt: skip
+"""Flags, visible GPUs, and how the error begins."""
 
 
-@sweep("case", REFUSED)
-def test_refused(case: tuple[str, int]) -> None:
+@sweep("flags, gpus, message", REFUSED)
+def test_refused(flags: str, gpus: int, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        make(*case)
-    assert str(raised.value) == REFUSED[case]
+        make(flags, gpus)
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize(
     ("flags", "gpus", "yaml", "message"),
     [
-        (
-            "--rollout-num-gpus 3", 0, two("", ""),
+        ("--rollout-num-gpus 3", 0, two("", ""),
             "--sglang-config 'm.yaml' (flag): its server groups have 2 GPUs together (placeholders count), but"
-            " --rollout-num-gpus 3 (flag); make them equal, or leave --rollout-num-gpus out.",
         ),
         (
             "--rollout-num-gpus 0", 0, two("", ""),
             "--sglang-config 'm.yaml' (flag): its server groups have 2 GPUs together (placeholders count), but"
-            " --rollout-num-gpus 0 (flag); make them equal, or leave --rollout-num-gpus out.",
         ),
         (
             "", 0, "sglang:\n- name: a\n  server_groups:\n  - {num_gpus: 3, num_gpus_per_engine: 2}\n",
@@ -392,15 +358,14 @@ def test_refused(case: tuple[str, int]) -> None:
         ),
         (
             "--colocate", 1, two("", ""),
-            "--sglang-config 'm.yaml' (flag) with 2 GPUs needs 2 GPUs, but 1 are visible: at most 1 fit; servers on"
-            " other machines are named with --rollout-external-engine-addrs.",
+            "--sglang-config 'm.yaml' (flag) with 2 GPUs needs 2 GPUs, but 1 are visible: at most 1 fit; servers on",
         ),
     ],
 )  # fmt: skip
 def test_refused_files(flags: str, gpus: int, yaml: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         make(flags, gpus, yaml=yaml)
-    assert str(raised.value) == message
+    assert str(raised.value).startswith(message)
 
 
 def test_a_model_needs_a_path() -> None:
