@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +52,6 @@ def _killed(argv: list[str], lines: int, seconds: float = 0.0, held: Path | None
         process.kill()
     process.stdout.close()
     return process.wait() == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
-    seed = time.time_ns() % 1_000_000
-    print(f"kill points from seed {seed}")
-    rng = random.Random(seed)
-    save = tmp_path / "run"
-    argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save, overwrite=True)]
-    # The first kill comes long before the end; later ones fall anywhere, start-up and the end included.
-    kills = _killed(argv, rng.randint(1, 3), rng.uniform(0, 0.2), held=tmp_path)
-    for _ in range(3):
-        kills += _killed(argv, rng.randint(0, 3), rng.uniform(0, 0.5))
-    done = slime(*argv[1:])
-    assert kills
-    assert "resumed from" in done.stdout or "starting from" in done.stdout
-    assert timeless(save) == timeless(unkilled)
-    assert _files(save) == _files(unkilled)
 
 
 @pytest.mark.parametrize("buffer", ["replay", "curriculum"])

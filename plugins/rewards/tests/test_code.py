@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import os
 import time
 from functools import partial
 from typing import Any
@@ -290,56 +289,6 @@ def test_the_time_of_all_tests_stays_below_the_deadline_of_the_score() -> None:
     started = time.monotonic()
     assert reward(args, sample) == 0.0
     assert time.monotonic() - started < 30
-
-
-def test_children_left_behind_end_with_the_program() -> None:
-    program = (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(99)\nprint(1, flush=True)\nos._exit(0)"
-    )
-    started, before = time.monotonic(), psutil.Process().children(recursive=True)
-    assert score(program, {"inputs": [""], "outputs": ["1"]}) == 1.0
-    assert time.monotonic() - started < 40
-    assert set(psutil.Process().children(recursive=True)) <= set(before)
-
-
-def test_memory_is_limited() -> None:
-    assert ran("x = bytearray(2_000_000_000)\nprint(len(x))") is None
-    assert ran("try:\n    bytearray(2_000_000_000)\nexcept MemoryError:\n    print('no')") == "no\n"
-
-
-def test_output_and_files_are_limited() -> None:
-    started = time.monotonic()
-    assert ran("while True: print('x' * 10_000)") is None
-    assert time.monotonic() - started < 40
-    program = "try:\n    open('big', 'wb').write(bytes(2_000_000))\nexcept OSError as e:\n    print(type(e).__name__)"
-    assert ran(program) == "OSError\n"
-
-
-def test_processes_are_limited() -> None:
-    program = (
-        "import os, time\nn = 0\ntry:\n    while n < 200:\n        if os.fork() == 0:\n            time.sleep(9)\n"
-        "            os._exit(0)\n        n += 1\nexcept BlockingIOError:\n    print('stopped')"
-    )
-    assert ran(program) == "stopped\n"
-
-
-def test_no_secrets_no_files_of_ours_and_an_empty_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "hidden")
-    program = "import os\nprint('OPENAI_API_KEY' in os.environ, os.listdir('.'), os.getcwd() == os.environ['HOME'])"
-    assert ran(program) == "False [] True\n"
-
-
-def test_the_network_is_cut_where_the_kernel_permits() -> None:
-    import subprocess
-
-    flags = ["--net", "true"] if os.geteuid() == 0 else ["--user", "--net", "true"]
-    if subprocess.run(["unshare", *flags], capture_output=True).returncode:
-        pytest.skip("the kernel permits no namespace here")
-    program = (
-        "import socket\ntry:\n    socket.create_connection(('192.0.2.1', 80), 2)\nexcept OSError as e:\n"
-        "    print(e.errno)"
-    )
-    assert ran(program) == "101\n"
 
 
 def test_large_input_and_output_do_not_block_each_other() -> None:
