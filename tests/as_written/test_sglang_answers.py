@@ -19,7 +19,7 @@ from slime_engine_sglang.weights.check import checksums
 from slime_engine_sglang.weights.protocol import server_facts
 
 from slime_core.errors import EngineError, SlimeError
-from tests.unit.engines.sglang_api.servers import Reaction, engine_at, servers
+from tests.unit.engines.sglang.api.servers import Reaction, engine_at, servers
 
 ANSWERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("sglang_answers.json").read_text())
 """Version -> path -> answer; of /server_info what slime reads, without what a clock says."""

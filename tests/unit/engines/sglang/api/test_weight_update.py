@@ -24,8 +24,8 @@ from slime_engine_sglang.weights.update import WeightUpdates
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, WeightSyncError
-from tests.unit.engines.sglang_api.servers import Server, die, hang, servers
-from tests.unit.engines.sglang_api.weight_servers import WeightServer
+from tests.unit.engines.sglang.api.servers import Server, die, hang, servers
+from tests.unit.engines.sglang.api.weight_servers import WeightServer
 
 BOTH = pytest.mark.parametrize("transport", ["tensor", "distributed"])
 ALL = pytest.mark.parametrize("transport", ["tensor", "distributed", "disk"])

@@ -21,7 +21,7 @@ from slime_weight_transport_delta.writer import DeltaWriter
 from slime_core.config import Args, Settings
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.plugins.presets import load_settings
-from tests.unit.engines.sglang_api.servers import Server, servers
+from tests.unit.engines.sglang.api.servers import Server, servers
 
 
 class Engine:

@@ -9,7 +9,7 @@ import pytest
 from slime_engine_sglang.api.worker import WorkerState
 
 from slime_core.errors import EngineError
-from tests.unit.engines.sglang_api.servers import engine_at, generating, hang, servers, well
+from tests.unit.engines.sglang.api.servers import engine_at, generating, hang, servers, well
 from tests.until import until
 
 

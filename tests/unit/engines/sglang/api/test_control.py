@@ -6,7 +6,7 @@ import pytest
 from slime_engine_sglang.api.worker import WorkerState
 
 from slime_core.errors import EngineError
-from tests.unit.engines.sglang_api.servers import Reaction, Server, await_all, die, engine_at, servers, well
+from tests.unit.engines.sglang.api.servers import Reaction, Server, await_all, die, engine_at, servers, well
 
 
 def at(path: str, *given: Any, then: Reaction = well) -> Reaction:

@@ -17,7 +17,7 @@ from slime_core.config import load_settings
 from slime_core.errors import ConfigError
 from slime_core.launch.prepare import prepare
 
-DEMO = Path(__file__).parents[3] / "plugins/commands/slime_commands/init/templates/demo.yaml"
+DEMO = Path(__file__).parents[4] / "plugins/commands/slime_commands/init/templates/demo.yaml"
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from slime_engine_sglang.weights.protocol import ServerFacts, served_version
 from slime_engine_sglang.weights.round import Round
 
 from slime_core.errors import EngineError, WeightSyncError
-from tests.unit.engines.sglang_api.servers import servers
-from tests.unit.engines.sglang_api.weight_servers import WeightServer
+from tests.unit.engines.sglang.api.servers import servers
+from tests.unit.engines.sglang.api.weight_servers import WeightServer
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import torch
 from slime_engine_sglang.api.worker import WorkerState
 
 from slime_core.errors import ConfigError, WeightSyncError
-from tests.unit.engines.sglang_api.servers import Server, engine_at, servers
-from tests.unit.engines.sglang_api.test_weight_update import Setup, setup, weights
-from tests.unit.engines.sglang_api.weight_servers import WeightServer
+from tests.unit.engines.sglang.api.servers import Server, engine_at, servers
+from tests.unit.engines.sglang.api.test_weight_update import Setup, setup, weights
+from tests.unit.engines.sglang.api.weight_servers import WeightServer
 
 
 @asynccontextmanager

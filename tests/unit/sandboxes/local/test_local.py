@@ -17,7 +17,7 @@ from slime_sandbox_local import LocalSandbox, Sandbox, SandboxError, SandboxLimi
 from slime_sandbox_local.inside import landlock
 
 import slime_core
-from tests.unit.sandbox.forbidden import forbid, python_of_all
+from tests.unit.sandboxes.local.forbidden import forbid, python_of_all
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 TIME = 60.0

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from slime_sandbox_local import LocalSandbox, SandboxError, SandboxLimits, isolation_here
 
-from tests.unit.sandbox.forbidden import MODES, forbid, python_of_all, skip_unless_possible
+from tests.unit.sandboxes.local.forbidden import MODES, forbid, python_of_all, skip_unless_possible
 from tests.until import wait_until
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
@@ -269,7 +269,7 @@ def test_processes_of_the_host_are_neither_seen_nor_signalled(box: Shared, mode:
 
 AS_A_USER = """
 import os, sys, json
-from tests.unit.sandbox.forbidden import forbid, python_of_all
+from tests.unit.sandboxes.local.forbidden import forbid, python_of_all
 from slime_sandbox_local import LocalSandbox, SandboxError, SandboxLimits
 from slime_sandbox_local.inside import kernel
 import asyncio, ctypes, logging, orjson
@@ -313,7 +313,7 @@ def test_programs_of_a_plain_user_do_not_write_the_memory_of_slime(forbidden: st
         done = subprocess.run(
             [sys.executable, "-c", AS_A_USER, forbidden],
             capture_output=True, text=True, timeout=2 * TIME, cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
     if "Permission denied" in done.stderr:
         pytest.skip("another user cannot read this checkout")
@@ -400,7 +400,7 @@ def test_nothing_is_left_when_the_run_is_killed(mode: str) -> None:
     code = f"""
 import asyncio
 from slime_sandbox_local import LocalSandbox
-from tests.unit.sandbox.forbidden import forbid, python_of_all
+from tests.unit.sandboxes.local.forbidden import forbid, python_of_all
 forbid({mode!r})
 async def run():
     with python_of_all():

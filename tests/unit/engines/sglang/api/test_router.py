@@ -8,7 +8,7 @@ from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker
 
 from slime_core.errors import ConfigError, EngineError
-from tests.unit.engines.sglang_api.servers import Server, servers
+from tests.unit.engines.sglang.api.servers import Server, servers
 
 W = "http://127.0.0.1:1234"
 

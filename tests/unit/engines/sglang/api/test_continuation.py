@@ -9,7 +9,7 @@ import pytest
 from slime_engine_sglang.api.continuation import joined, rest_of
 
 from slime_core.sample import GenerationOutput
-from tests.unit.engines.sglang_api.servers import Reaction, Server, answer, engine_at, generating, servers, sse
+from tests.unit.engines.sglang.api.servers import Reaction, Server, answer, engine_at, generating, servers, sse
 from tests.until import until
 
 

@@ -7,7 +7,7 @@ from slime_engine_sglang.api.answers import Pieces, output_of, token_weight_vers
 
 from slime_core import Sample
 from slime_core.errors import EngineError
-from tests.unit.engines.sglang_api.servers import answer
+from tests.unit.engines.sglang.api.servers import answer
 
 URL = "http://h:1"
 

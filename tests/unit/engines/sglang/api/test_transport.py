@@ -10,7 +10,7 @@ from slime_engine_sglang.api import transport
 from slime_engine_sglang.api.transport import Http, backoff
 
 from slime_core.errors import ConfigError, EngineError
-from tests.unit.engines.sglang_api.servers import Reaction, die, servers, sse
+from tests.unit.engines.sglang.api.servers import Reaction, die, servers, sse
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGro
 
 from slime_core.models.hf_io import read_weights
 from slime_core.weights.checksum import tensor_checksum
-from tests.unit.engines.sglang_api.servers import Reaction, Server, well
+from tests.unit.engines.sglang.api.servers import Reaction, Server, well
 
 ALLOWED = {
     ("torch", "Tensor"), ("torch", "Size"), ("torch", "uint8"), ("torch", "float32"), ("torch", "bfloat16"),

@@ -17,7 +17,7 @@ from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
 from tests.sweeps import sweep
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PRESETS = model_presets()
 FAMILIES = {ref.name for ref in current_registry() if ref.kind == "megatron_models"}
 every = pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_core.config import Args
 from slime_core.errors import EngineError
 from slime_core.sample import GenerationOutput
-from tests.unit.engines.sglang_api.servers import (
+from tests.unit.engines.sglang.api.servers import (
     Reaction,
     Server,
     answer,

@@ -17,7 +17,7 @@ from slime_core.protocols import GenerateContext, GenerateTraits
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import _check_images
 from slime_core.sample import GenerationOutput, Sample
-from tests.unit.engines.sglang_api.servers import engine_at, servers, well
+from tests.unit.engines.sglang.api.servers import engine_at, servers, well
 
 PNG = "data:image/png;base64,iVBORw=="
 

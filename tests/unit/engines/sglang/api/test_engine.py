@@ -7,7 +7,7 @@ from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError
-from tests.unit.engines.sglang_api.servers import Server, engine_at, servers, well
+from tests.unit.engines.sglang.api.servers import Server, engine_at, servers, well
 
 
 async def test_the_workers_of_a_router_are_found_and_requests_go_through_it() -> None:
