@@ -22,46 +22,15 @@ from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.state import from_line, to_line
 from slime_core.sample import Sample, SampleStatus
+from tests.unit.rollout.parts import Scorer, Source, rollout_args
 
 
-def _args(**changes: Any) -> Args:
-    base = {
-        "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
-        "rm_timeout": 5.0, "rollout_timeout": 5.0, "max_consecutive_failures": 100, "sglang_server_concurrency": 8,
-        "group_rm": False, "partial_rollout": False, "mask_offpolicy_in_partial_rollout": False,
-        "dynamic_sampling_budget": 10, "dynamic_sampling_on_exhausted": "stop", "global_batch_size": 2,
-        "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
-        "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
-        "rollout_skip_special_tokens": False, "num_rollout": None, "update_weights_interval": 1,
-        "async_buffer_groups": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 1,
+def continuous_args(**changes: Any) -> Args:
+    more = {
+        "sglang_server_concurrency": 8, "num_rollout": None, "update_weights_interval": 1, "async_buffer_groups": None,
+        "staleness_policy": "recycle", "staleness_max_retries": 1,
     }  # fmt: skip
-    return Args(**{**base, **changes})
-
-
-class Source:
-    """Counts up groups; groups given back come first."""
-
-    def __init__(self, size: int = 2) -> None:
-        self.size, self.next = size, 0
-        self.returned: list[list[Sample]] = []
-        self.begun: list[tuple[int, int]] = []
-        self.gone: list[int] = []
-
-    def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        groups = [self.returned.pop(0) for _ in range(min(num_samples, len(self.returned)))]
-        while len(groups) < num_samples:
-            g, self.next = self.next, self.next + 1
-            groups.append([Sample(group_index=g, index=g * self.size + i, tokens=[1]) for i in range(self.size)])
-        return groups
-
-    def add_samples(self, samples: list[list[Sample]]) -> None:
-        self.returned.extend(samples)
-
-    def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
-        self.begun.append((rollout_id, weight_version))
-
-    def observe(self, groups: list[list[Sample]], trained: bool) -> None:
-        self.gone += [g[0].group_index or 0 for g in groups]
+    return rollout_args(**{**more, **changes})
 
 
 class World:
@@ -119,16 +88,6 @@ class World:
         return [f.index for f in self.producer.waiting]
 
 
-class Scorer:
-    label = spec = "reward 'test'"
-    provenance: dict[str, str] = {}
-    batched = False
-    scores_groups = False
-
-    async def score(self, samples: list[Sample], evaluation: bool) -> list[float]:
-        return [float((s.index or 0) % 2) for s in samples]
-
-
 async def turns(count: int = 40) -> None:
     """Let everything that can go on do so."""
     for _ in range(count):
@@ -140,7 +99,7 @@ def indices(groups: list[list[Sample]]) -> list[int | None]:
 
 
 async def test_rollouts_are_taken_while_generation_goes_on() -> None:
-    world = World(_args())
+    world = World(continuous_args())
     first = await world.producer.take(0)
     assert indices(first.groups) == [0, 1]
     await turns()
@@ -152,7 +111,7 @@ async def test_rollouts_are_taken_while_generation_goes_on() -> None:
 
 
 async def test_the_oldest_go_first_and_a_rollout_is_ordered_by_group() -> None:
-    world = World(_args(sglang_server_concurrency=8))
+    world = World(continuous_args(sglang_server_concurrency=8))
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -169,7 +128,7 @@ async def test_the_oldest_go_first_and_a_rollout_is_ordered_by_group() -> None:
 
 
 async def test_with_a_limit_no_group_is_begun_that_would_be_too_old() -> None:
-    world = World(_args(max_staleness=1, sglang_server_concurrency=64, async_buffer_groups=64))
+    world = World(continuous_args(max_staleness=1, sglang_server_concurrency=64, async_buffer_groups=64))
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -187,7 +146,7 @@ async def test_with_a_limit_no_group_is_begun_that_would_be_too_old() -> None:
 
 def _aged(policy: str, **changes: Any) -> World:
     """A world in which groups are one version older than is allowed as soon as the version rises by two."""
-    return World(_args(max_staleness=1, staleness_policy=policy, **changes))
+    return World(continuous_args(max_staleness=1, staleness_policy=policy, **changes))
 
 
 async def _two_versions_later(world: World) -> None:
@@ -260,7 +219,7 @@ async def test_old_tokens_are_masked_and_a_group_without_young_ones_goes() -> No
 
 @pytest.mark.parametrize("partial", [False, True])
 async def test_groups_that_an_update_aborts_go_on(partial: bool) -> None:
-    world = World(_args(partial_rollout=partial))
+    world = World(continuous_args(partial_rollout=partial))
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -282,7 +241,7 @@ def _stored(world: World) -> list[Any]:
 
 @pytest.mark.parametrize("partial", [False, True])
 async def test_open_groups_come_back(partial: bool) -> None:
-    world = World(_args(partial_rollout=partial))
+    world = World(continuous_args(partial_rollout=partial))
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -301,7 +260,7 @@ async def test_open_groups_come_back(partial: bool) -> None:
     ]
     await world.producer.stop()
 
-    again = World(_args(partial_rollout=partial), source=world.source)
+    again = World(continuous_args(partial_rollout=partial), source=world.source)
     again.producer.restore_open_groups(stored)
     taken = await again.producer.take(1)
     assert indices(taken.groups) == [2, 3]
@@ -310,7 +269,7 @@ async def test_open_groups_come_back(partial: bool) -> None:
 
 
 async def test_unfinished_groups_of_another_size_are_refused() -> None:
-    world = World(_args())
+    world = World(continuous_args())
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -319,7 +278,7 @@ async def test_unfinished_groups_of_another_size_are_refused() -> None:
     with pytest.raises(RolloutError):
         await taking
     with pytest.raises(CheckpointError, match="Resume with --n-samples-per-prompt 2"):
-        World(_args(n_samples_per_prompt=4)).producer.restore_open_groups(stored)
+        World(continuous_args(n_samples_per_prompt=4)).producer.restore_open_groups(stored)
 
 
 @given(seed=st.integers(0, 10**6), policy=st.sampled_from(["recycle", "drop", "mask"]), restart=st.booleans())
@@ -329,7 +288,9 @@ def test_no_group_is_lost_and_none_is_trained_on_twice(seed: int, policy: str, r
 
 async def _random_life(rng: random.Random, policy: str, restart: bool) -> None:
     """Groups end in any order, are dropped, aborted, aged; a rollout is taken whenever one can be."""
-    args = _args(max_staleness=1, staleness_policy=policy, dynamic_sampling_budget=1000, async_buffer_groups=4)
+    args = continuous_args(
+        max_staleness=1, staleness_policy=policy, dynamic_sampling_budget=1000, async_buffer_groups=4
+    )
     dropped: list[int] = []
 
     def new_world(**changes: Any) -> World:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from slime_core.config import Args
 from slime_core.errors import PluginError, RolloutError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.registry import Registry
@@ -18,39 +17,7 @@ from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import FilterDecision, Sample
-
-
-def _args(**changes):
-    base = {
-        "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
-        "rm_timeout": 5.0, "rollout_timeout": 5.0, "max_consecutive_failures": 100, "sglang_server_concurrency": 64,
-        "group_rm": False, "partial_rollout": False, "mask_offpolicy_in_partial_rollout": False,
-        "dynamic_sampling_budget": 10, "dynamic_sampling_on_exhausted": "stop", "global_batch_size": 2,
-        "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
-        "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
-        "rollout_skip_special_tokens": False, "max_staleness": None,
-    }  # fmt: skip
-    return Args(**{**base, **changes})
-
-
-class Source:
-    """Counts up groups; groups given back come first."""
-
-    def __init__(self, size: int = 2) -> None:
-        self.size, self.next, self.returned, self.draws = size, 0, [], []
-
-    def get_samples(self, num_samples):
-        self.draws.append(num_samples)
-        groups = [self.returned.pop(0) for _ in range(min(num_samples, len(self.returned)))]
-        while len(groups) < num_samples:
-            g, self.next = self.next, self.next + 1
-            groups.append(
-                [Sample(group_index=g, index=g * self.size + i, tokens=[1], prompt="p") for i in range(self.size)]
-            )
-        return groups
-
-    def add_samples(self, samples):
-        self.returned.extend(samples)
+from tests.unit.rollout.parts import Scorer, Source, rollout_args
 
 
 class Engine:
@@ -86,19 +53,6 @@ class Generator:
         return sample
 
 
-class Scorer:
-    label = spec = "reward 'test'"
-    provenance: dict = {}
-    batched = False
-    scores_groups = False
-
-    def __init__(self, rewards=lambda s: float(s.index % 2)) -> None:
-        self.rewards = rewards
-
-    async def score(self, samples, evaluation):
-        return [self.rewards(s) for s in samples]
-
-
 def reward_caller(function, args):
     registry = Registry()
     registry.add_object("rewards", "mine", function)
@@ -116,14 +70,16 @@ def _run(args, source, generator, *, scorer=None, keep=None, engine=None):
 
 
 def test_groups_come_back_in_order_of_their_index() -> None:
-    out = _run(_args(rollout_batch_size=3, over_sampling_batch_size=3), Source(), Generator(order={0: 5, 1: 1, 2: 3}))
+    out = _run(
+        rollout_args(rollout_batch_size=3, over_sampling_batch_size=3), Source(), Generator(order={0: 5, 1: 1, 2: 3})
+    )
     assert [g[0].group_index for g in out.samples] == [0, 1, 2]
     assert [s.reward for g in out.samples for s in g] == [0.0, 1.0] * 3
 
 
 def test_a_fallback_group_is_dropped_while_there_are_more_than_enough() -> None:
     source = Source()
-    args = _args(over_sampling_batch_size=3)
+    args = rollout_args(over_sampling_batch_size=3)
     out = _run(args, source, Generator(), keep=lambda a, g: FilterDecision(False, "bad", keep_when_insufficient=True))
     # THUDM/slime's rule: three left and two wanted drops one, two left and two wanted keeps both
     assert [g[0].group_index for g in out.samples] == [1, 2]
@@ -139,7 +95,7 @@ def _by_index(sample):
 
 def test_a_spent_budget_may_be_filled_with_the_best_dropped_groups() -> None:
     source = Source()
-    args = _args(rollout_batch_size=3, over_sampling_batch_size=3, dynamic_sampling_on_exhausted="keep")
+    args = rollout_args(rollout_batch_size=3, over_sampling_batch_size=3, dynamic_sampling_on_exhausted="keep")
     args.dynamic_sampling_budget = 3
     out = _run(
         args, source, Generator(), scorer=Scorer(_by_index),
@@ -153,7 +109,7 @@ def test_a_spent_budget_may_be_filled_with_the_best_dropped_groups() -> None:
 
 def test_a_spent_budget_may_make_a_smaller_rollout_of_whole_steps() -> None:
     source = Source()
-    args = _args(rollout_batch_size=6, over_sampling_batch_size=6, global_batch_size=4, partial_rollout=True)
+    args = rollout_args(rollout_batch_size=6, over_sampling_batch_size=6, global_batch_size=4, partial_rollout=True)
     args.dynamic_sampling_budget, args.dynamic_sampling_on_exhausted = 2, "shrink"
     out = _run(args, source, Generator(), keep=lambda a, g: g[0].group_index in (1, 3, 4, 7, 11))
     assert [g[0].group_index for g in out.samples] == [1, 3, 4, 7]
@@ -164,7 +120,7 @@ def test_a_spent_budget_may_make_a_smaller_rollout_of_whole_steps() -> None:
 
 @pytest.mark.parametrize("outcome", ["keep", "shrink"])
 def test_no_outcome_can_make_something_of_nothing(outcome: str) -> None:
-    args = _args(dynamic_sampling_on_exhausted=outcome, global_batch_size=4, max_consecutive_failures=1000)
+    args = rollout_args(dynamic_sampling_on_exhausted=outcome, global_batch_size=4, max_consecutive_failures=1000)
     with pytest.raises(RolloutError, match=r"20 groups drawn and only 0 of 2 kept.*failed"):
         _run(args, Source(), Generator(broken=range(100)))
 
@@ -179,10 +135,10 @@ def test_dropped_groups_are_shown_to_the_data_source() -> None:
             self.observed += [(g[0].group_index, trained) for g in groups]
 
     source = Watching()
-    _run(_args(), source, Generator(), keep=lambda a, g: g[0].group_index > 1)
+    _run(rollout_args(), source, Generator(), keep=lambda a, g: g[0].group_index > 1)
     assert source.observed == [(0, False), (1, False)]
     source = Watching()
-    args = _args(dynamic_sampling_on_exhausted="keep", dynamic_sampling_budget=2)
+    args = rollout_args(dynamic_sampling_on_exhausted="keep", dynamic_sampling_budget=2)
     out = _run(args, source, Generator(), scorer=Scorer(_by_index), keep=lambda a, g: False)
     assert [g[0].group_index for g in out.samples] == [2, 3]
     assert sorted(source.observed) == [(0, False), (1, False)], "those that were kept after all are not dropped"
@@ -191,12 +147,12 @@ def test_dropped_groups_are_shown_to_the_data_source() -> None:
 def test_a_filter_that_drops_everything_ends_with_the_budget() -> None:
     source = Source()
     with pytest.raises(RolloutError, match=r"20 groups drawn and only 0 of 2 kept.*dropped.*--dynamic-sampling-budget"):
-        _run(_args(), source, Generator(), keep=lambda a, g: False)
+        _run(rollout_args(), source, Generator(), keep=lambda a, g: False)
 
 
 def test_partial_samples_go_on_and_may_be_masked() -> None:
     source = Source()
-    args = _args(over_sampling_batch_size=3, partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
+    args = rollout_args(over_sampling_batch_size=3, partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
     _run(args, source, Generator(slow=[0]))
     again = _run(args, source, Generator())
     sample = again.samples[0][0]
@@ -206,13 +162,13 @@ def test_partial_samples_go_on_and_may_be_masked() -> None:
 @pytest.mark.parametrize(("partial", "mask"), [(False, False), (True, False), (True, True)])
 def test_groups_that_finished_in_excess_are_kept_by_partial_rollout_only(partial: bool, mask: bool) -> None:
     source, generator = Source(), Generator()
-    args = _args(over_sampling_batch_size=4, partial_rollout=partial, mask_offpolicy_in_partial_rollout=mask)
+    args = rollout_args(over_sampling_batch_size=4, partial_rollout=partial, mask_offpolicy_in_partial_rollout=mask)
     out = _run(args, source, generator)
     assert out.metrics["rollout/surplus_groups"] == 2
     assert out.metrics["rollout/surplus_groups_kept"] == (2 if partial and not mask else 0)
     assert [g[0].group_index for g in source.returned] == [2, 3]
     generator.seen.clear()
-    again = _run(_args(partial_rollout=partial, mask_offpolicy_in_partial_rollout=mask), source, generator)
+    again = _run(rollout_args(partial_rollout=partial, mask_offpolicy_in_partial_rollout=mask), source, generator)
     assert [g[0].group_index for g in again.samples] == [2, 3]
     assert generator.seen == ([] if partial and not mask else [4, 5, 6, 7]), "kept groups are not generated again"
     for group in again.samples:
@@ -232,7 +188,7 @@ def test_finished_samples_of_an_interrupted_group_are_masked_too() -> None:
             return await super().call(args, sample, params, evaluation=evaluation, context=context)
 
     source = Source()
-    args = _args(over_sampling_batch_size=3, partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
+    args = rollout_args(over_sampling_batch_size=3, partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
     _run(args, source, OneSlow())
     group = _run(args, source, OneSlow()).samples[0]
     assert [s.loss_mask for s in group] == [[0, 1], [0]]
@@ -247,7 +203,7 @@ def test_a_sample_cut_off_in_its_reward_starts_afresh() -> None:
             return await super().score(samples, evaluation)
 
     source = Source()
-    args = _args(over_sampling_batch_size=3, partial_rollout=True, rollout_stop_timeout=0.05)
+    args = rollout_args(over_sampling_batch_size=3, partial_rollout=True, rollout_stop_timeout=0.05)
     _run(args, source, Generator(), scorer=Hanging())
     assert [g[0].group_index for g in source.returned] == [0]
     assert all((s.status, s.response_length) == (Sample.Status.PENDING, 0) for s in source.returned[0])
@@ -268,7 +224,7 @@ def test_a_rollout_that_ends_early_waits_for_no_reward(ends: str) -> None:
                 scoring.set()
                 await asyncio.Event().wait()
 
-        args = _args(max_consecutive_failures=1)
+        args = rollout_args(max_consecutive_failures=1)
         engine: Any = Engine()
         gated = GatedEngine(engine, deterministic=True)
         runner = SampleRunner(args, gated, None, Generator(broken={1}), RewardStage(args, Hanging(), None), None)
@@ -337,7 +293,7 @@ def test_the_speed_of_rewards_does_not_decide_what_is_accepted(seed: int) -> Non
                 await asyncio.sleep(0)
             return await super().score(samples, evaluation)
 
-    args = _args(rollout_batch_size=4, over_sampling_batch_size=6, partial_rollout=True)
+    args = rollout_args(rollout_batch_size=4, over_sampling_batch_size=6, partial_rollout=True)
 
     async def go():
         driver = asyncio.create_task(engine.drive())
@@ -361,7 +317,7 @@ def test_failed_samples_are_data() -> None:
             raise RuntimeError("grader is down")
         return 1.0
 
-    out = _run(_args(), Source(), Generator(), scorer=Scorer(rewards))
+    out = _run(rollout_args(), Source(), Generator(), scorer=Scorer(rewards))
     first = out.samples[0][0]
     assert first.status == Sample.Status.FAILED
     failure = first.metadata["failure"]
@@ -369,13 +325,13 @@ def test_failed_samples_are_data() -> None:
 
 
 def test_a_group_that_failed_altogether_is_replaced() -> None:
-    out = _run(_args(), Source(), Generator(broken=[1]))
+    out = _run(rollout_args(), Source(), Generator(broken=[1]))
     assert [g[0].group_index for g in out.samples] == [0, 2]
     assert out.metrics["rollout/dynamic_filter/drop_failed"] == 1
 
 
 def test_failures_in_a_row_stop_the_run_with_the_reason() -> None:
-    args = _args(max_consecutive_failures=3)
+    args = rollout_args(max_consecutive_failures=3)
     with pytest.raises(RolloutError, match=r"3 samples in a row failed.*generator 'test': ValueError: no luck"):
         _run(args, Source(), Generator(broken=range(100)))
 
@@ -386,7 +342,7 @@ def test_a_reward_that_hangs_fails_its_sample() -> None:
             await asyncio.Event().wait()
         return float(sample.index % 2)
 
-    args = _args(rm_timeout=0.05)
+    args = rollout_args(rm_timeout=0.05)
     out = _run(args, Source(), Generator(), scorer=reward_caller(hanging, args))
     failure = out.samples[0][1].metadata["failure"]["error"]
     assert "no answer within --rm-timeout 0.05 s" in failure
@@ -398,7 +354,7 @@ def test_a_data_source_that_raises_is_named() -> None:
             raise OSError("disk gone")
 
     with pytest.raises(PluginError, match="--data-source-path: get_samples raised OSError: disk gone"):
-        _run(_args(), Broken(), Generator())
+        _run(rollout_args(), Broken(), Generator())
 
 
 def test_groups_that_only_come_back_aborted_are_counted() -> None:
@@ -408,7 +364,7 @@ def test_groups_that_only_come_back_aborted_are_counted() -> None:
             return sample
 
     with pytest.raises(RolloutError, match="drop_aborted"):
-        _run(_args(), Source(), Aborting())
+        _run(rollout_args(), Source(), Aborting())
 
 
 def test_a_filter_that_raises_or_answers_nonsense_is_named_by_its_flag() -> None:
@@ -418,6 +374,6 @@ def test_a_filter_that_raises_or_answers_nonsense_is_named_by_its_flag() -> None
     with pytest.raises(
         PluginError, match=r"--dynamic-sampling-filter-path 'test' \(group 0\) raised KeyError: 'boom' \(at .*\.py:\d+"
     ):
-        _run(_args(), Source(), Generator(), keep=broken)
+        _run(rollout_args(), Source(), Generator(), keep=broken)
     with pytest.raises(RolloutError, match="--dynamic-sampling-filter-path 'test' returned str; expected a bool"):
-        _run(_args(), Source(), Generator(), keep=lambda args, group: "yes")
+        _run(rollout_args(), Source(), Generator(), keep=lambda args, group: "yes")
