@@ -11,8 +11,8 @@ import pytest
 import torch
 from slime_runs import Run
 from slime_runs.files import FOLDER, file_name, sample_files, write_file
-from slime_runs.index import Facts, Filter, is_thinned
-from slime_runs.store import SampleStore, _Writer
+from slime_runs.index import Filter, is_thinned
+from slime_runs.store import SampleStore
 from slime_runs.view.server import make_app
 from starlette.testclient import TestClient
 
@@ -148,25 +148,6 @@ async def reward(args, sample):
     assert "dropped (dropped)" in shown
 
 
-def test_the_budget_costs_the_same_after_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files whose size is asked for at one write: not all that there are."""
-    writer, asked = _Writer(tmp_path, 10**9), list[str]()
-    row = {"index": 0, "tokens": [1], "prompt": "p", "response": "", "kept": {"fate": "trained", "score": 1.0}}
-    stat = Path.stat
-
-    def counted(self: Path, **keywords: Any) -> Any:
-        asked.append(self.name)
-        return stat(self, **keywords)
-
-    monkeypatch.setattr(Path, "stat", counted)
-    costs = []
-    for rollout in range(60):
-        before = len(asked)
-        writer.write(file_name(rollout), Facts([[row]]), [b"{}\n"])
-        costs.append(len(asked) - before)
-    assert costs[-1] == costs[30] < 30
-
-
 @pytest.mark.slow
 def test_old_rollouts_make_room(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     save = tmp_path / "run"
@@ -176,14 +157,6 @@ def test_old_rollouts_make_room(tiny: TinyRun, slime: Any, tmp_path: Path) -> No
     assert sum(path.stat().st_size for path in files) <= 30_000
     assert not is_thinned(files[-1])
     assert any(map(is_thinned, files)) or len(files) < 9
-
-
-@pytest.mark.slow
-def test_overwriting_a_run_takes_its_samples_along(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    save = tmp_path / "run"
-    slime("train", *tiny.argv(save, num_rollout=3))
-    slime("train", *tiny.argv(save, num_rollout=1, overwrite=True))
-    assert {s.entry.rollout for s in Run(save).samples(Filter(data_set=""))} == {0}
 
 
 def test_a_last_file_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

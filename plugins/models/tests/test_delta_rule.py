@@ -67,6 +67,11 @@ def test_nothing_of_a_sequence_reaches_another() -> None:
     assert not torch.equal(before[:5], after[:5])
 
 
+def test_gradients_are_those_of_finite_differences() -> None:
+    given = [x.double().requires_grad_() for x in inputs(5, heads=1, key_dim=2, value_dim=2)]
+    assert torch.autograd.gradcheck(lambda *x: gated_delta_rule(*x, [3, 2], chunk_size=2), given)
+
+
 def test_convolution_looks_back_within_a_sequence_only() -> None:
     lengths = [7, 1, 0, 12]
     tokens, weight = torch.randn(20, 6), torch.randn(6, 4)

@@ -49,6 +49,11 @@ def test_gradients_of_one_output_alone(which: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(output.sum(), (h, w)), wanted)
 
 
+def test_gradcheck() -> None:
+    h, w, targets = problem(5, 3, 6)
+    assert torch.autograd.gradcheck(lambda a, b: token_log_probs(a, b, targets, 1.3, 2, with_entropy=True), (h, w))
+
+
 @pytest.mark.parametrize("chunk_size", [1, 4, 100])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_from_logits(chunk_size: int, dtype: torch.dtype) -> None:

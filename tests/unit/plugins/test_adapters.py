@@ -203,6 +203,16 @@ def test_generate_functions_get_the_keywords_they_declare() -> None:
     assert seen == [None, True, context, {}]
 
 
+def test_sampling_params_are_a_copy() -> None:
+    async def changes(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+        sampling_params["temperature"] = 9
+        return [sample, sample]
+
+    params = {"temperature": 1}
+    assert len(generate(changes, params)) == 2
+    assert params == {"temperature": 1}
+
+
 @pytest.mark.parametrize("value", [None, [], "text", [1]])
 def test_what_is_no_sample_is_refused(value: Any) -> None:
     async def wrong(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Any:

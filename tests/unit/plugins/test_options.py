@@ -12,7 +12,7 @@ from slime_core import PluginOptions, options
 from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.plugins.kinds import HOOK_GROUP
-from slime_core.plugins.options import check_plugin_options, option_name, options_model
+from slime_core.plugins.options import check_plugin_options, option_name, option_rows, options_model
 from slime_core.plugins.registry import ComponentRef, Registry, Resolved
 from slime_core.plugins.resolve import resolve
 
@@ -155,3 +155,10 @@ def test_a_file_is_named_by_its_stem(tmp_path: Path) -> None:
     assert option_name(ComponentRef("rewards", "pkg.near:reward", "pkg.near:reward")) == "near"
     with pytest.raises(ConfigError, match=r"Did you mean plugins\.my_rm\?"):
         check_plugin_options(Args(plugins={"myrm": {}}), registry(), "", [found])
+
+
+def test_rows_for_tables() -> None:
+    assert [tuple(row) for row in option_rows(Options)] == [
+        ("tolerance", "float", "1e-06", "Largest distance that counts as equal."),
+        ("unit", "str", "", "What is measured."),
+    ]

@@ -90,6 +90,18 @@ def test_rewinding_forgets_segments_and_pruning_does_not(tmp_path: Path, tokeniz
     assert check(again.go(range(3, 4))).problems == []
 
 
+def test_a_run_goes_on_in_another_directory(tmp_path: Path, tokenizer: Any) -> None:
+    old = LedgerRun(tmp_path, tokenizer)
+    commit = old.go(range(3))
+    new = LedgerRun(tmp_path, tokenizer)
+    new.store.root = tmp_path / "elsewhere"
+    new.resume(commit)
+    report = check(new.go(range(3, 5)))
+    assert report.problems == []
+    assert (report.facts["rollouts"], report.facts["segments"]) == (5, 5)
+    assert check(commit).problems == []
+
+
 def test_a_commit_without_ledger_starts_one(tmp_path: Path, tokenizer: Any) -> None:
     commit = LedgerRun(tmp_path, tokenizer).go(range(2))
     (commit / LEDGER_FILE).unlink()
@@ -101,6 +113,15 @@ def test_a_commit_without_ledger_starts_one(tmp_path: Path, tokenizer: Any) -> N
     assert "begins at rollout 3 (the commit has no ledger)" in report.notes[0]
     with pytest.raises(CheckpointError, match="made by a version without one"):
         read_history(commit)
+
+
+def test_a_commit_without_its_store_starts_one(tmp_path: Path, tokenizer: Any) -> None:
+    commit = LedgerRun(tmp_path, tokenizer).go(range(2))
+    moved = commit.rename(tmp_path / commit.name)
+    run = LedgerRun(tmp_path, tokenizer)
+    run.store.root = tmp_path / "elsewhere"
+    assert "the commit's ledger is not in" in run.resume(moved)
+    assert check(run.go(range(2, 4))).problems == []
 
 
 class Ahead:

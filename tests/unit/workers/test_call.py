@@ -18,11 +18,22 @@ def broken(args: object, samples: object) -> None:
     raise KeyError("score")
 
 
+async def broken_async(args: object) -> None:
+    raise ValueError("no")
+
+
 def test_the_error_names_setting_and_line() -> None:
     call = guarded(broken, "--custom-reward-post-process-path (flag) 'pp.py'")
     with pytest.raises(PluginError, match=r"'pp.py' raised KeyError: 'score' \(at .*test_call\.py:\d+\)"):
         call(None, [])
     assert list(inspect.signature(call).parameters) == ["args", "samples"]
+
+
+async def test_async_functions_stay_async() -> None:
+    call = guarded(broken_async, "rollout")
+    assert inspect.iscoroutinefunction(call)
+    with pytest.raises(PluginError, match="rollout raised ValueError: no"):
+        await call(None)
 
 
 def test_slimes_own_errors_pass() -> None:

@@ -98,6 +98,20 @@ def test_flags_without_effect_are_one_warning_each(directory: Path) -> None:
     assert run(directory, lora_rank=2, lora_target_modules=["q_proj"], only_train_params_name_list=["q_proj"]) == []
 
 
+def test_without_a_model_only_the_flags_are_checked(tmp_path: Path) -> None:
+    assert run(tmp_path / "later", num_layers=3, pipeline_model_parallel_size=2) == []
+    with pytest.raises(ConfigError, match="--virtual-pipeline-model-parallel-size: needs"):
+        run(tmp_path / "later", virtual_pipeline_model_parallel_size=2)
+
+
+def test_sizes_that_launch_scripts_leave_in(directory: Path) -> None:
+    """`--sequence-parallel` over one rank, and how to split experts of a model that has none."""
+    assert run(directory, sequence_parallel=True) == [
+        "without effect with --tensor-model-parallel-size 1: --sequence-parallel"
+    ]
+    assert run(directory, tensor_model_parallel_size=2, expert_tensor_parallel_size=1) == []
+
+
 def test_a_critics_flags_are_checked_against_its_model(directory: Path) -> None:
     critic = directory / "critic"
     critic.mkdir()
@@ -116,3 +130,13 @@ def test_roles_share_their_processes(directory: Path) -> None:
         said = f"the run has --tensor-model-parallel-size 1; the {role} has --tensor-model-parallel-size 2"
         with pytest.raises(ConfigError, match=f"actor and critic share their processes.*{said}"):
             run(directory, megatron_config_path=str(roles))
+
+
+def test_all_that_is_wrong_is_said_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_trainer_megatron.installed.core_directory", lambda: None)
+    with pytest.raises(ConfigError) as raised:
+        run(directory, hidden_size=65, num_layers=5, tensor_model_parallel_size=3, fp8="hybrid")
+    said = str(raised.value)
+    for part in ("megatron-core is not installed", "--hidden-size 65", "--num-layers 5", "--fp8-format hybrid"):
+        assert part in said
+    assert "--tensor-model-parallel-size 3 does not divide the model's 4 attention heads" in said

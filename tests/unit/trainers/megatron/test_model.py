@@ -149,3 +149,10 @@ def test_a_users_own_model_is_taken(groups: ProcessGroups, tmp_path: Path) -> No
     assert isinstance(built(tmp_path, role="critic", provider=provider)[0].output_layer, ValueHead)
     with pytest.raises(ConfigError, match=r"--custom-model-provider-path: .* returned NoneType"):
         built(tmp_path, provider=lambda pre_process, post_process: None)
+
+
+def test_a_provider_without_vp_stage_cannot_build_chunks(groups: ProcessGroups, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "qwen3")
+    _, model, config = built(tmp_path)
+    with pytest.raises(ConfigError, match="takes no `vp_stage`"):
+        build_model(Args(), model, config, Layout(virtual=2), provider=lambda pre_process, post_process: None)

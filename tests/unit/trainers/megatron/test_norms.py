@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
 from slime_trainer_megatron.model.norms import RMSNorm
+
+from slime_core.errors import ConfigError
 
 
 def config(**changes: Any) -> TransformerConfig:
@@ -39,3 +42,8 @@ def test_it_has_the_mark_of_sequence_parallelism_and_the_dtype() -> None:
     assert norm.weight.sequence_parallel is True
     assert norm.weight.dtype == torch.bfloat16
     assert RMSNorm(config(), 8).weight.sequence_parallel is False
+
+
+def test_other_norms_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--normalization LayerNorm: .*only RMSNorm"):
+        RMSNorm(config(normalization="LayerNorm"), 8)

@@ -49,6 +49,14 @@ def test_actor_and_critic_share_the_groups_and_the_last_one_closes_them() -> Non
     again.close()
 
 
+def test_actor_and_critic_have_one_layout() -> None:
+    actor = ProcessGroups(Layout(), "cpu")
+    with pytest.raises(ConfigError, match="share one layout"):
+        ProcessGroups(Layout(context=2), "cpu")
+    actor.close()
+    assert not torch.distributed.is_initialized()
+
+
 def test_a_world_that_others_joined_is_left_as_it_was() -> None:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:

@@ -110,6 +110,14 @@ def test_passes_of_others_do_not_disturb_the_step(make: Make) -> None:
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
+def test_a_teacher_of_another_architecture(make: Make, models: dict[str, Path]) -> None:
+    teacher = str(models["other architecture"])
+    trainer = make(use_opd=True, opd_type="megatron", opd_teacher_load=teacher)
+    found = log_probs(trainer, "teacher")
+    trainer.close()
+    assert equal(found, log_probs(make(model="other architecture")))
+
+
 def test_a_moving_reference_has_the_actors_architecture(make: Make, models: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="another architecture"):
         make(use_kl_loss=True, ref_load=str(models["other architecture"]), ref_update_interval=1)
@@ -124,6 +132,14 @@ def test_a_role_that_is_not_there_says_when_it_is(make: Make) -> None:
         trainer.update_old_actor()
     with pytest.raises(TrainError, match="role='critic'"):
         trainer.values(jobs.batch(), MICRO_BATCHES)
+
+
+def test_samples_that_are_left_out(make: Make) -> None:
+    trainer = make()
+    with pytest.raises(TrainError, match=r"samples at \[4, 5, 6, 7\] are in no micro-batch"):
+        trainer.log_probs(jobs.batch(), [[0, 1, 2, 3]])
+    with pytest.raises(TrainError, match="without micro-batches"):
+        trainer.train_step(jobs.batch(), [], loss_fn)
 
 
 def test_a_step_that_is_not_finite_changes_nothing(make: Make) -> None:
@@ -161,6 +177,14 @@ def test_moments_are_forgotten_as_the_embedded_trainer_does(
         # A first step goes by the sign of the gradient, which rounding decides where it is nearly zero.
         apart = (tensor - found[1][name]).abs() > 1e-4
         assert apart.float().mean() < 5e-3, name
+
+
+def test_only_some_parameters_are_trained(make: Make) -> None:
+    trainer = make(only_train_params_name_list=[r"layers\.2\.mlp", "norm"], recompute_granularity="full")
+    before = weights(trainer)
+    step(trainer)
+    changed = {name for name, tensor in weights(trainer).items() if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if "layers.2.mlp" in name or "norm" in name}
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,22 @@ def test_gradients_of_log_probs_alone(overwrite: bool, temperature: float) -> No
     assert torch.equal(given.detach(), logits) is not overwrite
 
 
+def test_it_is_torchs_log_softmax() -> None:
+    logits, targets = inputs(torch.float32)
+    found, _ = vocab_parallel_log_probs(logits, targets, PART)
+    expected = torch.log_softmax(logits[:, :TOKENS], -1).gather(1, targets[:, None]).squeeze(1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_gradients_by_finite_differences() -> None:
+    logits, targets = inputs()
+
+    def both(z: torch.Tensor) -> Any:
+        return vocab_parallel_log_probs(z, targets, PART, temperature=1.3, chunk_size=2, with_entropy=True)
+
+    assert torch.autograd.gradcheck(both, (logits.requires_grad_(),))
+
+
 def test_the_input_is_left_as_it_is() -> None:
     logits, targets = inputs(torch.float32)
     before = logits.clone()

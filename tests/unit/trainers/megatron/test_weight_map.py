@@ -23,6 +23,7 @@ from slime_trainer_megatron.families import (
     embedding_rows,
     expert_rows,
     places,
+    refuse,
 )
 
 from slime_core.errors import ConfigError
@@ -128,6 +129,13 @@ def test_fields_are_read_with_hfs_defaults() -> None:
 def test_what_megatron_would_compute_otherwise_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         decoder_architecture({**HF, **change})
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"config.json has no 'vocab_size'"):
+        decoder_architecture({key: value for key, value in HF.items() if key != "vocab_size"})
+    with pytest.raises(ConfigError, match="use_sliding_window 4 is not supported; allowed: False"):
+        refuse({"use_sliding_window": 4}, use_sliding_window=False)
 
 
 def test_places_are_in_the_order_of_export() -> None:

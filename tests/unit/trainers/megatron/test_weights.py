@@ -175,6 +175,16 @@ def test_a_checkpoint_that_is_quantized_by_blocks(saved: Path, tmp_path: Path) -
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_eight_bit_numbers_without_scales_are_refused(saved: Path, tmp_path: Path) -> None:
+    files = dict(read_weights(saved))
+    name = "model.layers.0.mlp.down_proj.weight"
+    copy_assets(saved, tmp_path)
+    write_weights(tmp_path, {**files, name: files[name].to(torch.float8_e4m3fn)}.items())
+    model = family(saved)
+    with pytest.raises(CheckpointError, match=rf"{name}: F8_E4M3 without {name}_scale_inv"):
+        load_hf(chunks_of(model), model, tmp_path)
+
+
 def test_a_map_that_does_not_fit_the_model_is_refused(saved: Path) -> None:
     model = family(saved)
     chunks = chunks_of(model)
