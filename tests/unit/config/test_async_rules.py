@@ -69,6 +69,18 @@ def test_the_buffer_holds_a_batch_unless_told_otherwise(load: Load) -> None:
     assert str(settings.origins["async_buffer_groups"]) == "derived: rollout_batch_size"
 
 
+def test_the_buffer_counts_rollouts(load: Load) -> None:
+    """1 is one-step; more is continuous generation."""
+    one, more = load("--async", "--async-buffer-size", "1"), load("--async", "--async-buffer-size", "4")
+    assert (one.args.async_mode, more.args.async_mode) == ("one-step", "full")
+    assert more.args.async_buffer_groups == 4 * more.args.rollout_batch_size
+    assert str(more.origins["async_mode"]) == "derived: async_buffer_size 4"
+    with pytest.raises(ConfigError, match=r"has one rollout ahead; choose --async-mode full"):
+        load("--async", "--async-buffer-size", "4", "--async-mode", "one-step")
+    with pytest.raises(ConfigError, match="are both set; use one"):
+        load("--async", "--async-mode", "full", "--async-buffer-size", "4", "--async-buffer-groups", "8")
+
+
 @pytest.mark.parametrize("key", ["async", "async_training"])
 def test_files_and_variables_may_spell_it_as_the_flag_is(load: Load, tmp_path: Path, key: str) -> None:
     (tmp_path / "run.yaml").write_text(f"{key}: true\n")

@@ -33,6 +33,11 @@ def test_rollouts_without_training_are_saved_in_the_run_directory(load: Load) ->
     assert sum("nothing is trained" in w for w in s.warnings) == 2
 
 
+def test_a_name_that_promises_a_pickle_is_warned_about(load: Load) -> None:
+    s = load("--save-debug-rollout-data", "d/{rollout_id}.pt")
+    assert any("JSON lines" in w for w in s.warnings)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -65,6 +65,16 @@ def test_each_side_gives_its_memory_up_while_the_other_works() -> None:
     assert all({"perf/offload_time", "perf/onload_time"} <= metrics.keys() for metrics in logged)
 
 
+def test_one_side_alone_and_none() -> None:
+    calls, _ = order(offload_rollout=True)
+    assert not [call for call in calls if call.startswith("trainers")]
+    calls, _ = order(offload_train=True)
+    assert not [call for call in calls if "memory" in call]
+    calls, logged = order()
+    assert not [call for call in calls if "memory" in call or call.startswith("trainers")]
+    assert logged == [{}, {}]
+
+
 def test_an_engine_is_asked_for_what_is_missing_only() -> None:
     calls: list[tuple[str, Any]] = []
 

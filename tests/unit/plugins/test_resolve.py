@@ -195,6 +195,11 @@ def test_a_file_that_does_not_load(body: str, expected: str, tmp_path: Path) -> 
             resolve("rewards", f"{tmp_path}/rm.py")
 
 
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(PluginNotFoundError, match=rf"--custom-rm-path: reward .* no file {tmp_path}/rm.py"):
+        resolve("rewards", f"{tmp_path}/rm.py:reward", origin="--custom-rm-path")
+
+
 # -- shapes ----------------------------------------------------------------------------------------------
 
 

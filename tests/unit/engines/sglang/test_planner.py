@@ -235,6 +235,10 @@ def test_a_router_that_runs_is_for_the_main_model() -> None:
     assert "h:9, already running" in plan.describe()
 
 
+def test_the_routers_port_may_be_chosen() -> None:
+    assert make("--sglang-router-port 9").models[0].router == {"policy": "round_robin", "port": 9}
+
+
 def test_without_a_router_requests_go_to_the_servers() -> None:
     plan = make("--no-engine-router")
     assert plan.models[0].router is None

@@ -198,6 +198,14 @@ def test_optimizer() -> None:
     assert (found.exp_avg_dtype, found.use_precision_aware_optimizer) == (torch.float32, False)
 
 
+def test_gradients_are_summed_in_float32() -> None:
+    assert ddp_config(settings(), device=CPU).grad_reduce_in_fp32 is False
+    assert ddp_config(settings(bf16=True), device=CPU).grad_reduce_in_fp32 is True
+    assert ddp_config(settings(bf16=True, grad_reduce_in_fp32=False), device=CPU).grad_reduce_in_fp32 is False
+    with pytest.raises(ConfigError, match="--overlap-param-gather: needs --overlap-grad-reduce"):
+        ddp_config(settings(overlap_param_gather=True), device=CPU)
+
+
 @pytest.mark.parametrize(
     ("flags", "tensor", "rows"),
     [

@@ -80,3 +80,9 @@ def test_several_processes_need_torchrun(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"MASTER_ADDR.*torchrun"):
         ProcessGroups(Layout(), "cpu")
+
+
+def test_nccl_on_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--distributed-backend nccl"):
+        ProcessGroups(Layout(), "cpu", backend="nccl")
+    assert not torch.distributed.is_initialized()
