@@ -85,3 +85,8 @@ def test_memory_is_used_again_unless_buckets_are_kept(keep: bool) -> None:
     for bucket in (first, second) if keep else ():
         bucket.free()
     buffers.free()
+
+
+def test_nothing_to_send_is_an_error() -> None:
+    with pytest.raises(WeightSyncError, match="no weights"):
+        list(group_tensors(named(0, 0), 6))
