@@ -12,7 +12,8 @@ import pytest
 
 from slime_core.cli.main import main
 from slime_core.config import load_settings
-from slime_core.data.prompts import DatasetSource
+from slime_core.data import rows
+from slime_core.data.prompts import DatasetSource, eval_samples
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import DataError
 from slime_core.sample import Sample
@@ -124,6 +125,12 @@ def test_a_system_column_becomes_a_message(read: Read) -> None:
     assert "Be long." in given
 
 
+def test_metadata_that_is_no_json_is_kept_as_text(read: Read, caplog: pytest.LogCaptureFixture) -> None:
+    rows._warn_of_text.cache_clear()
+    assert read({"question": "q", "metadata": "{'contest': 'x'}"}).metadata["metadata"] == "{'contest': 'x'}"
+    assert "column 'metadata' (--metadata-key) has text that is no JSON" in caplog.text
+
+
 def test_keys_that_are_given_win_and_are_taken_as_they_are(read: Read) -> None:
     sample = read(GSM8K, "--input-key", "answer", "--label-key", "answer")
     assert (sample.prompt, sample.label) == (GSM8K["answer"], GSM8K["answer"])
@@ -166,6 +173,16 @@ def test_supervised_runs_learn_the_whole_answer(row: dict[str, Any], prompt: Any
     assert (sample.prompt, sample.label) == (prompt, label)
 
 
+def test_evaluation_data_are_recognised_too(tiny: TinyRun, tmp_path: Path) -> None:
+    path = tmp_path / "held.jsonl"
+    path.write_text(json.dumps(GSM8K) + "\n")
+    argv = ["--eval-prompt-data", "held", str(path), "--system-prompt", "Be brief.", "--apply-chat-template"]
+    args = load_settings([*argv, "--hf-checkpoint", str(tiny.root / "model")], command="show", env={}).args
+    [[sample]] = eval_samples(args, args.eval_datasets[0], load_tokenizer(str(tiny.root / "model")))
+    assert sample.label == "1004"
+    assert "Be brief." in sample.prompt
+
+
 def test_a_system_prompt_begins_every_prompt(read: Read) -> None:
     rendered = read({"input": "1+1=?"}, "--system-prompt", "Be brief.", "--apply-chat-template").prompt
     assert isinstance(rendered, str)
@@ -175,6 +192,11 @@ def test_a_system_prompt_begins_every_prompt(read: Read) -> None:
     own = [{"role": "system", "content": "Be long."}, *ASKED]
     assert read({"messages": own}, "--system-prompt", "Be brief.").prompt == own
     assert read({"messages": TURNS}, "--system-prompt", "Be brief.", command="sft").prompt == [told, *TURNS]
+
+
+def test_a_system_prompt_without_a_template_is_refused(read: Read) -> None:
+    with pytest.raises(DataError, match="--system-prompt is for chat messages, and this prompt is text; add --apply-"):
+        read({"input": "1+1=?"}, "--system-prompt", "Be brief.")
 
 
 @pytest.fixture

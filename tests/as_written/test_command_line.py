@@ -68,6 +68,12 @@ def test_the_first_page_fits_two_screens(
     assert f"slime {command} --help-all" in lines[3]
 
 
+def test_all_of_the_settings_are_one_flag_away(capsys: pytest.CaptureFixture[str]) -> None:
+    words = set(said(capsys, "train", "--help-all").replace(",", " ").split())
+    assert [s.flag for s in flag_specs().values() if s.flag not in words] == []
+    assert {"--set", "--tensor-model-parallel-size", "--sglang-*"} <= words
+
+
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
@@ -114,6 +120,12 @@ def test_a_run_file_may_stand_first(command: str, tmp_path: Path, capsys: pytest
     file = tmp_path / "run.yaml"
     file.write_text("lrr: 1\n")
     assert f"{file}:1: unknown setting 'lrr'" in refusal(capsys, f"{command} {file}")
+
+
+def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [said(capsys, *words) for words in (("help", "compare"), ("compare", "--help"))]
+    assert asked[0] == asked[1]
+    assert "usage: slime compare" in asked[0]
 
 
 def test_keys_of_other_trainers_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

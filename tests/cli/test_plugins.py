@@ -108,6 +108,13 @@ def test_show_explains_a_wrong_name(component: str, message: str, capsys: pytest
     assert message in capsys.readouterr().err
 
 
+def test_a_name_that_one_kind_has_needs_no_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "show", "exact"]) == 0
+    assert "--custom-rm-path exact" in capsys.readouterr().out.replace("--rm-type", "--custom-rm-path")
+    assert main(["plugins", "check", "./nope"]) == 2
+    assert "slime plugins check ./nope: no such folder" in capsys.readouterr().err
+
+
 OPTIONS = """
 from slime_core import PluginOptions, options
 

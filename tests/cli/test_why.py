@@ -124,6 +124,11 @@ def test_watch_ends_with_the_run(run_dir, capsys, monkeypatch) -> None:
     assert "nothing is running here" in out
 
 
+def test_no_such_run(tmp_path, capsys) -> None:
+    assert main(["why", str(tmp_path / "no")]) == 2
+    assert "no such directory" in capsys.readouterr().err
+
+
 def test_it_loads_nothing_heavy(tmp_path) -> None:
     code = (
         "import sys; from slime_core.cli.main import main; main(['why', sys.argv[1]]);"

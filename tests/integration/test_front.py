@@ -16,6 +16,7 @@ import httpx
 import pytest
 from slime_embedded.engine.engine import EmbeddedEngine
 from slime_engine_sglang.api.engine import HttpEngine
+from slime_serving.front.answer import token_bytes
 from slime_serving.http import application, connections, guard, threads
 from slime_serving.http.application import bind
 from slime_serving.http.guard import Access
@@ -316,6 +317,18 @@ async def test_none_is_kept_for_ever(directory: Path, monkeypatch: pytest.Monkey
             writer.close()
 
 
+async def test_the_headers_of_a_request_may_come_in_pieces(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 30.0)
+    async with served(directory) as client:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        for _ in range(2):
+            for byte in PARTS[2]:
+                writer.write(bytes([byte]))
+                await writer.drain()
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+
 async def test_texts_begin_once_wherever_they_come_in(directory: Path, tmp_path: Path) -> None:
     """A tokenizer that puts a token before and one after every text: as training data, there is one, and no end."""
     model = tmp_path / "model"
@@ -361,6 +374,19 @@ async def test_log_probs_tell_bytes_and_places(directory: Path) -> None:
         assert 0 < offsets[-1] <= len(whole["text"])
         assert all(len(top) >= 5 for top in whole["logprobs"]["top_logprobs"])  # alternatives do not fall together
         assert any(token.startswith("bytes:\\x") for token in whole["logprobs"]["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("piece", "text", "expected"),
+    [("<0xE2>", "\ufffd", b"\xe2"), ("\u00e2\u0124", "\ufffd", b"\xe2\x82"), ("a", "a", b"a"),
+     ("\u00ef\u00bf\u00bd", "\ufffd", b"\xef\xbf\xbd"), ("\u2581\ufffd", " \ufffd", " \ufffd".encode())],
+)  # fmt: skip
+def test_the_bytes_of_a_token(piece: str, text: str, expected: bytes) -> None:
+    class Vocabulary:
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return piece
+
+    assert token_bytes(Vocabulary(), 7, text) == expected
 
 
 MANY = b"5," * 600_000 + b"5"

@@ -166,3 +166,22 @@ def test_sigterm_ends_a_run_whose_event_loop_is_kept(keeps_the_loop: Callable[..
     assert "asked to end, which the event loop cannot: " in said
     assert "keep (now at" not in said
     assert ", reward (now at " in said
+
+
+QUEUES = """
+import time
+
+def reward(args, sample, **kwargs):
+    time.sleep(0.6)
+    return 1.0
+"""
+
+
+@pytest.mark.slow
+def test_a_sample_that_waits_for_a_reward_worker_is_not_overdue(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    """All sixteen together take longer than `--rm-timeout` and the watchdog's grace."""
+    (tmp_path / "mine.py").write_text(QUEUES + "\nfrom slime_core.waits import watchdog\nwatchdog.GRACE = 0.1\n")
+    flags = {"num_rollout": 1, "rm_workers": 1, "rm_timeout": 5, "eval_interval": None, "eval_prompt_data": None}
+    done = slime("train", *tiny.argv(tmp_path / "run", custom_rm_path=tmp_path / "mine.py", **flags), timeout=100)
+    assert "not done within" not in done.stderr
+    assert not (tmp_path / "run" / "stalls").exists()
