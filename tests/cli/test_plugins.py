@@ -8,6 +8,7 @@ import pytest
 
 from slime_core.cli.main import main
 from slime_core.plugins.manager import forget_registry
+from tests.cli.start_up import cost
 from tests.conftest import TinyRun
 
 
@@ -183,7 +184,7 @@ def test_check_runs_the_bare_suite_of_what_has_no_tests(tmp_path: Path, capsys: 
     lines = {line["plugin"]: line for line in json.loads(capsys.readouterr().out)}
     assert [line["ok"] for line in lines.values()] == [False, True, False, True]
     bad = lines["rewards/bad (acme-bad 1.0)"]["message"]
-    assert "test_odd_inputs_get_a_reward[no-label]: Failed: a reward must answer whatever the model wrote" in bad
+    assert "test_another_label_is_read_or_refused[None]" in bad
     assert "it raised TypeError" in bad
     assert "found reward(sample)" in lines["rewards/worse (acme-worse 1.0)"]["message"]
     assert "tests passed" in lines[f"rewards:{file}"]["message"]
@@ -255,3 +256,13 @@ def test_wrong_options_stop_a_run_before_it_starts(tiny: TinyRun, tmp_path: Path
     assert not (tmp_path / "run").exists()
     done = slime("rollout", *tiny.argv(tmp_path / "run", **flags, num_rollout=1, set="plugins.acme.factor=3"))
     assert "reward 3.000" in done.stdout
+
+
+@pytest.mark.slow
+def test_list_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom slime_core.cli.main import main\nassert main(['plugins', 'list']) == 0\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'transformers', 'math_verify', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    assert cost(["-c", code], tmp_path) < 5, "every module is parsed, so that a broken one is listed as such"
