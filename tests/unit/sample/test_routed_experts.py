@@ -49,6 +49,13 @@ def test_what_is_none_is_refused(value: Any) -> None:
         RoutedExperts.of(value)
 
 
+def test_base64_of_sglang_fills_the_tokens(tmp_path: Path) -> None:
+    sample = Sample(tokens=[5, 6, 7])
+    meta = {"finish_reason": {"type": "stop"}, "routed_experts": as_sglang(numbers(4))}
+    sample.append_response_tokens(checkpoint(tmp_path), [8, 9], [-0.1, -0.2], meta_info=meta)
+    np.testing.assert_array_equal(np.asarray(sample.rollout_routed_experts), numbers(4))
+
+
 def test_base64_that_does_not_fill_the_tokens_changes_nothing(tmp_path: Path) -> None:
     sample = Sample(tokens=[5, 6, 7])
     meta = {"routed_experts": as_sglang(numbers(4).ravel()[:-1])}
@@ -94,6 +101,13 @@ def test_rows_that_do_not_fit_the_tokens_are_refused() -> None:
     sample.rollout_routed_experts = numbers(4)
     with pytest.raises(ValueError, match="4 rows for 2 tokens"):
         sample.validate()
+
+
+def test_another_models_experts_are_refused() -> None:
+    sample = Sample(tokens=[1, 2])
+    sample.append_response_tokens(None, [3], [-1.0], meta_info={"routed_experts": numbers(2)})
+    with pytest.raises(ValueError, match="layers, top_k"):
+        sample.append_response_tokens(None, [4], [-1.0], meta_info={"routed_experts": numbers(3)[:, :2]})
 
 
 def test_samples_are_stored_with_their_experts() -> None:

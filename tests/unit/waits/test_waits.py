@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from slime_runs import board as board_module
@@ -99,17 +98,6 @@ async def test_tasks_and_threads_have_rows_of_their_own() -> None:
     go.set()
     thread.join(60)
     assert current() == []
-
-
-def test_ages_are_as_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes to look at all of them, the oldest is the oldest."""
-    with waiting("first", deadline=None, then="x"), waiting("second", deadline=None, then="x"):
-        waits = [wait for wait in current() if wait.what in ("first", "second")]
-        clock = iter(range(int(time.monotonic()) + 1, 1 << 62))
-        monkeypatch.setattr("slime_runs.board.time.monotonic", lambda: float(next(clock)))
-        first, second = rows(waits)
-        monkeypatch.undo()
-    assert first["age"] >= second["age"]
 
 
 # -- the board ---------------------------------------------------------------------------------------
@@ -383,19 +371,6 @@ def test_waiting_for_a_place_is_not_running() -> None:
 # -- bounded waits -----------------------------------------------------------------------------------
 
 
-async def test_within_returns_and_raises_what_it_waits_for() -> None:
-    async def answer() -> int:
-        return 7
-
-    async def fail() -> int:
-        raise KeyError("mine")
-
-    keywords = {"deadline": 60.0, "then": "the run stops", "error": RolloutError}
-    assert await within(answer(), "x", **keywords) == 7
-    with pytest.raises(KeyError, match="mine"):
-        await within(fail(), "x", **keywords)
-
-
 async def test_within_gives_up_with_a_report(board) -> None:
     async def hangs() -> None:
         await asyncio.Event().wait()  # here
@@ -404,21 +379,6 @@ async def test_within_gives_up_with_a_report(board) -> None:
         await within(hangs(), "prompts", deadline=0.02, then="the run stops", error=RolloutError)
     (report,) = (board.run_dir / "stalls").iterdir()
     assert "await asyncio.Event().wait()  # here" in report.read_text(), "it still stood there"
-
-
-async def test_within_does_not_rely_on_being_obeyed(monkeypatch) -> None:
-    monkeypatch.setattr("slime_core.waits.bounded._GRACE", 0.01)
-    release = asyncio.Event()
-
-    async def deaf() -> None:
-        while not release.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await release.wait()
-
-    with pytest.raises(RolloutError):
-        await within(deaf(), "x", deadline=0.01, then="-", error=RolloutError)
-    release.set()
-    await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("way", ["deadline", "cancelled"])
@@ -445,18 +405,6 @@ async def test_a_deadline_holds_whatever_the_coroutine_swallows(monkeypatch, way
     assert asyncio.all_tasks() == {asyncio.current_task()}
     release.set()
     await asyncio.sleep(0)
-
-
-async def test_a_coroutine_that_answers_its_cancellation_is_overdue_all_the_same() -> None:
-    async def late() -> int:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        return 1
-
-    with pytest.raises(Overdue) as error:
-        await by_deadline(late(), 0.01)
-    assert not error.value.left_behind
-    assert await by_deadline(asyncio.sleep(0, 5), 10) == 5
 
 
 async def test_cancelling_within_cancels_what_it_waits_for() -> None:

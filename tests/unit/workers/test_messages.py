@@ -86,17 +86,3 @@ def test_what_cannot_travel_says_so_when_it_is_read() -> None:
     assert there.a == 1
     with pytest.raises(AttributeError, match=r"args.handle cannot be sent .*execution='thread'"):
         _ = there.handle
-
-
-def test_settings_are_updated_in_place() -> None:
-    args = Args(port=None, array=np.zeros(2), becomes_plain=np.ones(1))
-    there = unpack_args(pack_args(args))
-    there.of_the_users = "a cache"
-    args.port, args.array, args.becomes_plain, args.new = 7, np.ones(2), 3, {"a": ("h", 1)}
-    assert unpack_args(pack_args(args), there) is there
-    assert (there.port, list(there.array), there.becomes_plain, there.new) == (7, [1.0, 1.0], 3, {"a": ("h", 1)})
-    assert there.of_the_users == "a cache"
-    args.port = lambda: None
-    unpack_args(pack_args(args), there)
-    with pytest.raises(AttributeError, match=r"args.port cannot be sent"):
-        _ = there.port

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_trainer_megatron.arguments import flag_names, owned
-from slime_trainer_megatron.arguments.fields import known_fields
 from slime_trainer_megatron.arguments.flags import flag_list
 from slime_trainer_megatron.arguments.values import given_fields, pattern
 
@@ -29,17 +27,6 @@ def load(*argv: str, backend: str = "megatron") -> Any:
 def test_names_of_model_files_and_launch_scripts_are_known() -> None:
     known = {*flag_specs(), *flag_list().by_name}
     assert [name for name in IN_SCRIPTS if name.replace("-", "_") not in known] == []
-
-
-def test_tables_name_fields_and_each_name_once() -> None:
-    fields = known_fields().fields
-    assert set(flag_names.ALIASES.values()) <= set(fields)
-    tables = (owned.OWNED, owned.NO_EFFECT, owned.REFUSED_ON_CPU, owned.NOT_ON_CPU)
-    assert {name for table in tables for name in table} <= set(fields)
-    assert set(owned.OWNED).isdisjoint(owned.NO_EFFECT)
-    named = [flag_names.STATED, flag_names.OURS, flag_names.GRANTED, flag_names.REFUSED]
-    assert len(flag_names.without_field()) == sum(map(len, named))
-    assert {name for name in flag_names.without_field() if name.replace("-", "_") in fields} == set()
 
 
 def test_spellings_store_the_fields_value() -> None:

@@ -119,19 +119,6 @@ def test_a_critic_gives_one_value_per_token(groups: ProcessGroups, tmp_path: Pat
     torch.testing.assert_close(forward(chunk, ids[2:3]), values.split(LENGTHS)[2])
 
 
-def test_padding_of_the_vocabulary_is_known(groups: ProcessGroups, tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, "qwen3")
-    chunk, model, _ = built(tmp_path, make_vocab_size_divisible_by=16)
-    load_hf([chunk], model, tmp_path)
-    assert (chunk.vocab_size, chunk.unpadded_vocab_size) == (64, 61)
-    ids = sequences()
-    with torch.no_grad():
-        logits = forward(chunk, ids)
-        assert logits.shape == (sum(LENGTHS), 64)
-        expected = torch.cat([reference(sequence[None]).logits[0] for sequence in ids])
-    torch.testing.assert_close(logits[:, :61], expected, rtol=0, atol=1e-5)
-
-
 def test_a_users_own_model_is_taken(groups: ProcessGroups, tmp_path: Path) -> None:
     save_tiny(tmp_path, "qwen3")
     _, model, config = built(tmp_path)

@@ -29,23 +29,6 @@ def whole(found: list[PackedBatch], name: str, places: str, total: int) -> list[
     return out
 
 
-def test_the_example_of_the_module() -> None:
-    batch = example_batch()
-    batch.tokens, batch.response_lengths = [[11, 12, 13, 14, 15], [21, 22, 23]], [2, 2]
-    found = [pack(batch, [0, 1], VOCABULARY, Packing(r, 2), CPU) for r in range(2)]
-    assert [m.token_ids[0].tolist() for m in found] == [[11, 12, 0, 0, 21, 0], [13, 14, 15, 0, 22, 23]]
-    assert [m.position_ids[0].tolist() for m in found] == [[0, 1, 6, 7, 0, 3], [2, 3, 4, 5, 1, 2]]
-    assert found[0].boundaries.tolist() == found[1].boundaries.tolist() == [0, 8, 12]
-    # Predictors of 14, 15, 22 and 23: that of 22 is on rank 0, the others on rank 1.
-    assert [m.rows.tolist() for m in found] == [[4], [0, 1, 4]]
-    assert [m.targets.tolist() for m in found] == [[22], [14, 15, 23]]
-    assert [m.places.tolist() for m in found] == [[2], [0, 1, 3]]
-    assert [m.padding[0].tolist() for m in found] == [
-        [False, False, True, True, False, True],
-        [False] * 3 + [True] + [False] * 2,
-    ]
-
-
 @pytest.mark.parametrize("context", [1, 2, 4])
 @pytest.mark.parametrize("multiple", [1, 3, 8])
 def test_every_token_and_target_is_on_one_rank(context: int, multiple: int) -> None:

@@ -16,13 +16,10 @@ from slime_trainer_megatron.families import (
     MegatronModel,
     Merge,
     Rows,
-    attention_rows,
     critic_of,
     decoder_architecture,
-    dense_mlp_rows,
     embedding_rows,
     expert_rows,
-    places,
     refuse,
 )
 
@@ -136,36 +133,6 @@ def test_a_missing_field_is_named() -> None:
         decoder_architecture({key: value for key, value in HF.items() if key != "vocab_size"})
     with pytest.raises(ConfigError, match="use_sliding_window 4 is not supported; allowed: False"):
         refuse({"use_sliding_window": 4}, use_sliding_window=False)
-
-
-def test_places_are_in_the_order_of_export() -> None:
-    fields = architecture(num_moe_experts=2)
-    rows = [*embedding_rows(fields), *dense_mlp_rows(fields, layers=(0,)), *expert_rows(layers=(1, 2))]
-    names = [place.megatron for place in places(MegatronModel(fields, rows))]
-    assert names[0] == "embedding.word_embeddings.weight"
-    assert names[1:4] == [
-        f"decoder.layers.0.{x}" for x in ("pre_mlp_layernorm.weight", "mlp.linear_fc1.weight", "mlp.linear_fc2.weight")
-    ]
-    experts = "decoder.layers.2.mlp.experts.local_experts."
-    assert [name for name in names if name.startswith(experts)] == [
-        f"{experts}{expert}.linear_fc{i}.weight" for i in (1, 2) for expert in (0, 1)
-    ]
-    assert names[-2:] == ["decoder.final_layernorm.weight", "output_layer.weight"]
-
-
-def test_rows_follow_the_architecture() -> None:
-    plain = [row.megatron.removeprefix("decoder.layers.{layer}.") for row in attention_rows(architecture())]
-    assert plain == ["input_layernorm.weight", "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight"]
-    normed = [row.hf[0] for row in attention_rows(architecture(qk_layernorm=True, add_qkv_bias=True))]
-    assert "model.layers.{layer}.self_attn.q_norm.weight" in normed
-    assert "model.layers.{layer}.self_attn.q_proj.bias" in normed
-    assert "model.layers.{layer}.self_attn.o_proj.bias" not in normed
-    everywhere = [row.hf[-1] for row in dense_mlp_rows(architecture(add_bias_linear=True))]
-    assert everywhere[1:] == [
-        f"model.layers.{{layer}}.mlp.{x}_proj.{kind}" for x in ("up", "down") for kind in ("weight", "bias")
-    ]
-    fused = dense_mlp_rows(architecture(), fused=True)[1]
-    assert (fused.hf, fused.merge) == (("model.layers.{layer}.mlp.gate_up_proj.weight",), GatedFused())
 
 
 def test_parts_of_a_mixture_that_not_every_family_has() -> None:

@@ -138,17 +138,6 @@ def test_all_that_does_not_fit_is_said_at_once_and_nothing_is_loaded(saved: Path
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_carried_and_derived_tensors_need_no_place(saved: Path, tmp_path: Path) -> None:
-    extra = {"model.mtp_layers.0.input_proj.weight": torch.ones(2), "model.rotary_emb.inv_freq": torch.ones(2)}
-    copy_assets(saved, tmp_path)
-    write_weights(tmp_path, {**dict(read_weights(saved)), **extra}.items())
-    model = family(saved)
-    chunks = chunks_of(model)
-    with pytest.raises(CheckpointError, match=r"1 tensors do not fit the model:\n  model.mtp_layers.0.input_proj"):
-        load_hf(chunks, model, tmp_path)
-    load_hf(chunks, replace(model, carried=(r"model\.mtp_layers\..*",)), tmp_path)
-
-
 def test_a_checkpoint_that_is_quantized_by_blocks(saved: Path, tmp_path: Path) -> None:
     files, expected = dict(read_weights(saved)), {}
     stored: dict[str, torch.Tensor] = {}
