@@ -178,7 +178,9 @@ def lower_case(raw: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", [metaspace, byte_level, lower_case])
 @pytest.mark.parametrize("said", ["PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2TokenizerFast", None])
-@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "model", ["llama", "qwen2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "qwen3_moe"))]
+)
 def test_a_tokenizer_is_the_one_that_transformers_chooses(
     kind: Any, said: str | None, model: str, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
