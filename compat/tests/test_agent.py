@@ -14,9 +14,10 @@ import anthropic
 import openai
 import pytest
 from slime.agent.adapters import AnthropicAdapter, BaseAdapter, OpenAIAdapter, ResponsesAdapter
+from slime.agent.adapters.common import flatten_content
 from slime.agent.aiohttp_threaded import AppHandle, FilteredAccessLogger, run_app_in_thread
 from slime.agent.harness import CLAUDE_CODE, CODEX, BaseHarness, HarnessContext
-from slime.agent.parsing import parse_model_output
+from slime.agent.parsing import parse_model_output, parse_xml_tool_uses
 from slime.agent.sandbox import (
     EXIT_TIME_BUDGET_EXCEEDED,
     E2BSandbox,
@@ -153,6 +154,13 @@ def test_parsing(text: str, parser: str | None, expected: dict[str, str]) -> Non
     assert parse_model_output("<tool_call>{no", tools_schema=TOOLS).ill_formed
 
 
+def test_xml_calls() -> None:
+    text = "x <tool_call><function=look><parameter=q>a b</parameter></function></tool_call>"
+    assert parse_xml_tool_uses(text, TOOLS) == ("x ", [{"name": "look", "input": {"q": "a b"}}])
+    other = text.replace("look", "unknown")
+    assert parse_xml_tool_uses(other, TOOLS) == (other, [])
+
+
 # -- turns that a user recorded ---------------------------------------------------------------------------
 
 
@@ -243,6 +251,13 @@ async def test_a_program_in_a_sandbox_talks_to_the_adapter(
         assert late == EXIT_TIME_BUDGET_EXCEEDED
     (sample,) = await adapter.finish_session("sid", base_sample=Sample(index=0))
     assert sample.response == "77"
+
+
+def test_the_text_of_blocks() -> None:
+    result = {"type": "tool_result", "content": [{"type": "text", "text": "out"}, {"type": "image"}]}
+    blocks = ["a", {"type": "text", "text": "b"}, {"type": "x", "content": "c"}, result, {"text": None}, 7]
+    assert flatten_content(blocks) == "a\nb\nc\nout\n[image omitted]\n7"
+    assert [flatten_content(value) for value in (None, "t", {"k": 1})] == ["", "t", "{'k': 1}"]
 
 
 async def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

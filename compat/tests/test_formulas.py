@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from slime.backends.megatron_utils import loss
+from slime.backends.megatron_utils.cp_utils import get_sum_of_sample_mean
 from slime.utils import ppo_utils
+
+from slime_core.errors import ConfigError
 
 torch.set_num_threads(1)
 
@@ -33,6 +37,13 @@ def test_approximate_kl(kind: str, expected: list[float]) -> None:
     ratio = t(2, 1, 1, 0.5)
     weighted = ppo_utils.compute_approx_kl(new, base, kind, importance_ratio=ratio)
     assert weighted.tolist() == pytest.approx([e * r for e, r in zip(expected, ratio.tolist())], abs=1e-6)
+
+
+def test_kl_is_clamped_and_kinds_are_checked() -> None:
+    assert ppo_utils.compute_approx_kl(t(-9), t(0), "low_var_kl").item() == 10
+    assert ppo_utils.compute_approx_kl(t(-9), t(0), "k3").item() == pytest.approx(8093.08, abs=0.01)
+    with pytest.raises(ConfigError):
+        ppo_utils.compute_approx_kl(t(0), t(0), "k9")
 
 
 def test_policy_loss() -> None:
@@ -115,6 +126,19 @@ def test_a_vocabulary_that_is_split_over_processes(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat([rank[2] for rank in ranks], 1), logits.grad)
 
 
+def test_returns() -> None:
+    found = ppo_utils.chunked_discounted_returns(t(1, 2, 3)[None], 0.5, chunk_size=2)
+    assert found.tolist() == [pytest.approx([2.75, 3.5, 3])]
+    kl, masks = [t(0.1, 0.2, 0.3)], [t(1, 1, 0)]
+    (found,) = ppo_utils.get_reinforce_plus_plus_returns(t(1), kl, masks, [3], [5], 0.1, 0.9)
+    assert found.tolist() == pytest.approx([0.872, 0.98, 0])
+    (none,) = ppo_utils.get_reinforce_plus_plus_returns(t(1), kl, [t(0, 0, 0)], [3], [5], 0.1, 0.9)
+    assert none.tolist() == [0, 0, 0]
+    (found,) = ppo_utils.get_reinforce_plus_plus_baseline_advantages(t(1), kl, masks, 0.1)
+    assert found.tolist() == pytest.approx([0.99, 0.98, 0.97])
+    assert [r.tolist() for r in ppo_utils.get_grpo_returns([0.5, -1], [t(0, 0), t(0)])] == [[0.5, 0.5], [-1]]
+
+
 def test_generalised_advantages() -> None:
     values, rewards = t(0.1, 0.2, 0.3), t(0, 0, 1)
     advantages, returns = ppo_utils.get_advantages_and_returns(5, 3, values, rewards, 0.9, 0.8)
@@ -166,6 +190,14 @@ def test_other_layouts_are_refused(batch: dict[str, Any]) -> None:
         loss.get_log_probs_and_entropy(args=args, max_seq_lens=[8], **batch)
     with pytest.raises(ValueError, match="total_lengths"):
         loss.get_log_probs_and_entropy(args=args, **{**batch, "total_lengths": [4, 5]})
+
+
+def test_sums_of_sample_means() -> None:
+    masks, values = [t(1, 0), t(1, 1, 1), t(0)], t(2, math.nan, 1, 2, 6, 5)
+    lengths = [2, 3, 1]
+    assert get_sum_of_sample_mean([9] * 3, lengths, masks)(values).item() == 2 + 3
+    assert get_sum_of_sample_mean([9] * 3, lengths, masks, [4, 4, 4])(values).item() == (2 + 9) / 4
+    assert get_sum_of_sample_mean([9] * 3, lengths, masks, calculate_per_token_loss=True)(values).item() == 11
 
 
 @pytest.mark.parametrize(

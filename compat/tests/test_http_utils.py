@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -8,10 +9,14 @@ import aiohttp
 import pytest
 from slime.utils import http_utils
 from slime.utils.http_utils import (
+    find_available_port,
     get,
+    get_host_info,
     get_rollout_num_engines,
     init_http_client,
+    is_port_available,
     post,
+    wrap_ipv6,
 )
 
 from slime_core.config import Args
@@ -35,6 +40,20 @@ async def test_only_what_may_pass_is_tried_again(engine: Any) -> None:
     with pytest.raises(aiohttp.ClientResponseError, match="500"):
         await post(f"{engine.url}/echo", {}, max_retries=2)
     assert len(engine.requests) == 6
+
+
+async def test_nobody_there(free_port: int) -> None:
+    with pytest.raises(aiohttp.ClientConnectorError):
+        await post(f"http://127.0.0.1:{free_port}/", {}, max_retries=2)
+    with pytest.raises(aiohttp.InvalidURL):
+        await post("no-url", {})
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 async def test_all_attempts_have_one_deadline(engine: Any) -> None:
@@ -74,3 +93,22 @@ def test_settings_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = ["a:1", "b:2"]
     assert get_rollout_num_engines(Args.model_construct(rollout_external_engine_addrs=addresses)) == 2
     assert get_rollout_num_engines(Args.model_construct(rollout_external_engine_addrs=None)) == 1
+
+
+def test_ports() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen(1)
+        port = int(taken.getsockname()[1])
+        assert not is_port_available(port)
+        assert find_available_port(port) > port
+    assert not is_port_available(70000)
+
+
+def test_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, address = get_host_info()
+    assert name == socket.gethostname()
+    assert address
+    monkeypatch.setenv("SLIME_HOST_IP", "10.1.2.3")
+    assert get_host_info()[1] == "10.1.2.3"
+    assert [wrap_ipv6(h) for h in ("::1", "[::1]", "10.0.0.1", "node-3")] == ["[::1]", "[::1]", "10.0.0.1", "node-3"]

@@ -94,6 +94,17 @@ def test_a_plugin_that_is_not_installed_is_asked_for() -> None:
     )
 
 
+def test_the_hints_are_about_things_that_are_not_there() -> None:
+    for name in _missing.NEAREST:
+        *_, last = name.split(".")
+        file = PACKAGE.joinpath(*name.split(".")[1:])
+        holds = file.with_suffix(".py").is_file()
+        assert not holds, name
+        parent = file.parent.with_suffix(".py")
+        if parent.is_file():
+            assert f"def {last}(" not in parent.read_text(encoding="utf-8"), name
+
+
 # -- another `slime` -------------------------------------------------------------------------------------
 
 
@@ -112,6 +123,13 @@ def test_another_package_on_the_path_is_warned_about(tmp_path: Path) -> None:
     assert "ShadowWarning" in done.stderr
     assert str(other / "slime") in done.stderr
     assert "pip uninstall slime-compat" in done.stderr
+
+
+def test_a_namespace_package_counts_and_a_bare_folder_does_not(tmp_path: Path) -> None:
+    other = checkout(tmp_path / "a")
+    (other / "slime" / "__init__.py").unlink()
+    (tmp_path / "b" / "slime").mkdir(parents=True)  # say, a folder of results
+    assert _others.folders([str(other), str(tmp_path / "b"), str(PACKAGE.parent)]) == [other / "slime"]
 
 
 def test_an_installed_distribution_slime_is_warned_about(tmp_path: Path) -> None:

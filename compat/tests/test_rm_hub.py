@@ -14,6 +14,10 @@ from slime.rollout import rm_hub
 from slime.rollout.filter_hub import base_types, dynamic_sampling_filters
 from slime.rollout.on_policy_distillation import post_process_rewards, reward_func
 from slime.rollout.rm_hub import async_rm, batched_async_rm, extract_boxed_answer, math_dapo_utils, remote_rm
+from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
+from slime.rollout.rm_hub.f1 import f1_score, normalize_answer
+from slime.rollout.rm_hub.gpqa import DEFAULT_VALID_LETTERS, compute_gpqa_reward
+from slime.rollout.rm_hub.ifbench import compute_ifbench_reward
 from slime.rollout.rm_hub.math_dapo_utils import (
     compute_score,
     is_correct_minerva,
@@ -132,6 +136,12 @@ def test_math_graders() -> None:
     assert not grade_answer_verl(r"so \boxed{2}", "")
 
 
+def test_deepscaler() -> None:
+    assert get_deepscaler_rule_based_reward(r"<think>a</think> \boxed{1/2}", "0.5") == 1
+    assert get_deepscaler_rule_based_reward(r"###Response \boxed{5}", 5) == 1
+    assert get_deepscaler_rule_based_reward(r"\boxed{5}", 5) == 0
+
+
 def test_dapo() -> None:
     assert compute_score("Answer: 34", "34") == {"score": 1.0, "acc": True, "pred": "34"}
     assert compute_score("Answer: x", r"\frac{1}{2}")["score"] == -1.0
@@ -143,6 +153,25 @@ def test_dapo() -> None:
     assert math_dapo_utils.verify("Answer: 100 dollars", "100") == (True, "100")
     with pytest.raises(ValueError, match="pause_tokens_index"):
         compute_score("x", "y", pause_tokens_index=[1])
+
+
+def test_f1() -> None:
+    f1, precision, recall = f1_score("the brown fox", "a quick brown fox")
+    assert (f1, precision, recall) == pytest.approx((0.8, 1.0, 2 / 3))
+    assert f1_score("yes", "yes it is") == (0.0, 0.0, 0.0)
+    assert f1_score(None, "x") == (0.0, 0.0, 0.0)
+    assert (normalize_answer("the"), f1_score("the", "the")) == ("", (0.0, 0.0, 0.0))
+    assert normalize_answer("The  Fox!") == "fox"
+
+
+def test_gpqa_and_ifbench() -> None:
+    assert compute_gpqa_reward("The answer is (B).", "B") == 1.0
+    assert compute_gpqa_reward("The answer is (B).", "paris", {"choices": ["rome", "paris"]}) == 1.0
+    assert compute_gpqa_reward("The answer is (A).", "B") == compute_gpqa_reward(None, "B") == 0.0
+    assert (DEFAULT_VALID_LETTERS[-1], len(DEFAULT_VALID_LETTERS)) == ("J", 10)
+    rule = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    assert compute_ifbench_reward("no comma", None, rule) == 1.0
+    assert compute_ifbench_reward("a, comma", rule) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from slime.rollout import fully_async_rollout, sft_rollout, sglang_streaming_rollout
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
-from slime.rollout.data_source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
+from slime.rollout.data_source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, pop_first
 from slime.rollout.fully_async_rollout import AsyncRolloutWorker, generate_rollout_fully_async
 from slime.rollout.sglang_rollout import (
     GenerateState,
@@ -75,6 +75,12 @@ async def test_generate_goes_on_and_counts_what_is_there(make_args: MakeArgs, en
     assert len(engine.requests) == 2
 
 
+async def test_generate_raises_what_the_engine_says(make_args: MakeArgs, engine: Any) -> None:
+    engine.refusals = [400]
+    with pytest.raises(aiohttp.ClientResponseError, match="not now"):
+        await generate(make_args(), prompt(), dict(PARAMS))
+
+
 async def test_a_stream_is_the_same_answer_and_what_came_is_kept(
     make_args: MakeArgs, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +138,14 @@ def test_addresses(make_args: MakeArgs, engine: Any) -> None:
 
 
 # -- generate_and_rm -------------------------------------------------------------------------------------
+
+
+async def test_generate_and_rm(make_args: MakeArgs, engine: Any) -> None:
+    args = make_args()
+    sample = await generate_and_rm(args, prompt(), dict(PARAMS))
+    assert (sample.reward, sample.status) == (1.0, Sample.Status.COMPLETED)
+    assert await generate_and_rm(args, sample, dict(PARAMS)) is sample
+    assert len(engine.bodies("/generate")) == 1
 
 
 async def test_generate_and_rm_calls_the_users_functions_in_order(make_args: MakeArgs, tmp_path: Path) -> None:
@@ -196,6 +210,17 @@ async def test_state_is_one_per_process(make_args: MakeArgs) -> None:
     async with state.semaphore, state.semaphore:
         assert state.semaphore.locked()
     assert (state.remaining_batch_size, state.pendings, state.aborted) == (0, set(), False)
+
+
+def test_state_lives_in_any_loop(make_args: MakeArgs) -> None:
+    args = make_args(sglang_server_concurrency=1)
+
+    async def many() -> list[float]:
+        samples = await asyncio.gather(*(generate_and_rm(args, prompt(i), dict(PARAMS)) for i in range(3)))
+        return [s.reward for s in samples]
+
+    for _ in range(2):
+        assert asyncio.run(many()) == [1.0] * 3
 
 
 async def test_submitted_groups_can_be_aborted(make_args: MakeArgs, engine: Any) -> None:
@@ -357,6 +382,14 @@ def test_the_buffer_comes_first(make_args: MakeArgs, tmp_path: Path) -> None:
     with pytest.raises(RolloutError, match="group of 1 samples; --n-samples-per-prompt is 2"):
         source.add_samples([first[0], first[1][:1]])
     assert source.buffer == []
+
+
+def test_pop_first() -> None:
+    buffer = [[Sample(index=i)] for i in range(3)]
+    assert indices(pop_first(None, None, buffer, 2)) == [[0], [1]]
+    assert indices(buffer) == [[2]]
+    assert indices(pop_first(None, 7, buffer, 2)) == [[2]]
+    assert buffer == []
 
 
 def test_buffer_filters_are_called_and_checked(make_args: MakeArgs, tmp_path: Path) -> None:

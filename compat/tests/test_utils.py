@@ -18,7 +18,7 @@ from slime.utils.data import Dataset, read_file
 from slime.utils.eval_config import EvalDatasetConfig
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.metric_utils import compute_pass_rate, compute_statistics, dict_add_prefix, has_repetition
-from slime.utils.processing_utils import encode_image_for_rollout_engine
+from slime.utils.processing_utils import encode_image_for_rollout_engine, load_processor, load_tokenizer
 from slime.utils.types import RolloutBatch, Sample
 
 import slime_core
@@ -112,6 +112,13 @@ def test_run_gives_results_and_errors_and_keeps_its_loop() -> None:
         run(fail())
 
 
+async def test_run_works_while_another_loop_turns() -> None:
+    async def three() -> int:
+        return 3
+
+    assert run(three()) == 3
+
+
 def test_run_inside_run_is_refused() -> None:
     async def inner() -> int:
         return 1
@@ -194,6 +201,12 @@ def test_dataset(data: Path, tokenizer: Any) -> None:
     assert slime.data.Dataset is data_module.Dataset
 
 
+def test_dataset_leaves_long_prompts_out(tokenizer: Any, tmp_path: Path) -> None:
+    rows = tmp_path / "long.jsonl"
+    rows.write_text('{"text": "1"}\n{"text": "11111111"}\n{"text": "22"}\n')
+    assert [s.prompt for s in Dataset(str(rows), tokenizer, None, 3).samples] == ["1", "22"]
+
+
 def test_dataset_with_images(tmp_path: Path) -> None:
     from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
 
@@ -254,6 +267,15 @@ def test_loss_masks_of_one_turn_of_none_and_of_what_follows(tokenizer: Any) -> N
 
 
 # -- the others ------------------------------------------------------------------------------------------
+
+
+def test_processing(model_dir: Path, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages[0]['content'] }}!")
+    assert load_tokenizer(str(model_dir)).encode("12", add_special_tokens=False)
+    tokenizer = load_tokenizer(str(model_dir), chat_template_path=str(template))
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+    assert load_processor(str(model_dir)) is None
 
 
 class _Image:
