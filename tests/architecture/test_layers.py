@@ -83,7 +83,8 @@ def _component_names() -> set[str]:
     for path in [ROOT / "pyproject.toml", *(p / "pyproject.toml" for p in PLUGINS)]:
         groups = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {})
         groups.pop("slime.contracts", None)  # its names are kinds, as those of the next
-        groups.pop("slime.signatures", None)
+        for group in ("slime.signatures", "slime.api", "slime.data", "slime.failures", "slime.metrics"):
+            groups.pop(group, None)
         groups.pop("slime.commands", None)  # its names are words like rewards and tokens
         names |= {n for group, entries in groups.items() if group.startswith("slime.") for n in entries}
     return names

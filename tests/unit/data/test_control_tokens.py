@@ -21,7 +21,7 @@ from slime_tool_parsers.hermes import Hermes
 
 from slime_core import GenerateContext, Sample, Step, encode_prompt
 from slime_core.config import Args
-from slime_core.data import control_tokens
+from slime_core.data import tokenizer as control_tokens
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.errors import DataError
 from tests.chat_tokenizers import chat_tokenizer

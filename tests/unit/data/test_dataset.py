@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slime_data.parquet import ParquetRows
 
 from slime_core.data import dataset
 from slime_core.data.dataset import open_rows, split_path
@@ -126,8 +127,8 @@ def test_parquet_cache_is_bounded_and_right_under_random_access(
     path = tmp_path / "data.parquet"
     rows = [{"input": "x" * 1000, "n": i} for i in range(100)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=10)
-    monkeypatch.setattr(dataset, "_CACHE_BYTES", 25_000)
-    source = dataset.ParquetRows(path)
+    monkeypatch.setattr("slime_data.parquet._CACHE_BYTES", 25_000)
+    source = ParquetRows(path)
     for i in (99, 0, 55, 54, 12, 99, 31, 0):
         assert source[i]["n"] == i
         assert 1 <= len(source._cache) <= 2

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slime_commands.sft.demonstrations import conversation_pieces
 from slime_commands.sft.mask_types import apply_type
+from slime_data.turns import turn_delta
 
-from slime_core.data.turns import turn_delta
 from slime_core.errors import DataError
 from slime_core.sample.provenance import Source
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer

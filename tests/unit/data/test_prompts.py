@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_data.buffer_functions import adapt
+from slime_data.flat_source import FlatSource
 
 from slime_core import BufferBase
 from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
 from slime_core.data.dumps import read_samples, write_samples
-from slime_core.data.flat_source import FlatSource
 from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
 from slime_core.errors import CheckpointError, ConfigError, DataError, RolloutError
 from slime_core.sample import Group, Sample, SampleStatus
@@ -547,7 +548,7 @@ def test_a_filter_with_three_arguments_chooses_what_is_used_again(make: Any, dat
         return [s for s in buffer if s.reward == 1.0]
 
     settings = make_args(data, use_tis=True, use_rollout_logprobs=False)
-    source = DatasetSource(settings, tokenizer, best)
+    source = DatasetSource(settings, tokenizer, adapt(best)(settings))
     groups = source.get_samples(3)
     for number, group in enumerate(groups):
         scored_group(group, float(number))

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_data.tool_parsers import tool_parser
 
 from slime_core.config import Args
 from slime_core.data.rows import Columns
-from slime_core.data.tools import prompt_tools, run_tools, tool_parser
+from slime_core.data.tools import prompt_tools, run_tools
 from slime_core.errors import ConfigError, PluginNotFoundError, PluginSignatureError
 
 WEATHER = '''

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slime_data.turns import turn_delta
 
 from slime_core.data.tokenizer import encode_prompt, render_messages, render_prompt
-from slime_core.data.turns import rendered_spans, turn_delta
+from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
 from slime_core.sample.provenance import Source
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer
@@ -110,7 +111,7 @@ def test_a_turn_sampled_to_its_end_is_not_asked_about(
 
     monkeypatch.setattr(type(tokenizer), "apply_chat_template", counting)
     unasked, count = delta(), len(seen)
-    monkeypatch.setattr("slime_core.data.turns._closing", lambda *_: "")
+    monkeypatch.setattr("slime_data.turns._closing", lambda *_: "")
     assert unasked == delta()
     told = not calls or (family not in ("llama3", "glm4"))  # not with the turn's text, and by no token of its own
     assert len(seen) - count == count + int(told)

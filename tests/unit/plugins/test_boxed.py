@@ -8,7 +8,7 @@ import pytest
 from slime_core.config import Args
 from slime_core.errors import PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
-from slime_core.plugins.boxed import last_boxed
+from slime_core.plugins.answers import last_boxed
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import find, resolve
 from slime_core.sample import Sample

@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 import pytest
+from slime_data import greedy_baseline
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.estimator import EstimatorBase
-from slime_core.rollout import fate
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
@@ -128,17 +128,17 @@ def test_an_aborted_group_keeps_the_baseline_it_has_and_survives_the_checkpoint(
     out = rollout(make_args(partial_rollout=True), source, again)
     assert [g[0].group_index for g in out.samples] == [0, 3]
     assert [call["index"] for call in again.greedy] == [-4]  # group 3's; group 0 has its own
-    assert [s.metadata[fate.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
+    assert [s.metadata[greedy_baseline.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
 
 
 def test_an_aborted_baseline_is_made_again() -> None:
     args, source = make_args(over_sampling_batch_size=3, partial_rollout=True), Source(metadata={"source_name": "sums"})
     rollout(args, source, Generator(slow=[0]))
-    assert all(fate.BASELINE not in s.metadata for s in source.returned[0])
+    assert all(greedy_baseline.BASELINE not in s.metadata for s in source.returned[0])
     again = Generator()
     out = rollout(make_args(partial_rollout=True), source, again)
     assert sorted(call["index"] for call in again.greedy) == [-4, -1]
-    assert [s.metadata[fate.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
+    assert [s.metadata[greedy_baseline.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
 
 
 def test_a_group_that_starts_afresh_gets_a_new_baseline() -> None:
@@ -165,18 +165,18 @@ def test_a_reward_that_compares_sees_it_as_the_groups_last_sample() -> None:
 def test_siblings_of_a_fanned_out_baseline_are_averaged() -> None:
     sample = Sample(index=0)
     siblings = [Sample(reward={"acc": r}, status=SampleStatus.COMPLETED) for r in (0.0, 1.0)]
-    fate.attach_baseline([sample], siblings)
-    assert fate.baseline_reward(Args(reward_key="acc"), sample) == 0.5
-    assert fate.baseline_reward(Args(reward_key=None), sample) is None
+    greedy_baseline.attach([sample], siblings)
+    assert greedy_baseline.baseline_reward(Args(reward_key="acc"), sample) == 0.5
+    assert greedy_baseline.baseline_reward(Args(reward_key=None), sample) is None
     siblings[1].fail("reward", "down")
-    fate.attach_baseline([sample], siblings)
-    assert fate.baseline_lack([sample]) == fate.BASELINE_FAILED
+    greedy_baseline.attach([sample], siblings)
+    assert greedy_baseline.lack([sample]) == greedy_baseline.BASELINE_FAILED
 
 
 def test_a_rollout_function_without_baselines_is_told() -> None:
     scored = Sample(group_index=0, index=4, tokens=[1, 5], response_length=1, reward=1.0, status=SampleStatus.COMPLETED)
     with pytest.raises(RolloutError, match=r"sample 4 .* has no greedy baseline, which Greedy needs"):
         make_batch(make_args(), 0, [[scored]], Greedy(make_args()))
-    scored.metadata[fate.BASELINE] = "much"
+    scored.metadata[greedy_baseline.BASELINE] = "much"
     with pytest.raises(RolloutError, match=r"sample 4 .* 'much' is no finite number"):
         make_batch(make_args(), 0, [[scored]], Greedy(make_args()))

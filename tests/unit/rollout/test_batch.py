@@ -157,16 +157,10 @@ def test_a_list_of_several_groups_needs_every_index() -> None:
 
 def test_siblings_share_the_mask_sum_and_count_once() -> None:
     siblings = [sample(0, 1.0, 2, rollout_id=0), sample(0, 1.0, 3, rollout_id=0)]
-    batch = build([[siblings, sample(0, 0.0, 2, rollout_id=1)]])
+    batch = build([[*siblings, sample(0, 0.0, 2, rollout_id=1)]])
     assert batch.rollout_ids == [0, 0, 1]
     assert batch.rollout_mask_sums == [5, 5, 2]
     assert batch.rewards == [0.5, 0.5, -0.5]
-
-
-@pytest.mark.parametrize("ids", [(None, None), (1, 2)])
-def test_siblings_must_share_a_rollout_id(ids: tuple[int | None, int | None]) -> None:
-    with pytest.raises(RolloutError, match="set the same rollout_id on all of them"):
-        build([[[sample(0, rollout_id=ids[0]), sample(0, rollout_id=ids[1])]]])
 
 
 # -- optional columns ------------------------------------------------------------------------------------

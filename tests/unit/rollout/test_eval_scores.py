@@ -7,8 +7,8 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slime_runs.scores import majority_at_k, pass_at_k, prompts_of, score_values, usual_ks
 
-from slime_core.rollout.evaluate import majority_at_k, pass_at_k, prompts_of, score_values, usual_ks
 from slime_core.rollout.metrics import eval_metrics
 from slime_core.sample import Sample
 

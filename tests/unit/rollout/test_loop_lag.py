@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from slime_core.rollout.event_loop import INTERVAL, LoopLag
+from slime_runs.loop_lag import INTERVAL, LoopLag
 
 
 def busy(seconds: float) -> None:

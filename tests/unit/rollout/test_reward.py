@@ -9,7 +9,6 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginNotFoundError, RolloutError
-from slime_core.rollout import reward
 from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Sample
@@ -95,7 +94,7 @@ async def test_a_group_that_fails_is_one_file_and_evaluation_has_its_own_names(t
 
 
 async def test_the_number_of_files_is_bounded_over_all_runs_of_a_directory(tmp_path: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(reward, "MAX_SAVED", 3)
+    monkeypatch.setattr("slime_runs.inspect.reward_failures.MAX_SAVED", 3)
     for first in (0, 2):
         stage = RewardStage(_run_args(tmp_path), Broken(KeyError("k")), None)
         samples = [_sample(index=first + i) for i in range(4)]

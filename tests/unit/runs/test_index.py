@@ -92,7 +92,7 @@ def test_a_frame_that_becomes_too_much_is_left_out_and_said(
     assert damage(path) is None
     index = Index(tmp_path)
     assert [entry.sample_index for entry in index.find(Filter(), order="file")] == [0, 1, 2]
-    monkeypatch.setattr(dumps, "_LONGEST", 1 << 20)
+    monkeypatch.setattr("slime_data.saved._LONGEST", 1 << 20)
     with pytest.raises(DataError, match=r"rollout_0000000\.jsonl\.zst:2: no sample as JSON in 1048576 bytes"):
         dumps.read_samples(path)
 

@@ -1,7 +1,8 @@
 """Data sources without groups: `get_samples(n)` returns n prompts or samples, and this module makes the groups.
 
-The class is built with the arguments that its constructor names: `dataset` (a `PromptSet`) and `args`. If the
-constructor names neither, both are set as attributes::
+`plugins.resolve` offers every data source to `adapt` (entry-point group `slime.signatures`). The class is built with
+the arguments that its constructor names: `dataset` (a `PromptSet`) and `args`. If the constructor names neither, both
+are set as attributes::
 
     class Source:
         def __init__(self, dataset, args): ...
@@ -9,8 +10,9 @@ constructor names neither, both are set as attributes::
         def add_samples(self, samples): self.buffer.extend(samples)                       # after each rollout
         def buffer_filter(self, args, buffer, num_samples): return buffer[:num_samples]   # what to train on again
 
-`add_samples` gets copies of the samples that a rollout trains on, all in one list, for reuse (`data/reuse.py`). Groups
-that a rollout gives back unfinished are kept here, drawn first and saved, so user code cannot lose them.
+`add_samples` gets copies of the samples that a rollout trains on, all in one list, for reuse
+(`buffer_functions.Reuse`). Groups that a rollout gives back unfinished are kept here, drawn first and saved, so user
+code cannot lose them.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from typing import Any
 
 from slime_core.data.buffer import SampleBuffer
 from slime_core.data.prompts import DatasetSource
-from slime_core.data.reuse import Reuse, reusable
 from slime_core.errors import ConfigError, DataError, RolloutError
-from slime_core.plugins.signatures import construct, signature_of
+from slime_core.plugins.kinds import KINDS
+from slime_core.plugins.options import option_name
+from slime_core.plugins.resolve import resolve
+from slime_core.plugins.signatures import construct, fits, signature_of
 from slime_core.protocols import Args
 from slime_core.sample import Group, Sample
 from slime_core.workers.call import user_code
+from slime_data.buffer_functions import Choose, Reuse, reusable
 
 _FLAG = "--data-source-path"
 _REMEMBERED = 4096
@@ -182,10 +187,25 @@ class FlatSource(DatasetSource):
             self._user.load_state_dict(state["user"])
 
 
+def adapt(found: Any) -> type[FlatSource] | None:
+    """Return a flat source as the class of a source with groups; None for any other object."""
+    if not is_flat(found) or not fits(KINDS["data_sources"], found):
+        return None
+
+    def build(self: FlatSource, args: Args) -> None:
+        ref = resolve("data_sources", str(args.data_source_path)).ref
+        FlatSource.__init__(self, args, found, option_name(ref))
+
+    own = {name: getattr(found, name) for name in ("__module__", "Options", "slime_api") if hasattr(found, name)}
+    return type(found.__name__, (FlatSource,), {"__init__": build, **own})
+
+
 class _UsersBuffer(Reuse):
     """`Reuse` over the list `buffer` of the user's source, which its `add_samples` fills."""
 
-    def __init__(self, args: Args, user: Any, label: str, choose: Any) -> None:
+    stored_as = "slime_core.data.flat_source._UsersBuffer"
+
+    def __init__(self, args: Args, user: Any, label: str, choose: Choose | None) -> None:
         super().__init__(args, choose, label)
         self._user = user
         self.shown = True

@@ -14,8 +14,8 @@ from slime_testing_contracts.tiny import tiny_model
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 
 from slime_core.config import Args
-from slime_core.data.images import check_kinds
 from slime_core.data.prompts import DatasetSource
+from slime_core.data.rows import check_kinds
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import ConfigError, DataError
 from slime_core.sample.multimodal import TrainInputs, image_bytes, open_image

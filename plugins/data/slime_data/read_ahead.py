@@ -1,8 +1,8 @@
 """`--num-data-workers`: prompts read and tokenised on threads while a rollout generates, in the order of drawing.
 
-The data source asks for one row after the other and says which ones come next. Nothing depends on the threads, since a
-row's sample follows from the row alone; a cursor that was set elsewhere (resume) only throws away what was read for
-nothing.
+The data source (`data.prompts`, entry-point group `slime.data`) asks for one row after the other and says which rows
+follow. Nothing depends on the threads, since a row's sample follows from the row alone; after a resume the rows that
+were read ahead are dropped.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
+from slime_core.data.prompts import Place
 from slime_core.sample import Sample
 
-Place: TypeAlias = tuple[int, int]
-"""Epoch, and position of the row in its order."""
 Read: TypeAlias = Callable[[int], Sample | None]
 
 

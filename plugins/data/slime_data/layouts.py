@@ -1,9 +1,9 @@
 r"""The usual columns of Hugging Face's data sets: which are prompt and answer where no flag says so.
 
-`rows.PromptReader` asks when `--input-key` is not given, and `launch.prepare` prints in one line what was found. The
-first row decides for the file, and a key that is given is never looked at here: such a column is taken as it is, while
-a recognised answer is cut to what can be compared (`... #### 42` is 42). Names are compared without case, and with `_`
-for blanks; `a.b` is the key `b` of the objects in column `a`.
+`rows.recognised` asks (entry-point group `slime.data`) when `--input-key` is not given, and `launch.prepare` prints in
+one line what was found. The first row decides for the file, and a key that is given is never looked at here: such a
+column is taken as it is, while a recognised answer is cut to what can be compared (`... #### 42` is 42). Names are
+compared without case, and with `_` for blanks; `a.b` is the key `b` of the objects in column `a`.
 
 ::
 
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
+from slime_core import last_boxed
 from slime_core.data.dataset import column
 from slime_core.data.rows import checked_prompt
 from slime_core.errors import DataError
-from slime_core.plugins.boxed import last_boxed
 
 _CONVERSATIONS = ("messages", "conversation", "conversations")
 _PROMPTS = (*_CONVERSATIONS, "prompt", "question", "problem", "query", "question_stem")

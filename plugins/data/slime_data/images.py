@@ -1,9 +1,9 @@
 """A row's images and its prompt -> chat messages with image parts, token ids with image tokens, and train inputs.
 
-`rows.PromptReader` calls this where `--multimodal-keys` is set. Images are named by columns, one for each `<image>` in
-the text, or stand in the messages as content parts `{"type": "image", "image": ...}`. The ids come from the model's own
-processor, since the number of an image's tokens depends on its size. They differ from the tokenizer's ids of the
-rendered text.
+`rows.PromptReader` calls this (entry-point group `slime.data`) if `--multimodal-keys` is set. Images are named by
+columns, one for each `<image>` in the text, or stand in the messages as content parts `{"type": "image", "image":
+...}`. The ids come from the model's own processor, since the number of an image's tokens depends on its size. They
+differ from the tokenizer's ids of the rendered text.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_core.data.control_tokens import spelled
-from slime_core.data.tokenizer import without_advice
+from slime_core.data.rows import IMAGE, check_kinds
+from slime_core.data.tokenizer import spelled, without_advice
 from slime_core.errors import ConfigError, DataError
 from slime_core.sample.multimodal import TrainInputs, image_ref, open_image
 
 PLACEHOLDER = "<image>"
 """Placeholder in a text for the next image of the row, as in THUDM/slime."""
-IMAGE = "image"
-"""The only kind of `--multimodal-keys` that is supported."""
 _NO_TRAIN_INPUTS = ("input_ids", "attention_mask")
 
 
@@ -170,16 +168,6 @@ class _Spelled:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
-
-
-def check_kinds(columns: Mapping[str, Any]) -> None:
-    """Raise ConfigError for kinds of `--multimodal-keys` that are not supported."""
-    other = sorted(set(columns) - {IMAGE})
-    if other or not all(isinstance(column, str) for column in columns.values()):
-        raise ConfigError(
-            f"--multimodal-keys {dict(columns)}: this version reads images only; type"
-            ' --multimodal-keys \'{"image": "COLUMN"}\''
-        )
 
 
 def _parts(content: Any) -> tuple[list[Mapping[str, Any]] | None, int]:

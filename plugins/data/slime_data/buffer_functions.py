@@ -1,17 +1,21 @@
-"""A buffer that trains on finished samples again, as user code chooses them: (args, buffer, num_samples) -> samples.
+"""Buffers made of functions (args, buffer, num_samples) -> samples to train on again.
 
-For functions of --buffer-filter-path with three arguments, and for the method `buffer_filter` of a data source. The
-code chooses samples and whole groups come out, since a sample's advantage is made of its group; and each is trained on
-again once at most, so a run always comes back to new prompts.
+`plugins.resolve` offers every buffer to `adapt` (entry-point group `slime.signatures`). A function of three arguments,
+and the method `buffer_filter` of a data source, trains on finished samples again. It chooses samples and whole groups
+come out, since a sample's advantage is made of its group; each is trained on again once at most, so a run always comes
+back to new prompts.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from slime_core.errors import RolloutError
+from slime_core.plugins.kinds import KINDS
+from slime_core.plugins.signatures import fits, positional_names, signature_of
 from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.sample.admission import Held
@@ -19,9 +23,10 @@ from slime_core.sample.buffer import BufferBase
 
 logger = logging.getLogger(__name__)
 
-Choose = Callable[[Any, list[Sample], int], list[Sample]]
+Choose = Callable[[Args, list[Sample], int], list[Sample]]
 MARK = "reused"
 """Entry of `sample.metadata` of a sample that was trained on before."""
+_THREE = ("args", "buffer", "num_samples")
 _DONE = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
 
 
@@ -29,6 +34,7 @@ class Reuse(BufferBase):
     """Groups given back come first; then those of the samples that `choose` takes out of `kept`."""
 
     replays = 1
+    stored_as = "slime_core.data.reuse.Reuse"
 
     def __init__(self, args: Args, choose: Choose | None, label: str) -> None:
         """`label` names the user's code in messages; without `choose` nothing is kept."""
@@ -96,3 +102,16 @@ def _shape(answer: Any) -> str:
     if isinstance(answer, list) and answer:
         return f"a list with a {type(answer[0]).__name__} that is not in it"
     return type(answer).__name__
+
+
+def adapt(found: Any) -> type[Reuse] | None:
+    """Return a function of three arguments as the class of a buffer; None for other objects."""
+    signature = None if inspect.isclass(found) or hasattr(found, "take") else signature_of(found)
+    if signature is None or len(positional_names(signature)) != len(_THREE) or not fits(KINDS["buffers"], found):
+        return None
+
+    def build(self: Any, args: Args) -> None:
+        Reuse.__init__(self, args, found, f"--buffer-filter-path {args.buffer_filter_path!r}")
+
+    own = {name: getattr(found, name) for name in ("__module__", "traits", "slime_api") if hasattr(found, name)}
+    return type("Reuse", (Reuse,), {"__init__": build, **own})
