@@ -76,7 +76,7 @@ class FlagSpec:
         """The flag that stores False, or None if the setting has no such flag."""
         if self.kind != "bool" or self.name.startswith("no_"):
             return None
-        return self.spelling.off or "--no-" + self.flag.removeprefix("--")
+        return f"--{self.spelling.off or 'no'}-{self.flag.removeprefix('--')}"
 
     def show(self, value: Any) -> str:
         """Return `value` as it is spelled on the command line."""
@@ -173,7 +173,7 @@ def flag_specs() -> dict[str, FlagSpec]:
 def switched_off() -> dict[str, str]:
     """Return `disable_...` key -> the setting that it turns off."""
     specs = flag_specs().values()
-    return {s.spelling.off[2:].replace("-", "_"): s.name for s in specs if s.spelling.off}
+    return {f"{s.spelling.off}_{s.name}": s.name for s in specs if s.spelling.off}
 
 
 @cache
