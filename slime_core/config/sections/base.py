@@ -3,7 +3,7 @@
 A section is a class with one attribute per flag; the string under the attribute is the flag's help. `schema.Args`
 inherits all sections, so attributes are flat. A flag's spelling is derived from the attribute's name and type; `Flag`
 is needed only where that is not enough. What the settings of a section may not say, and what follows from them, stands
-below it: `RULES`, in the order of `config/schema.py`.
+below it: `RULES`, in the order of `config/load.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -15,11 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from slime_core.config.sections.base import ContextLength, Exclusive, File, Flag, Rule, Section, Share, TopK
-from slime_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from slime_core.config.settings import Settings
+from slime_core.config.sections.base import ContextLength, File, Flag, Section, Share, TopK
 
 
 class EvalArgs(Section):
@@ -127,50 +123,3 @@ class EvalDataset(BaseModel):
         if taken:
             raise ValueError(f"sampling_params {taken[0]!r} has a setting of its own, or is chosen per sample")
         return self
-
-
-def _inherited(s: Settings) -> None:
-    """Evaluation uses what training uses unless told otherwise."""
-    a = s.args
-    if a.eval_reward_key is None and a.reward_key is not None:
-        s.derive("eval_reward_key", a.reward_key, "reward_key")
-    if a.eval_function_path is None and s.is_given("rollout_function_path"):
-        s.derive("eval_function_path", a.rollout_function_path, "rollout_function_path")
-    if a.resume is not None and s.command not in ("eval", "show"):
-        raise ConfigError(f"{s.cite('resume')} is for slime eval; slime {s.command} goes on with --load RUN.")
-
-
-def _datasets(s: Settings) -> None:
-    """`args.eval_datasets`, and something to evaluate when asked to."""
-    from slime_core.config.eval_config import resolve_eval_datasets  # which reads the schema
-
-    a = s.args
-    if s.is_absent("eval_config"):
-        return
-    source = "eval_config" if a.eval_config else "eval_prompt_data"
-    a.eval_datasets, warnings = resolve_eval_datasets(a, str(s.origins[source]))
-    s.warnings += warnings
-    if a.eval_datasets or a.eval_function_path:
-        return
-    if a.eval_interval is not None:
-        s.warnings.append(
-            f"{s.cite('eval_interval')}: no data: give --eval-prompt-data NAME PATH or --eval-config FILE."
-        )
-        s.derive("eval_interval", None, "no evaluation data")
-    if s.command == "eval":
-        raise ConfigError("nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE.")
-
-
-def _answers_are_bounded(s: Settings) -> None:
-    """Without a limit an untrained model may never stop."""
-    for d in s.args.eval_datasets if s.command == "eval" and not s.args.eval_function_path else ():
-        if d.max_response_len is None and d.max_context_len is None:
-            raise ConfigError(f"evaluation of {d.name!r} needs --eval-max-response-len N or --eval-max-context-len N.")
-
-
-RULES: tuple[Rule, ...] = (
-    _inherited,
-    Exclusive("eval_config", "eval_prompt_data"),
-    _datasets,
-    _answers_are_bounded,
-)
