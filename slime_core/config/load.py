@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from slime_core.config import eval_config
 from slime_core.config.backends import choose_backends
 from slime_core.config.flags import SettingsParser
 from slime_core.config.foreign import ByOwner, ForeignFlags, Lists, by_owner, find_foreign, find_owners
 from slime_core.config.layers import collect, lay_below, validate
-from slime_core.config.origins import Entry, Origin
-from slime_core.config.schema import RULES, Args, Defaults
-from slime_core.config.sections.base import run_rules
-from slime_core.config.settings import Settings
-from slime_core.config.spec import as_flags, flag_specs
+from slime_core.config.schema import Args, Defaults
+from slime_core.config.sections import algorithm, cluster, data, progress, reward, rollout, run, train
+from slime_core.config.sections import logging as logging_section
+from slime_core.config.sections.base import Rule, run_rules
+from slime_core.config.settings import Entry, Origin, Settings
+from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
 from slime_core.errors import ConfigError
@@ -30,6 +32,25 @@ logger = logging.getLogger(__name__)
 
 Preset: TypeAlias = Callable[[Args, Mapping[str, Origin]], tuple[Mapping[str, Any], str]]
 """Function (the user's settings, their origins) -> (settings that a component brings, name of the component)."""
+
+RULES: tuple[Rule, ...] = (
+    rollout.model_is_named,
+    *run.RULES,
+    *logging_section.RULES,
+    *data.RULES,
+    *progress.RULES,
+    *rollout.RULES,
+    *train.RULES,
+    *eval_config.RULES,
+    rollout.response_is_bounded,
+    *reward.RULES,
+    *algorithm.RULES,
+    *cluster.RULES,
+    progress.asynchrony,
+)
+"""Rules in the order in which they run; each is defined below the settings that it reads. An earlier rule derives
+values that a later rule reads: data comes before the settings that divide it, and the lengths of a rollout come before
+the lengths of evaluation, whose defaults they are."""
 
 
 def load_settings(
@@ -68,17 +89,18 @@ def load_settings(
     learn_flags(argv)
     learn_environment(env)
     parsed = parser.read_own(argv)
+    arguments = arguments or {}
     layered = collect(parsed, env, foreign, arguments, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
     if parsed.help_flag:
-        from slime_core.config.help import flags_text
-
-        print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
+        for owner in foreign:
+            if owner.help_flag == parsed.help_flag:
+                print(owner.help(given))
         raise SystemExit(0)
     layered.warnings += unusable
     lists = Lists(foreign, given)
     layered.given[:0] = _flags_of_named_model(layered.values.get("model"), argv, foreign)
-    layered.foreign = {**lists.read(layered.given), **parser.read_all(argv, lists, parsed.rest).foreign}
+    layered.foreign = {**lists.read(layered.given), **parser.read_foreign(argv, lists, parsed.rest)}
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")
     if brought:
@@ -91,7 +113,7 @@ def load_settings(
         origins,
         command,
         list(layered.warnings),
-        (*argv, *as_flags(arguments or {})),
+        (*argv, *parser.words_of(arguments, lists)),
         foreign=tuple(layered.foreign),
         custom=tuple(layered.custom),
         files=files,
@@ -104,9 +126,9 @@ def load_settings(
     run_rules(settings, RULES)
     settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
     if args.megatron_config_path and not settings.is_absent("megatron_config_path"):
-        from slime_core.config.role_settings import check_role_settings
+        from slime_core.config.role_settings import settle_role_settings
 
-        settings.warnings += check_role_settings(args, foreign)
+        settings.warnings += settle_role_settings(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return settings

@@ -1,6 +1,6 @@
 """The record of a run: metrics through the hooks, checkpoints, and `summary.json`.
 
-Only rank 0 has a `Journal`; the other training processes record nothing (`launch.trainers`).
+Only rank 0 has a `Journal`; the other training processes record nothing (`trainers.roles`).
 """
 
 from __future__ import annotations

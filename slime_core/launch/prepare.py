@@ -24,10 +24,9 @@ from slime_core.data.tokenizer import load_tokenizer
 from slime_core.distributions import BUNDLE
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.launch.checks import check_component_settings, check_routed_model, settle_offload
-from slime_core.launch.components import Components, resolve_components
+from slime_core.launch.components import Components, Resolver, resolve_components
 from slime_core.launch.lock import file_lock
 from slime_core.launch.ranks import is_leader, processes_of, set_up_process
-from slime_core.launch.resolver import Resolver
 from slime_core.models.config import read_hf_config
 from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.hooks import Hooks

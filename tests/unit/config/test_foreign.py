@@ -12,7 +12,7 @@ import pytest
 from slime_core.cli.main import main
 from slime_core.config import FlagParser, ForeignFlags, load_settings
 from slime_core.config.foreign import find_owners
-from slime_core.config.origins import Entry
+from slime_core.config.settings import Entry
 from slime_core.errors import ConfigError
 from slime_core.plugins.discovery import add_directory, add_installed
 from slime_core.plugins.registry import RANK_CHECKOUT, Registry
@@ -131,9 +131,8 @@ def test_the_help_flag_prints_the_list_and_ends(capsys: pytest.CaptureFixture[st
         load(Asked(), "--help-mine")
     assert stopped.value.code == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Mine (Mine 2.0; taken by: fast)"
-    assert "  --mine-depth N" in lines
-    assert "      How deep: 100% of it. (default: 3)" in lines
+    assert lines[0] == "Mine (Mine 2.0; taken by: fast):"
+    assert f"{'  --mine-depth N':<34}How deep: 100% of it. (default: 3)" in lines
     assert "  --mine-mode {a,b}" in lines
     assert "  --mine-expert-size, --mine-ep N" in lines
 

@@ -17,7 +17,7 @@ OWNERS = find_owners([], {})[0]
 def foreign(*argv: str, owners: tuple[ForeignFlags, ...] = OWNERS) -> dict[str, Any]:
     parser = SettingsParser(owners)
     own = parser.read_own(argv)
-    given = parser.read_all(argv, Lists(owners, {}), own.rest).foreign
+    given = parser.read_foreign(argv, Lists(owners, {}), own.rest)
     return {name: entry.value for name, entry in given.items()}
 
 

@@ -22,8 +22,8 @@ from slime_launcher_ray.placement import (
 )
 
 from slime_core.config import Args, load_settings
-from slime_core.config.gpu_layout import gpu_layout
 from slime_core.errors import ConfigError
+from slime_core.protocols.launcher import gpu_layout
 
 
 def run_args(**changes: Any) -> Args:

@@ -14,8 +14,7 @@ from slime_weight_transport_delta.format import read_version, versions_in
 from slime_core.config import Args, Settings
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.launch.checks import check_component_settings
-from slime_core.launch.components import Components, named_transport
-from slime_core.launch.resolver import Resolver
+from slime_core.launch.components import Components, Resolver, named_transport
 from slime_core.models.hf_io import read_weights
 from slime_core.plugins.presets import load_settings
 from slime_core.weights.checksum import tensor_checksum

@@ -46,8 +46,8 @@ def test_help_sglang_lists_every_flag(command: list[str], capsys: pytest.Capture
     assert main([*command, "--help-sglang"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert f"SGLang (SGLang 0.5.23 {NOTE}; taken by: sglang)" in lines
-    assert f"SGLang's router (sglang-router 0.3.2 {NOTE}; taken by: sglang)" in lines
+    assert f"SGLang (SGLang 0.5.23 {NOTE}; taken by: sglang):" in lines
+    assert f"SGLang's router (sglang-router 0.3.2 {NOTE}; taken by: sglang):" in lines
     assert "  --sglang-ep-size, --sglang-expert-parallel-size, --sglang-ep N" in lines
     of_tp_size = " ".join(out.split("--sglang-tensor-parallel-size N")[1].split("\n  --")[0].split())
     assert (

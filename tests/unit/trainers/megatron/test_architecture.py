@@ -13,7 +13,7 @@ from slime_trainer_megatron.families import Architecture
 
 from slime_core.config import Args
 from slime_core.config.foreign import Lists, find_foreign, find_owners
-from slime_core.config.origins import FLAG, Entry
+from slime_core.config.settings import FLAG, Entry
 from slime_core.errors import ConfigError
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve as resolve_plugin

@@ -35,6 +35,8 @@ from slime_core.waits import waiting
 
 if TYPE_CHECKING:
     from slime_core.config.role_settings import Role
+    from slime_core.learning.learner import Learner
+    from slime_core.weights.collective import FollowingWeights
 
 CRITIC = "critic"
 """Folder of a checkpoint in which the critic's trainer saves."""
@@ -48,17 +50,9 @@ OF_CRITIC: Mapping[str, Any] = {
 """Settings that are fixed for a critic's trainer, which has no reference, no teacher and no advantages."""
 
 
-def role_args(args: Args, role: Role) -> Any:
-    """Return the settings to build a role's trainer with: a copy of `args`, or `args` itself if nothing differs.
-
-    Raises:
-        ConfigError: The file of --megatron-config-path cannot be used.
-    """
-    own: dict[str, Any] = {}
-    if args.megatron_config_path:
-        from slime_core.config.role_settings import role_overrides
-
-        own = {name: entry.value for name, entry in role_overrides(args).get(role, {}).items()}
+def role_args(args: Args, role: Role) -> Args:
+    """Return the settings of a role's trainer: a copy of `args`, or `args` itself if nothing differs."""
+    own = args.role_settings.get(role, {})
     if role == "critic":
         own = {**OF_CRITIC, **own}
         if "lr" in own:
@@ -268,7 +262,7 @@ class Follower:
         weights: A `weights.collective.FollowingWeights`.
     """
 
-    def __init__(self, trainers: Trainers, learner: Any, weights: Any) -> None:
+    def __init__(self, trainers: Trainers, learner: Learner, weights: FollowingWeights) -> None:
         self._trainers, self._learner, self._weights = trainers, learner, weights
 
     def run(self) -> None:
