@@ -46,6 +46,8 @@ CHANGES: Mapping[str, Reader] = {
     "save_interval": Reader.LOOP,
 }
 """Setting that may change -> the part that reads it."""
+SCHEDULE = {"lr", "min_lr", "critic_lr"}
+"""Settings of the learning-rate schedule, which a commit stores."""
 OPTIONS = {"stratified": ("shares",)}
 """Plugin -> its options that may change with `plugins`: those that it reads before each rollout."""
 

@@ -38,6 +38,7 @@ from slime_core.workers.process import Guarded, python
 from slime_python.channel import VARIABLE, Channel, Listening, ends
 from slime_python.loops import MODES
 from slime_python.steps import Step
+from slime_python.words import in_python
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class Training:
             self._interrupted = False
             raise KeyboardInterrupt
         if error is not None:
-            raise error
+            raise in_python(error)
         return None
 
     def _ask(self) -> None:
@@ -171,6 +172,7 @@ class Training:
                 launch.run(self._settings)
         finally:
             OBSERVERS.remove(self._loop)
+            self._loop.forget()
             _here.release()
 
     def _work_elsewhere(self) -> None:

@@ -47,6 +47,12 @@ class Following:
         self._ending = True
         self._interrupt()
 
+    def forget(self) -> None:
+        """Forget the parts of the run that has ended, which hold its model."""
+        self._interrupt = lambda: None
+        vars(self).pop("_parts", None)
+        vars(self).pop("_stages", None)
+
     def resolved(self, found: Resolved) -> None:
         """Ignore the component; only `built` is needed."""
 

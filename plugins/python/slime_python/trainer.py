@@ -11,6 +11,7 @@ function) is written into files of the run, so that worker processes and a resum
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import shutil
 import sys
@@ -21,29 +22,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from slime_runs.run import RunError, is_run
 
 from slime_core.config import Settings
+from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from slime_core.observability.run_dir import run_dir_of
-from slime_python.changes import CHANGES, check_change
+from slime_core.plugins.kinds import KINDS
+from slime_python import here
+from slime_python.changes import CHANGES, SCHEDULE, check_change
 from slime_python.control import Training, process_restored
 from slime_python.display import Display
-from slime_python.functions import name_of, spec_of
+from slime_python.functions import hook_directory, is_plain, name_of, spec_of
 from slime_python.inputs import data_file, model_directory
 from slime_python.records import Run
 from slime_python.steps import Batch, Step
+from slime_python.words import COMPONENTS, in_python, refuse_two_names, without
 
 T = TypeVar("T")
-COMPONENTS = {
-    "generate": "custom_generate_function_path",
-    "environment": "environment_path",
-    "dynamic_filter": "dynamic_sampling_filter_path",
-    "buffer_filter": "buffer_filter_path",
-    "estimator": "advantage_estimator",
-    "rollout": "rollout_function_path",
-    "sample_hook": "rollout_sample_hook_path",
-}
-"""Argument of a function or object -> the setting that names it."""
+_NAMING = {flag.removeprefix("--").replace("-", "_") for row in KINDS.values() for flag in row.flags}
+_NAMING |= {*COMPONENTS.values(), *(name for name in flag_specs() if name.endswith("_path"))}
+"""Settings that take a function or object, too."""
 _ONLY_TRAINING = ("load", "num_rollout", "num_epoch", "save", "run_dir", "prompt_data", "save_interval")
 _EVAL_INTERVAL = 10
 
@@ -60,7 +59,9 @@ class Trainer:
             unless `eval_interval` says otherwise.
         tokenizer: Of a model that is an object.
         tools: Functions that the model may call, as `--tools-path` takes them.
-        loss: Name of a loss, or a function as `--custom-loss-function-path` takes it.
+        loss: Name or class of a loss, or a function as `--custom-loss-function-path` takes it.
+        hooks: Hook plugins: objects, classes or modules with functions marked `@slime_core.hookimpl`, or functions that
+            have a hook's name.
         resume: Go on from the newest commit in `save`.
         settings: Any setting of `slime train` by its name; and the arguments of `COMPONENTS`, each a name, a path, a
             function, a class or an object.
@@ -79,18 +80,24 @@ class Trainer:
 
     def __init__(
         self,
-        model: Any,
-        *,
+        model: Any = None,
+        *positional: Any,
         data: Any = None,
         reward: Any = None,
         eval_data: Any = None,
         tokenizer: Any = None,
         tools: Any = None,
         loss: Any = None,
+        hooks: Any = None,
         resume: bool = False,
         **settings: Any,
     ) -> None:
-        components = {name: settings.pop(name) for name in COMPONENTS if name in settings}
+        if positional:
+            raise ConfigError(f"Trainer({model!r:.40}, {positional[0]!r:.40}): name it, as in Trainer(model, data=...)")
+        named = {"model": model, "data": data, "reward": reward, "eval_data": eval_data, "tools": tools, "loss": loss}
+        refuse_two_names({**settings, **named})
+        if resume and settings.get("save") is None:
+            raise ConfigError("argument resume: name the run to resume: Trainer(..., save=DIR, resume=True)")
         self._resume, self._resuming = resume, False
         self._training: Training | None = None
         self._batch: Batch | None = None
@@ -99,7 +106,7 @@ class Trainer:
         place, made = _place(settings)
         self._inputs = place / "inputs"
         try:
-            given: dict[str, Any] = {**settings, "save": str(place)}
+            given: dict[str, Any] = {**self._named(settings), "save": str(place)}
             given["hf_checkpoint"] = model_directory(model, tokenizer, self._inputs / "model", resume=resume)
             if data is not None:
                 given["prompt_data"] = data_file("data", data, self._inputs)
@@ -107,15 +114,18 @@ class Trainer:
                 given["eval_prompt_data"] = self._eval_data(eval_data)
                 given.setdefault("eval_interval", _EVAL_INTERVAL)
             given |= self._reward(reward, settings) | self._loss(loss)
-            given |= {COMPONENTS[name]: self._spec(name, value) for name, value in components.items()}
             if tools is not None:
                 many = tools if isinstance(tools, (list, tuple)) else [tools]
-                given["tools_path"] = [self._spec("tool", tool) for tool in many]
+                given["tools_path"] = [self._spec("tools", tool) for tool in many]
+            if hooks is not None:
+                own = hook_directory(hooks, self._inputs / "hooks")
+                given["plugin_dir"] = [*given.get("plugin_dir", ()), own]
             self._given = given
             self.settings = self._load()
-        except BaseException:
+        except BaseException as error:
             if made:  # an empty directory until this constructor wrote into it
                 shutil.rmtree(place)
+            in_python(error)
             raise
 
     @classmethod
@@ -132,7 +142,7 @@ class Trainer:
         model = changes.pop("model", given.pop("hf_checkpoint", None))
         if model is None:
             raise ConfigError(f"{path}: no hf_checkpoint; add it, or type Trainer.from_yaml(path, model=...)")
-        return cls(model, **{**given, **changes})
+        return cls(model, **{**without(given, changes), **changes})
 
     def to_yaml(self, path: str | Path) -> None:
         """Write what this object was given as a file for `slime train --config`.
@@ -140,13 +150,18 @@ class Trainer:
         Raises:
             ConfigError: A function cannot be written to a file.
         """
-        lost = [name for name, value in self._given.items() if "slime_python.here:" in str(value)]
+        lost = [here.told(str(value)) for value in self._given.values() if here.told(str(value))]
         if lost:
             raise ConfigError(
-                f"to_yaml: {', '.join(lost)} was given as an object that cannot be pickled; put it into a module or a"
-                " file, and name that"
+                f"to_yaml({str(path)!r}): {', '.join(lost)} cannot be pickled, so no file can hold it; put it into a"
+                " module or a file, and name that"
             )
         Path(path).write_text(yaml.safe_dump(self._given, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in flag_specs():
+            raise ConfigError(f"trainer.{name} = ...: type trainer.change({name}={value!r:.40})")
+        super().__setattr__(name, value)
 
     # -- training ---------------------------------------------------------------------------------------------
 
@@ -251,16 +266,19 @@ class Trainer:
             self._given = kept
             raise
         values = {n: getattr(after.args, n) for n in CHANGES if getattr(after.args, n) != getattr(before.args, n)}
-        if self._training is None or not self._training.alive:
-            self.settings = after
-        elif not self._call("change()", "change", values):
-            self._given["override_opt_param_scheduler"] = True
-            self._resuming = True
-            if self._training.mode == "calls":
-                self.close()
-        else:
+        alive = self._training is not None and self._training.alive
+        if alive and self._call("change()", "change", values):
             for name, value in values.items():
                 setattr(before.args, name, value)
+            return
+        if values.keys() & SCHEDULE:  # a commit has the schedule with which it was made
+            self._given["override_opt_param_scheduler"] = True
+        if not alive:
+            self.settings = after
+            return
+        self._resuming = True
+        if self._training is not None and self._training.mode == "calls":
+            self.close()
 
     def close(self) -> None:
         """End the run in progress with a commit, with its processes and memory; the object stays usable.
@@ -317,7 +335,9 @@ class Trainer:
     @property
     def run(self) -> Run:
         """The records of the run. Raises RunError before it has begun."""
-        return Run(run_dir_of(self.settings.args))
+        if not is_run(place := Path(run_dir_of(self.settings.args))):
+            raise RunError(f"trainer.run: no run in {place} yet; type trainer.train()")
+        return Run(place)
 
     @property
     def model(self) -> Path:
@@ -402,6 +422,21 @@ class Trainer:
             given["load"] = given["save"]
         return load_settings([], command="train", arguments=given)
 
+    def _named(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings by their names, with a spec in place of a function or object."""
+        found = {}
+        for name, value in settings.items():
+            setting = COMPONENTS.get(name, name)
+            if name in COMPONENTS or (setting in _NAMING and not is_plain(value)):
+                value = self._spec(name, value)
+            elif callable(value):
+                raise ConfigError(
+                    f"argument {name} {value!r:.60}: takes a value, no function; functions are taken by reward, tools,"
+                    f" loss, hooks, {', '.join(COMPONENTS)}"
+                )
+            found[setting] = value
+        return found
+
     def _spec(self, kind: str, given: Any) -> str:
         return spec_of(kind, given, self._inputs / "functions")
 
@@ -412,6 +447,9 @@ class Trainer:
         if not isinstance(reward, (list, tuple)):
             return {"custom_rm_path": self._spec("reward", reward)}
         pairs = [term if isinstance(term, tuple) else (term, 1.0) for term in reward]
+        wrong = [term for term in pairs if len(term) != 2 or not isinstance(term[1], (int, float))]
+        if wrong or not pairs:
+            raise ConfigError(f"argument reward {wrong[:1] or reward!r}: type [REWARD, ...] or [(REWARD, WEIGHT), ...]")
         terms = [{"reward": self._spec("reward", one), "weight": float(weight)} for one, weight in pairs]
         for (one, _), term in zip(pairs, terms):
             term["name"] = one if isinstance(one, str) else name_of(one)
@@ -425,18 +463,27 @@ class Trainer:
     def _loss(self, loss: Any) -> dict[str, Any]:
         if loss is None or isinstance(loss, str):
             return {} if loss is None else {"loss_type": loss}
+        if not inspect.isroutine(loss) and hasattr(loss, "bind"):
+            return {"loss_type": self._spec("loss", loss)}
         return {"loss_type": "custom_loss", "custom_loss_function_path": self._spec("loss", loss)}
 
     def _eval_data(self, data: Any) -> list[str]:
         """Return `--eval-prompt-data`'s names and paths."""
         sets = data if isinstance(data, Mapping) else {"eval": data}
-        return [word for name, rows in sets.items() for word in (name, data_file(name, rows, self._inputs))]
+        return [
+            word
+            for name, rows in sets.items()
+            for word in (str(name), data_file(f"eval_data {name}", rows, self._inputs))
+        ]
 
 
 def _place(settings: Mapping[str, Any]) -> tuple[Path, bool]:
     """Return the directory of the run, and whether it was made just now: a new one unless `save` names it."""
     if settings.get("save") is not None:
-        return Path(str(settings["save"])), False
+        place = Path(str(settings["save"]))
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"argument save {str(place)!r}: a file; name a directory")
+        return place, False
     place = _fresh(Path("outputs") / "python")
     return place, True
 
