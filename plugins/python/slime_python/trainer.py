@@ -86,6 +86,8 @@ class Trainer:
         tools: Functions that the model may call, as `--tools-path` takes them.
         loss: Name of a loss, or a function as `--custom-loss-function-path` takes it.
         resume: Go on from the newest commit in `save`.
+        push_to_hub: Repository of the Hugging Face hub, `org/name`, that `train` uploads the model to when the run has
+            ended, as `slime push` does; the token is HF_TOKEN of the environment.
         settings: Any setting of `slime train` by its name; and the arguments of `COMPONENTS`, each a name, a path, a
             function, a class or an object.
 
@@ -112,8 +114,14 @@ class Trainer:
         tools: Any = None,
         loss: Any = None,
         resume: bool = False,
+        push_to_hub: str | None = None,
         **settings: Any,
     ) -> None:
+        if push_to_hub is not None:
+            from slime_hub.push import check
+
+            check(push_to_hub)
+        self._push_to = push_to_hub
         components = {name: settings.pop(name) for name in COMPONENTS if name in settings}
         self._resume = resume
         place, made = _place(settings)
@@ -180,7 +188,27 @@ class Trainer:
         training = self._start(stepwise=False)
         while training.next() is not None:
             pass
+        if self._push_to is not None and self.run.state() == "ended":
+            self.push_to_hub(self._push_to)
         return self.run
+
+    def push_to_hub(self, repo: str, *, private: bool = False, overwrite: bool = False, adapters: bool = False) -> str:
+        """Upload the newest committed weights with a card of the run's facts, as `slime push`; return the address.
+
+        Args:
+            repo: `org/name`; created if it does not exist.
+            private: Create it as a private repository.
+            overwrite: Also write to a repository that slime has not made.
+            adapters: Upload the adapters of a run with `lora_rank` instead of whole weights.
+
+        Raises:
+            ConfigError: Nothing has been committed, or name, token or repository cannot be used.
+            SlimeError: The files do not hold the trainer's model.
+        """
+        from slime_hub.push import push
+
+        form = "peft" if adapters else "merged"
+        return _on_thread(lambda: push(self.run, repo, form=form, private=private, overwrite=overwrite)).url
 
     def __iter__(self) -> Iterator[Step]:
         """Train one rollout at a time; a loop that is left ends the run with a commit, and the next one resumes it.
