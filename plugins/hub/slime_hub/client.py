@@ -113,8 +113,8 @@ def not_cached(name: HubName, kind: Kind, cited: str) -> ConfigError:
 
     typed = " ".join(["hf download", *(["--repo-type dataset"] if kind == "dataset" else []), name.repo])
     return ConfigError(
-        f"{cited}: not in the cache {HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids requests to the hub; unset it, or type"
-        f" {typed} where there is a network and copy the cache"
+        f"{cited}: no such path here, and not in the cache {HF_HUB_CACHE}; HF_HUB_OFFLINE forbids requests to the hub:"
+        f" unset it, or type {typed} where there is a network and copy the cache"
     )
 
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.store import find, read_state
 from slime_core.config import Settings
@@ -19,6 +19,9 @@ from slime_core.config.run_files import CONFIG
 from slime_core.config.spec import flag_specs
 from slime_core.errors import CheckpointError, ConfigError
 from slime_hub.names import HubName, data_name, is_explicit, model_name, recorded
+
+if TYPE_CHECKING:
+    from slime_hub.client import Kind
 
 _MODELS = ("hf_checkpoint", "ref_load", "opd_teacher_load", "critic_load")
 """Settings that name a model to read."""
@@ -40,7 +43,8 @@ def fetch(settings: Settings) -> None:
         return
     fetching = _Fetching(settings)
     for name in _MODELS:
-        fetching.model(name)
+        if name not in settings.names:
+            fetching.model(name)
     fetching.training_data()
     fetching.evaluation_data()
 
@@ -63,7 +67,15 @@ class _Fetching:
                 raise ConfigError(f"{self._cite(setting, value)}: a model of the hub is hf:org/name[@revision]")
             return
         name = self._pinned(name, is_data=False)
-        if (found := self._snapshot(name, self._cite(setting, value))) is not None:
+        try:
+            found = _snapshot(name, self._cite(setting, value), only_cached=self._only_cached)
+        except ConfigError as error:
+            recipe = settings.args.prepare_path
+            if recipe is None or is_explicit(str(value)):
+                raise
+            made = f"; to have --prepare-path {recipe} make a model there, name it ./{value}"
+            raise ConfigError(f"{error}{made}") from error
+        if found is not None:
             self._replace(setting, str(found), str(name.at(found.name)))
 
     def training_data(self) -> None:
@@ -93,44 +105,12 @@ class _Fetching:
 
     # -- parts --------------------------------------------------------------------------------------------
 
-    def _snapshot(self, name: HubName, cited: str) -> Path | None:
-        """Return the local directory of a model's commit; None if a command that only prints does not have it."""
-        from slime_hub.client import client, is_offline, not_cached, translated
-
-        cached_only = is_offline() or self._only_cached
-        commit = self._commit(name, "model", cited)
-        if commit is None:
-            return None
-        wanted: dict[str, Any] = {"revision": commit, "allow_patterns": _PATTERNS, "ignore_patterns": _IGNORED}
-        for local in (True,) if cached_only else (True, False):
-            try:
-                with translated(name, "model", cited):
-                    found = Path(client().snapshot_download(name.repo, local_files_only=local, **wanted))
-            except ConfigError:
-                if not local:
-                    raise
-                continue
-            if _is_whole(found):
-                return found
-        if self._only_cached:
-            return None
-        if cached_only:
-            raise not_cached(name, "model", cited)
-        raise ConfigError(f"{cited}: {name.repo} has no config.json with safetensors; name a model in that layout")
-
-    def _commit(self, name: HubName, kind: Any, cited: str) -> str | None:
-        from slime_hub import client
-
-        if not self._only_cached:
-            return client.commit_of(name, kind, cited)
-        return str(name.revision) if name.is_commit else client.cached_commit(name, kind)
-
     def _rows(self, text: str, cited: str, split: str) -> tuple[str, str]:
         """Return the path of a data set's rows, and the name with commit; the text twice if only the cache may do."""
         from slime_hub.rows import parquet_file
 
         name = self._pinned(_name(text, cited), is_data=True)
-        commit = self._commit(name, "dataset", cited)
+        commit = _commit(name, "dataset", cited, only_cached=self._only_cached)
         if commit is None:
             return text, text
         path, name = parquet_file(name.at(commit), cited, split)
@@ -153,6 +133,51 @@ class _Fetching:
 
     def _cite(self, setting: str, value: Any) -> str:
         return f"{flag_specs()[setting].show(value)} ({self._settings.origins[setting]})"
+
+
+def local_model(text: str, cited: str) -> str:
+    """Return the local directory of a model on the hub, for commands without settings; other text as it is.
+
+    Raises:
+        ConfigError: The model cannot be had; the message begins with `cited`.
+    """
+    name = model_name(text)
+    if name is None or (not is_explicit(text) and os.path.exists(text)):
+        return text
+    return str(_snapshot(name, cited, only_cached=False))
+
+
+def _snapshot(name: HubName, cited: str, *, only_cached: bool) -> Path | None:
+    """Return the local directory of a model's commit; None if only the cache may be used and lacks it."""
+    from slime_hub.client import client, is_offline, not_cached, translated
+
+    commit = _commit(name, "model", cited, only_cached=only_cached)
+    if commit is None:
+        return None
+    wanted: dict[str, Any] = {"revision": commit, "allow_patterns": _PATTERNS, "ignore_patterns": _IGNORED}
+    for local in (True,) if only_cached or is_offline() else (True, False):
+        try:
+            with translated(name, "model", cited):
+                found = Path(client().snapshot_download(name.repo, local_files_only=local, **wanted))
+        except ConfigError:
+            if not local:
+                raise
+            continue
+        if _is_whole(found):
+            return found
+    if only_cached:
+        return None
+    if is_offline():
+        raise not_cached(name, "model", cited)
+    raise ConfigError(f"{cited}: {name.repo} has no config.json with safetensors; name a model in that layout")
+
+
+def _commit(name: HubName, kind: Kind, cited: str, *, only_cached: bool) -> str | None:
+    from slime_hub import client
+
+    if not only_cached:
+        return client.commit_of(name, kind, cited)
+    return str(name.revision) if name.is_commit else client.cached_commit(name, kind)
 
 
 def _name(text: str, cited: str) -> HubName:

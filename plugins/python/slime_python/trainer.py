@@ -174,7 +174,8 @@ class Trainer:
                 f"to_yaml: {', '.join(lost)} was given as an object that cannot be pickled; put it into a module or a"
                 " file, and name that"
             )
-        Path(path).write_text(yaml.safe_dump(self._given, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        given = self._given | self.settings.names  # names on the hub with the commits that were used
+        Path(path).write_text(yaml.safe_dump(given, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     # -- training ---------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from slime_hub.fetch import local_model
 from slime_hub.names import data_name, model_name, recorded
 
 from slime_core.config import Settings, load_settings
@@ -64,6 +65,14 @@ def test_a_directory_of_that_name_is_no_name_of_the_hub(
     assert load("--hf-checkpoint", MODEL).args.hf_checkpoint == MODEL
     assert hub.requests == []
     assert "snapshots" in load("--hf-checkpoint", f"hf:{MODEL}").args.hf_checkpoint
+
+
+def test_commands_without_settings(hub: Hub, tiny: TinyRun) -> None:
+    found = local_model(MODEL, "--hf-checkpoint")
+    assert Path(found).name == hub.repos["model", MODEL].branches["main"]
+    assert local_model(str(tiny.root / "model"), "") == str(tiny.root / "model")
+    with pytest.raises(ConfigError, match="--hf-checkpoint: no such path here, and no model org/none"):
+        local_model("org/none", "--hf-checkpoint")
 
 
 def test_names_in_a_file_of_another_directory(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +168,7 @@ def test_faults_of_the_network(
     with pytest.raises(ConfigError, match=r"the connection to http.*failed \(.*what was downloaded is kept"):
         load("--hf-checkpoint", "org/other")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ConfigError, match=r"not in the cache .* HF_HUB_OFFLINE forbids .* hf download org/other"):
+    with pytest.raises(ConfigError, match=r"not in the cache .*HF_HUB_OFFLINE forbids .* hf download org/other"):
         load("--hf-checkpoint", "org/other")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     hub.faults.clear()

@@ -139,5 +139,7 @@ def test_the_object(writable: Hub, tiny: TinyRun, monkeypatch: pytest.MonkeyPatc
     assert f"base_model: {MODEL}\ndatasets:\n- {DATA}\n" in card
     commit = writable.repos["model", MODEL].branches["main"]
     assert json.loads(files[FACTS])["model"] == f"hf:{MODEL}@{commit}"
+    trainer.to_yaml("run.yaml")
+    assert f"hf_checkpoint: hf:{MODEL}@{commit}\n" in Path("run.yaml").read_text()
     (tmp_path / "w.safetensors").write_bytes(files["model.safetensors"])
     assert load_file(tmp_path / "w.safetensors")

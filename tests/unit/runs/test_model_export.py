@@ -32,12 +32,14 @@ LORA = {"lora_rank": 4, "lora_alpha": 8.0, "lora_target_modules": ["q_proj", "do
 def make_commit(make_text_model: Callable[..., tuple[Path, Any]], tmp_path: Path) -> MakeCommit:
     """Make a run with one commit of a random model, with random adapters or without."""
 
-    def make(variant: str, *, lora: bool = False, dtype: torch.dtype = torch.float32, **config: Any) -> Commit:
+    def make(
+        variant: str, *, lora: bool = False, dtype: torch.dtype = torch.float32, named: str = "", **config: Any
+    ) -> Commit:
         model, hf = make_text_model(variant, **config)
         run = tmp_path / "run"
         run.mkdir()
         (run / "config.yaml").write_text(f"# name: value  # origin\n\nhf_checkpoint: {model}  # flag\n")
-        state = {"settings": {"hf_checkpoint": str(model), **(LORA if lora else {})}, "plugins": []}
+        state = {"settings": {"hf_checkpoint": named or str(model), **(LORA if lora else {})}, "plugins": []}
 
         def write(folder: Path) -> None:
             copy_assets(model, folder)
@@ -146,7 +148,7 @@ def test_merged_weights(make_commit: MakeCommit, tmp_path: Path, dtype: str | No
 
 @pytest.mark.parametrize("form", ["peft", "merged", "gguf"])
 def test_adapters(make_commit: MakeCommit, tmp_path: Path, form: str) -> None:
-    commit = make_commit("llama", lora=True)
+    commit = make_commit("llama", lora=True, named=f"hf:org/base@{'a' * 40}")
     if form == "merged":  # the commit's own files are the base's here, without its adapters
         with pytest.raises(ExportError):
             write_model(commit, tmp_path / "out", form)
@@ -158,6 +160,8 @@ def test_adapters(make_commit: MakeCommit, tmp_path: Path, form: str) -> None:
         names = {path.name for path in (tmp_path / "out").iterdir()}
         assert names >= {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
         assert "config.json" not in names
+        config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert (config["base_model_name_or_path"], config["revision"]) == ("org/base", "a" * 40)
 
 
 @pytest.mark.parametrize(
