@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.store import find, read_state
 from slime_core.config import Settings
 from slime_core.config.origins import Origin
-from slime_core.config.run_files import CONFIG
+from slime_core.config.run_files import CHECKPOINTS, CONFIG
 from slime_core.config.spec import flag_specs
 from slime_core.errors import CheckpointError, ConfigError
-from slime_hub.names import HubName, data_name, is_explicit, model_name, recorded
+from slime_hub.names import HubName, data_name, is_explicit, model_name
 
 if TYPE_CHECKING:
     from slime_hub.client import Kind
@@ -55,7 +58,10 @@ class _Fetching:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._only_cached = settings.command == "show"
-        self._recorded: dict[tuple[bool, str], str] | None = None
+
+    @cached_property
+    def _recorded(self) -> Recorded:
+        return Recorded.of(self._settings)
 
     def model(self, setting: str) -> None:
         """Fetch the model that a setting names."""
@@ -66,7 +72,7 @@ class _Fetching:
             if value and is_explicit(value):
                 raise ConfigError(f"{self._cite(setting, value)}: a model of the hub is hf:org/name[@revision]")
             return
-        name = self._pinned(name, is_data=False)
+        name = self._recorded.model(setting, name)
         try:
             found = _snapshot(name, self._cite(setting, value), only_cached=self._only_cached)
         except ConfigError as error:
@@ -76,25 +82,24 @@ class _Fetching:
             made = f"; to have --prepare-path {recipe} make a model there, name it ./{value}"
             raise ConfigError(f"{error}{made}") from error
         if found is not None:
-            self._replace(setting, str(found), str(name.at(found.name)))
+            self._replace(setting, str(found), [str(name.at(found.name))])
 
     def training_data(self) -> None:
         """Fetch the data set that `--prompt-data` names."""
         value = self._settings.args.prompt_data
         if value and is_explicit(value):
             path, name = self._rows(value, self._cite("prompt_data", value), "train")
-            self._replace("prompt_data", path, name)
+            self._replace("prompt_data", path, [name])
 
     def evaluation_data(self) -> None:
         """Fetch the data sets of `--eval-prompt-data`, and those of `--eval-config` once it has been read."""
         settings = self._settings
         words = list(settings.args.eval_prompt_data or ())
         if any(map(is_explicit, words)):
+            pins = {word: self._rows(word, f"--eval-prompt-data {word}", "test") for word in filter(is_explicit, words)}
+            paths, names = ([pins[w][at] if w in pins else w for w in words] for at in (0, 1))
             if len(words) == 1:
-                words = [_name(words[0], self._cite("eval_prompt_data", words)).repo.rpartition("/")[2], *words]
-            paths, names = list(words), list(words)
-            for at in (at for at in range(1, len(words), 2) if is_explicit(words[at])):
-                paths[at], names[at] = self._rows(words[at], f"--eval-prompt-data {words[at]}", "test")
+                paths = [_name(words[0], "").repo.rpartition("/")[2], *paths]
             self._replace("eval_prompt_data", paths, names)
         for dataset in settings.args.eval_datasets:
             if is_explicit(dataset.path):
@@ -109,27 +114,25 @@ class _Fetching:
         """Return the path of a data set's rows, and the name with commit; the text twice if only the cache may do."""
         from slime_hub.rows import parquet_file
 
-        name = self._pinned(_name(text, cited), is_data=True)
+        name = _name(text, cited)
+        name = self._recorded.data(replace(name, split=name.split or split))
         commit = _commit(name, "dataset", cited, only_cached=self._only_cached)
-        if commit is None:
+        path = parquet_file(name.at(commit), cited, only_cached=self._only_cached) if commit else None
+        if path is None or commit is None:
             return text, text
-        path, name = parquet_file(name.at(commit), cited, split)
-        return f"{path}@[{name.rows}]" if name.rows else str(path), str(name)
+        return f"{path}@[{name.rows}]" if name.rows else str(path), str(name.at(commit))
 
-    def _pinned(self, name: HubName, *, is_data: bool) -> HubName:
-        """Return the name with the commit that the run to resume has used, unless another commit was typed."""
-        if self._recorded is None:
-            self._recorded = recorded("\n".join(_records(self._settings)))
-        commit = self._recorded.get((is_data, name.repo))
-        return name if commit is None or name.is_commit else name.at(commit)
-
-    def _replace(self, setting: str, value: Any, name: Any) -> None:
-        """Set the local path; files and the run's other processes get the name with its commit."""
-        settings = self._settings
+    def _replace(self, setting: str, value: Any, names: list[str]) -> None:
+        """Set the local path; files and the run's other processes get the names with their commits."""
+        settings, spec = self._settings, flag_specs()[setting]
+        typed = getattr(settings.args, setting)
         setattr(settings.args, setting, value)
-        settings.names[setting] = name
-        words = name if isinstance(name, list) else [name]
-        settings.argv = (*settings.argv, flag_specs()[setting].flag, *words)
+        settings.names[setting] = names if spec.is_list else names[0]
+        if spec.is_list and settings.origins[setting].kind in ("flag", "argument"):
+            pins = dict(zip(typed, names))  # the flag once more would add to the list
+            settings.argv = tuple(pins.get(word, word) if is_explicit(word) else word for word in settings.argv)
+        else:
+            settings.argv = (*settings.argv, spec.flag, *names)
 
     def _cite(self, setting: str, value: Any) -> str:
         return f"{flag_specs()[setting].show(value)} ({self._settings.origins[setting]})"
@@ -209,20 +212,48 @@ def _is_whole(folder: Path) -> bool:
     return all((folder / name).is_file() for name in names)
 
 
-def _records(settings: Settings) -> Iterator[str]:
-    """Yield texts that name the commits of the run that `--load` resumes."""
+@dataclass(frozen=True)
+class Recorded:
+    """The commits that a run has used."""
+
+    models: Mapping[str, HubName]
+    """Setting -> name."""
+    rows: Mapping[HubName, str]
+    """Name of a data set without revision -> commit."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Recorded:
+        """Read the records of the run that `--load` resumes; nothing is recorded without one."""
+        text = _records(settings)
+        names = [data_name(word) for word in re.findall(r"hf:[^\s\"',]+", text)]
+        rows = {replace(name, revision=None): str(name.revision) for name in names if name and name.is_commit}
+        found = {setting: model_name(word) for setting, word in re.findall(r'(\w+)"?: "?(hf:[^\s"]+)', text)}
+        return cls({setting: name for setting, name in found.items() if name and name.is_commit}, rows)
+
+    def model(self, setting: str, name: HubName) -> HubName:
+        """Return the name with the commit that the setting had, unless another commit or repository was typed."""
+        then = self.models.get(setting)
+        return name if then is None or name.is_commit or then.repo != name.repo else then
+
+    def data(self, name: HubName) -> HubName:
+        """Return the name with the commit that these rows had, unless another commit was typed."""
+        commit = self.rows.get(replace(name, revision=None))
+        return name if commit is None or name.is_commit else name.at(commit)
+
+
+def _records(settings: Settings) -> str:
+    """Return a text with the settings of the run that `--load` resumes; empty without one."""
     args = settings.args
     if not args.load:
-        return
+        return ""
     load = Path(args.load)
-    for folder in (load, args.run_dir, args.save, load.parent.parent):
+    above = (path.parent for path in (load, load.parent) if path.name == CHECKPOINTS)
+    for folder in (load, *above, args.run_dir, args.save):
         config = Path(folder or os.devnull, CONFIG)
         if config.is_file():
-            yield config.read_text(encoding="utf-8", errors="replace")
-            return
+            return config.read_text(encoding="utf-8", errors="replace")
     try:
         commit = find(str(load), args.ckpt_step)
-        if commit is not None:
-            yield json.dumps(read_state(commit)["settings"])
     except CheckpointError:
-        return  # the resume reports it
+        return ""  # the resume reports it
+    return "" if commit is None else json.dumps(read_state(commit)["settings"])

@@ -20,7 +20,6 @@ _NAME = re.compile(
     r"(?:\[(?P<split>[^\s:\[\]]+)\])?(?:\[(?P<rows>-?\d*:-?\d*)\])?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_RECORDED = re.compile(rf"hf:((?:{_REPO}/)?{_REPO})@([0-9a-f]{{40}})([:\[]?)")
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,3 @@ def data_name(text: str) -> HubName | None:
     """Return the data set that a text with `hf:` names; None if it has another form."""
     match = _NAME.fullmatch(text)
     return None if match is None else HubName(**match.groupdict())
-
-
-def recorded(text: str) -> dict[tuple[bool, str], str]:
-    """Return (is a data set, repository) -> commit for all names with a commit in a text, such as a run's settings."""
-    return {(bool(more), repo): commit for repo, commit, more in _RECORDED.findall(text)}

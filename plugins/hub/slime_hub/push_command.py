@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from slime_runs.export_command import MODELS
+
 from slime_core.protocols import Command
 from slime_core.text import json_text, plain
 
@@ -16,8 +18,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory; nothing is written into it")
     parser.add_argument("repo", metavar="org/name", help="repository; created if it does not exist")
     parser.add_argument("--step", type=int, metavar="N", help="the commit after N rollouts (default: the newest)")
-    forms = {"choices": ("merged", "peft", "gguf"), "default": "merged"}
-    parser.add_argument("--format", help="whole weights, adapters (--lora-rank), or a GGUF file", **forms)
+    text = "whole weights (the default), adapters of --lora-rank, or a GGUF file"
+    parser.add_argument("--format", choices=MODELS, default="merged", help=text)
     parser.add_argument("--private", action="store_true", help="create it as a private repository")
     parser.add_argument(
         "--overwrite",

@@ -7,7 +7,6 @@ commit, so a split is downloaded and converted once, and read without a network 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,13 +17,13 @@ from slime_hub.client import endpoint, is_offline, not_cached, token, translated
 from slime_hub.names import HubName
 
 
-def parquet_file(name: HubName, cited: str, default_split: str) -> tuple[Path, HubName]:
-    """Return the file of a data set's split, and the name with the split.
+def parquet_file(name: HubName, cited: str, *, only_cached: bool) -> Path | None:
+    """Return the file of a data set's split; None if only the cache may be used and lacks it.
 
     Args:
-        name: Name with a commit.
+        name: Name with a commit and a split.
         cited: The setting, for messages.
-        default_split: Split of a name without one.
+        only_cached: Send no request.
 
     Raises:
         ConfigError: No such configuration or split, or the files cannot be had.
@@ -32,11 +31,13 @@ def parquet_file(name: HubName, cited: str, default_split: str) -> tuple[Path, H
     from huggingface_hub import cached_assets_path
 
     assert name.is_commit
-    name = replace(name, split=name.split or default_split)
+    assert name.split is not None
     folder = cached_assets_path(library_name="slime", namespace=name.repo, subfolder=str(name.revision))
-    words = (name.repo.rpartition("/")[2], name.config or "default", str(name.split))
+    words = (name.repo.rpartition("/")[2], name.config or "default", name.split)
     path = folder / f"{'-'.join(words)}.parquet"
     if not path.is_file():
+        if only_cached:
+            return None
         if is_offline():
             raise not_cached(name, "dataset", cited)
         data, partial = _load(name, cited), path.with_name(f".{path.name}.{uuid4().hex}")
@@ -45,7 +46,7 @@ def parquet_file(name: HubName, cited: str, default_split: str) -> tuple[Path, H
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
-    return path, name
+    return path
 
 
 def _load(name: HubName, cited: str) -> Any:

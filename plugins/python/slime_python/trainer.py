@@ -76,9 +76,11 @@ class Trainer:
     """Train a model by reinforcement learning, from Python.
 
     Args:
-        model: Directory in Hugging Face layout, or a transformers model (with `tokenizer`).
-        data: Prompts and labels: a path, a list of dicts, a pandas DataFrame, a `datasets.Dataset`, or any iterable of
-            rows, which is read to its end. Columns are recognised as those of files are.
+        model: Directory in Hugging Face layout, `org/name[@revision]` of the hub, or a transformers model (with
+            `tokenizer`).
+        data: Prompts and labels: a path, `hf:org/name[split]` of the hub, a list of dicts, a pandas DataFrame, a
+            `datasets.Dataset`, or any iterable of rows, which is read to its end. Columns are recognised as those of
+            files are.
         reward: A name, a path, a function or an object; a list of them, or of (reward, weight) pairs, is summed.
         eval_data: As `data`, or a mapping of names to it; evaluated before training, every 10 rollouts and at the end,
             unless `eval_interval` says otherwise.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slime_runs.run import Run
 
 MODELS = ("merged", "peft", "gguf")
+"""Formats of the model; the others are of samples, evaluations and metrics."""
 FORMATS = ("hf", "inspect", "otel", "perfetto", "trackio", *MODELS)
 _TO_FOLDER = ("hf", "inspect", "perfetto", *MODELS)
 

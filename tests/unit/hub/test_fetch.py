@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from slime_hub.fetch import local_model
-from slime_hub.names import data_name, model_name, recorded
+from slime_hub.names import data_name, model_name
 
 from slime_core.config import Settings, load_settings
 from slime_core.data.dataset import open_rows
@@ -87,10 +87,9 @@ def test_names_in_a_file_of_another_directory(hub: Hub, tmp_path: Path, monkeypa
     assert settings.args.prompt_data.endswith(f"{commit}/sums-main-train.parquet@[:20]")
     (held,) = settings.args.eval_datasets
     assert held.path.endswith("/sums-main-test.parquet")
-    assert recorded(settings.to_yaml()) == {
-        (False, MODEL): hub.repos["model", MODEL].branches["main"],
-        (True, DATA): commit,
-    }
+    model = hub.repos["model", MODEL].branches["main"]
+    assert f'hf_checkpoint: "hf:{MODEL}@{model}"' in settings.to_yaml()
+    assert f'prompt_data: "hf:{DATA}@{commit}:main[train][:20]"' in settings.to_yaml()
     assert f"eval.yaml  # runs/run.yaml:1, hf:{DATA}@{commit}:main[test]" in settings.to_yaml()
 
 
@@ -103,6 +102,13 @@ def test_rows_of_a_data_set(hub: Hub, tiny: TinyRun, monkeypatch: pytest.MonkeyP
     assert open_rows(settings.args.prompt_data.partition("@")[0])[0] == first_row(tiny)
     (held,) = settings.args.eval_datasets
     assert (held.name, len(open_rows(held.path))) == ("sums", 5)
+    hub.requests.clear()
+    again = load_settings(settings.argv)  # as a rank does
+    assert (again.args.prompt_data, again.args.eval_datasets) == (
+        settings.args.prompt_data,
+        settings.args.eval_datasets,
+    )
+    assert hub.requests == []
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert load(*model, "--prompt-data", f"hf:{DATA}:main[train][10:]").args.prompt_data == settings.args.prompt_data
 
@@ -206,19 +212,25 @@ def test_paths_are_no_names(text: str) -> None:
     assert model_name(text) is None
 
 
-def test_a_run_and_its_continuation_have_the_same_commit(
+@pytest.mark.slow
+def test_a_run_and_its_continuation_have_the_same_commits(
     hub: Hub, slime_hub: Slime, tiny: TinyRun, tmp_path: Path
 ) -> None:
-    named = {"hf_checkpoint": MODEL, "prompt_data": f"hf:{DATA}:main[train]", "eval_prompt_data": None}
-    argv = tiny.argv(tmp_path / "run", **named, eval_interval=None, load=tmp_path / "run", num_rollout=1)
-    slime_hub("train", *argv)
-    config = (tmp_path / "run" / "config.yaml").read_text()
-    first = {key: hub.repos[key].branches["main"] for key in (("model", MODEL), ("dataset", DATA))}
-    assert recorded(config) == {(kind == "dataset", name): commit for (kind, name), commit in first.items()}
-    hub.add(MODEL, {**hub.repos["model", MODEL].files, "NOTES.txt": b"new"})
-    hub.add(DATA, {**hub.repos["dataset", DATA].files, "NOTES.txt": b"new"}, "dataset")
-    longer = tiny.argv(tmp_path / "run", **named, eval_interval=None, load=tmp_path / "run", num_rollout=2)
-    done = slime_hub("train", *longer)
+    run, held_out = tmp_path / "run", ["main", f"hf:{DATA}:main", "hard", f"hf:{DATA}@easier:hard[test][:2]"]
+    easier = hub.repos["dataset", DATA].commit(dict(hub.repos["dataset", DATA].files), "easier")
+    main = {key: hub.repos[key].branches["main"] for key in (("model", MODEL), ("dataset", DATA))}
+    named = {"hf_checkpoint": MODEL, "prompt_data": f"hf:{DATA}:main[train]", "eval_prompt_data": held_out, "load": run}
+    slime_hub("train", *tiny.argv(run, **named, num_rollout=1))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["hf_checkpoint"] == f"hf:{MODEL}@{main['model', MODEL]}"
+    pinned = [f"hf:{DATA}@{main['dataset', DATA]}:main[test]", f"hf:{DATA}@{easier}:hard[test][:2]"]
+    assert config["eval_prompt_data"][1::2] == pinned
+    for (kind, name), _ in main.items():
+        hub.add(name, {**hub.repos[kind, name].files, "NOTES.txt": b"new"}, kind)
+    hub.repos["dataset", DATA].commit({"README.md": b"gone"}, "easier")
+    done = slime_hub("train", *tiny.argv(run, **named, num_rollout=2))
     assert "resumed from" in done.stdout
     assert "changed settings" not in done.stdout
-    assert recorded((tmp_path / "run" / "config.yaml").read_text()) == recorded(config)
+    again = yaml.safe_load((run / "config.yaml").read_text())
+    settings = ("hf_checkpoint", "prompt_data", "eval_prompt_data")
+    assert [again[name] for name in settings] == [config[name] for name in settings]

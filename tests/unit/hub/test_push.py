@@ -116,6 +116,7 @@ def test_what_cannot_be_pushed(
     assert ("model", repo) not in hub.repos
 
 
+@pytest.mark.slow
 def test_the_command(slime_hub: Slime, hub: Hub, run: Run) -> None:
     done = slime_hub("push", run.path, "org/by-command", "--private", "--step", "1", HF_TOKEN=TOKEN)
     assert f"{hub.url}/org/by-command" in done.stdout

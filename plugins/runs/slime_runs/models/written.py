@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ from slime_core.models.lora_files import CONFIG
 from slime_core.models.lora_files import WEIGHTS as ADAPTER
 from slime_runs.models.commit import Commit, logits_of
 
-FORMATS = ("merged", "peft", "gguf")
-DTYPES = ("float32", "float16", "bfloat16")
 GGUF = "model.gguf"
 _LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """Largest difference of logits by the dtype of the files, as a share of the largest logit."""
@@ -56,6 +54,16 @@ class Proof:
         return "; ".join((text, *self.notes))
 
 
+@dataclass(frozen=True)
+class _Written:
+    """The files that were written, loaded by transformers in float32."""
+
+    model: Any
+    dtype: torch.dtype
+    """Dtype of the weights in the files."""
+    notes: tuple[str, ...] = ()
+
+
 def write_model(
     commit: Commit, target: Path, form: str, *, dtype: str | None = None, limit: float | None = None
 ) -> Proof:
@@ -64,7 +72,7 @@ def write_model(
     Args:
         commit: The model.
         target: Directory that does not exist, or is empty.
-        form: One of `FORMATS`.
+        form: "merged", "peft" or "gguf".
         dtype: Dtype of the weights; by default the commit's, float16 for a GGUF file of bfloat16 weights.
         limit: Largest difference of logits; by default a share of the largest logit that depends on the dtype.
 
@@ -83,13 +91,12 @@ def write_model(
     if partial.exists():
         shutil.rmtree(partial)
     try:
-        writers: dict[str, Callable[[], tuple[Any, tuple[str, ...]]]] = {
-            "merged": lambda: (_merged(commit, partial, dtype), ()),
-            "peft": lambda: (_peft(commit, partial), ()),
+        writers = {
+            "merged": lambda: _merged(commit, partial, dtype),
+            "peft": lambda: _peft(commit, partial),
             "gguf": lambda: _gguf(commit, partial, dtype),
         }
-        model, notes = writers[form]()
-        proof = _compare(commit, model, limit, notes)
+        proof = _compare(commit, writers[form](), limit)
         if not proof.difference <= proof.limit:
             raise ExportError(f"--format {form}: {proof}: not the trainer's model, so nothing is written")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -102,28 +109,21 @@ def write_model(
     return proof
 
 
-def _compare(commit: Commit, model: Any, limit: float | None, notes: tuple[str, ...]) -> Proof:
-    found, expected = logits_of(model, commit.token_ids), commit.logits
+def _compare(commit: Commit, written: _Written, limit: float | None) -> Proof:
+    found, expected = logits_of(written.model, commit.token_ids), commit.logits
     apart = [torch.nan_to_num((a - b).abs(), nan=torch.inf).max().item() for a, b in zip(found, expected)]
     largest = max(b.abs().max().item() for b in expected)
-    allowed = limit if limit is not None else _LIMITS[_dtype_of(model)] * max(largest, 1.0)
-    return Proof(max(apart), allowed, largest, len(expected), sum(map(len, expected)), notes)
+    allowed = limit if limit is not None else _LIMITS[written.dtype] * max(largest, 1.0)
+    return Proof(max(apart), allowed, largest, len(expected), sum(map(len, expected)), written.notes)
 
 
-def _dtype_of(model: Any) -> torch.dtype:
-    """Return the dtype of the written files, which `_load` and `_gguf` have noted."""
-    written: torch.dtype = model.written_dtype
-    return written
-
-
-def _load(folder: Path, dtype: torch.dtype, **more: Any) -> Any:
+def _load(folder: Path, **more: Any) -> Any:
     """Load a model by transformers, in float32."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, local_files_only=True, trust_remote_code=False, **more
     )
-    model.written_dtype = dtype
     return model.eval()
 
 
@@ -133,7 +133,7 @@ def _stored_dtype(commit: Commit) -> torch.dtype:
     return found
 
 
-def _merged(commit: Commit, folder: Path, dtype: str | None) -> Any:
+def _merged(commit: Commit, folder: Path, dtype: str | None) -> _Written:
     """Write a directory in Hugging Face layout: the commit's own files, or the trainer's weights in another dtype."""
     stored = _stored_dtype(commit)
     wanted = stored if dtype is None else getattr(torch, dtype)
@@ -145,10 +145,10 @@ def _merged(commit: Commit, folder: Path, dtype: str | None) -> Any:
         hf = {key: value for key, value in commit.config.hf.items() if key != "torch_dtype"}
         write_config(folder, {**hf, "dtype": dtype})
         write_weights(folder, ((name, tensor.to(wanted)) for name, tensor in commit.weights()))
-    return _load(folder, wanted)
+    return _Written(_load(folder), wanted)
 
 
-def _peft(commit: Commit, folder: Path) -> Any:
+def _peft(commit: Commit, folder: Path) -> _Written:
     """Write the adapters with the tokenizer; the configuration names the base as the run's settings do."""
     try:
         from peft import PeftModel
@@ -161,9 +161,8 @@ def _peft(commit: Commit, folder: Path) -> Any:
     shutil.copyfile(commit.adapter / ADAPTER, folder / ADAPTER)
     config = read_json(commit.adapter / CONFIG)
     (folder / CONFIG).write_text(json.dumps({**config, **_named_base(commit)}, indent=2) + "\n", encoding="utf-8")
-    model = PeftModel.from_pretrained(_load(commit.base, torch.float32), str(folder), local_files_only=True)
-    model.written_dtype = torch.float32
-    return model.eval()
+    model = PeftModel.from_pretrained(_load(commit.base), str(folder), local_files_only=True)
+    return _Written(model.eval(), torch.float32)
 
 
 def _named_base(commit: Commit) -> Mapping[str, str]:
@@ -175,7 +174,7 @@ def _named_base(commit: Commit) -> Mapping[str, str]:
     return {"base_model_name_or_path": repo, "revision": revision}
 
 
-def _gguf(commit: Commit, folder: Path, dtype: str | None) -> tuple[Any, tuple[str, ...]]:
+def _gguf(commit: Commit, folder: Path, dtype: str | None) -> _Written:
     """Write a GGUF file with the tokenizer, and load it by transformers' reader."""
     try:
         from slime_runs.models import gguf_file
@@ -185,5 +184,5 @@ def _gguf(commit: Commit, folder: Path, dtype: str | None) -> tuple[Any, tuple[s
     wanted = default if dtype is None else getattr(torch, dtype)
     folder.mkdir(parents=True)
     notes = gguf_file.write(folder / GGUF, commit, wanted)
-    model = _load(folder, wanted, gguf_file=GGUF, config=gguf_file.config_of(folder / GGUF, commit))
-    return model, notes
+    model = _load(folder, gguf_file=GGUF, config=gguf_file.config_of(folder / GGUF, commit))
+    return _Written(model, wanted, notes)
