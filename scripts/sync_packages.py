@@ -96,7 +96,8 @@ class Folders:
         found = {name: [f"slime-rl-core[{name}]"] for name in core.get("optional-dependencies", {}) if name != "dev"}
         for facts in self.bundled.values():
             for name, wanted in facts["project"].get("optional-dependencies", {}).items():
-                found.setdefault(name, []).extend(wanted)
+                there = found.setdefault(name, [])
+                there += [requirement for requirement in wanted if requirement not in there]
         yield from sorted(found.items())
 
     def _entry_points(self) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -150,11 +150,6 @@ def test_code_of_a_model_directory_is_not_advised(tokenizer_dir: Path, tmp_path:
     assert "trust_remote_code" not in str(caught.value)
 
 
-def test_a_hub_name_is_answered_with_the_command() -> None:
-    with pytest.raises(ConfigError, match=r"does not download: hf download org/Model-1B --local-dir models/Model-1B"):
-        load_tokenizer("org/Model-1B")
-
-
 def test_directories_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such directory; --hf-checkpoint"):
         load_tokenizer(tmp_path / "none")
