@@ -129,9 +129,9 @@ def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) ->
     rewards = _rewards(args, samples)
     if rewards:
         metrics["rollout/raw_reward"] = statistics.fmean(rewards)
+    # Responses to one prompt are similar: prompts count, not samples.
     means = [statistics.fmean(of) for group in groups if (of := _rewards(args, group))]
-    if len(means) > 1:  # responses to one prompt are similar: prompts count, not samples
-        metrics["rollout/raw_reward_stderr"] = statistics.stdev(means) / math.sqrt(len(means))
+    metrics |= _standard_error("rollout/raw_reward_stderr", means)
     baselines = [value for g in groups if g and (value := baseline_reward(args, g[0])) is not None]
     if baselines:
         metrics["rollout/greedy_baseline_reward"] = statistics.fmean(baselines)
@@ -244,7 +244,13 @@ def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
             metrics[f"eval/{name}/failed_ratio"] = columns["failed"] / len(rewards)
         scores = score_values(columns)
         metrics |= {f"eval/{name}-{k}": mean(values) for k, values in scores.items() if k != "reward"}
+        metrics |= _standard_error(f"eval/{name}/stderr", scores.get("reward", []))
     return metrics
+
+
+def _standard_error(name: str, means: Sequence[float]) -> dict[str, float]:
+    """Return the standard error of the mean of the prompts' rewards, under its name; empty for a single prompt."""
+    return {name: statistics.stdev(means) / math.sqrt(len(means))} if len(means) > 1 else {}
 
 
 STATS = "tool_stats"

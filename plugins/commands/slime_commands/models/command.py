@@ -1,7 +1,7 @@
-"""`slime models` (train): list the architecture numbers of published models, for --model.
+"""`slime models` (train): list the architecture numbers of published models, for --model, and import a GGUF file.
 
-Loads no torch. A preset is no checkpoint. It saves stating numbers by hand and is compared with config.json when a run
-starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family.
+Lists load no torch. A preset is no checkpoint. It saves stating numbers by hand and is compared with config.json when a
+run starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
@@ -34,16 +35,29 @@ def add_parser(subparsers: Any) -> None:
     shown.add_argument("--json", action="store_true", help="print JSON")
     printed = commands.add_parser("args", help="Megatron's flags of one preset, as the bash array MODEL_ARGS")
     printed.add_argument("name")
+    imported = commands.add_parser(
+        "import",
+        help="write a GGUF file's model as a model directory",
+        description="Write a GGUF file's model as a directory in Hugging Face layout, in float32, for --hf-checkpoint.",
+    )
+    imported.add_argument("file", type=Path, metavar="FILE.gguf")
+    imported.add_argument("directory", type=Path, metavar="DIR", help="new or empty")
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Print. Raises ConfigError for a name without preset."""
+    """Print, or import. Raises ConfigError for a name without preset and a file that cannot be read."""
     from slime_commands.models.megatron_flags import bash_array, megatron_flags
     from slime_commands.models.presets import find_preset, model_presets
     from slime_core.errors import ConfigError
 
     if namespace.models_command == "list":
         _print_list(list(model_presets().values()), as_json=namespace.json)
+        return 0
+    if namespace.models_command == "import":
+        from slime_commands.models.gguf import import_gguf
+
+        parameters = import_gguf(namespace.file, namespace.directory)
+        print(f"wrote {namespace.directory}: {parameters:,} parameters; next: --hf-checkpoint {namespace.directory}")
         return 0
     preset = find_preset(namespace.name)
     if namespace.models_command == "args":
