@@ -211,7 +211,7 @@ def test_check_runs_the_bare_suite_of_what_has_no_tests(tmp_path: Path, capsys: 
     lines = {line["plugin"]: line for line in json.loads(capsys.readouterr().out)}
     assert [line["ok"] for line in lines.values()] == [False, True, False, True]
     bad = lines["rewards/bad (acme-bad 1.0)"]["message"]
-    assert "test_odd_inputs_get_a_reward[no-label]: Failed: a reward must answer whatever the model wrote" in bad
+    assert "test_another_label_is_read_or_refused[None]" in bad
     assert "it raised TypeError" in bad
     assert "found reward(sample)" in lines["rewards/worse (acme-worse 1.0)"]["message"]
     assert "tests passed" in lines[f"rewards:{file}"]["message"]
@@ -303,4 +303,4 @@ def test_list_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
         "heavy = {'torch', 'numpy', 'pydantic', 'transformers', 'math_verify', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    assert cost(["-c", code], tmp_path) < 3
+    assert cost(["-c", code], tmp_path) < 5, "every module is parsed, so that a broken one is listed as such"

@@ -56,10 +56,10 @@ def test_several_with_settings_and_a_bad_one(contracts: Callable[..., subprocess
     )
     assert done.returncode == 1
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    assert len(failed) == 4, done.stdout
+    assert len(failed) == 6, done.stdout
     assert not any("Test1_rewards_my_rm_py_scaled" in line for line in failed)
-    assert sum("Test2_rewards_my_rm_py_bad::test_odd_inputs_get_a_reward" in line for line in failed) == 3
-    assert "a reward must answer whatever the model wrote; for response '2', label None" in done.stdout
+    assert sum("Test2_rewards_my_rm_py_bad::test_another_label_is_read_or_refused" in line for line in failed) == 5
+    assert "for the response '2' with the label None it raised TypeError" in done.stdout
     assert "no filters plugin 'no_such'" in done.stdout
     assert done.stdout.count("no filters plugin 'no_such'") <= 2, "a component that cannot be loaded is one failure"
 
