@@ -20,7 +20,7 @@ from tests.front_servers import in_thread, tiny
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("smollm2")]
 SMALL = ["--num-rollout", "1", "--rollout-batch-size", "2", "--n-samples-per-prompt", "4", "--eval-interval", "1"]
-SMALL += ["--eval-prompt-data", "heldout", "outputs/smollm2/inputs/heldout.jsonl@[:4]", "--eval-max-response-len", "24"]
+SMALL += ["--eval-prompt-data", "heldout", "outputs/smollm2/inputs/heldout.jsonl@[:4]", "--prepare-path", "smollm2"]
 MESSAGES: Any = [{"role": "user", "content": "Write one short sentence about music."}]
 
 
@@ -48,8 +48,11 @@ def url(model: Path) -> Iterator[str]:
         yield found
 
 
-def samples(run: Path, rollout: int = 1) -> list[Any]:
-    return [s.sample for s in Run(run).samples(Filter(rollout=rollout))]
+def samples(run: Path) -> list[Any]:
+    """Return the samples that the first rollout trained on."""
+    found = [stored.sample for stored in Run(run).samples(Filter(rollout=0, data_set=""))]
+    assert found
+    return found
 
 
 def test_the_prompts_of_the_evaluation_are_not_trained_on() -> None:
@@ -176,9 +179,12 @@ def test_what_an_environment_says_is_masked(folder: Path, model: Path, slime: Sl
     from transformers import AutoTokenizer
 
     (folder / "again.py").write_text(ENVIRONMENT)
-    run = folder / "turns"
+    data, run = folder / "chats.jsonl", folder / "turns"
+    asked = [{"input": [{"role": "user", "content": row["input"]}], "label": row["label"]} for row in rows(WORDS)[:8]]
+    data.write_text("".join(json.dumps(row) + "\n" for row in asked))
     slime(
-        "train", "--config", folder / "run.yaml", *_here(folder, SMALL), "--save", run, "--num-rollout", 1,
+        "train", "--config", folder / "run.yaml", "--prompt-data", data, "--no-apply-chat-template", "--save", run,
+        "--num-rollout", 1, "--rollout-batch-size", 2, "--n-samples-per-prompt", 4, "--skip-eval-before-train",
         "--custom-generate-function-path", "multi_turn", "--environment-path", folder / "again.py",
         "--rollout-max-response-len", 96, "--set", "plugins.multi_turn.max_turn_tokens=24",
     )  # fmt: skip
@@ -190,7 +196,6 @@ def test_what_an_environment_says_is_masked(folder: Path, model: Path, slime: Sl
         assert "<|im_start|>user\nSay it again, in other words.<|im_end|>\n<|im_start|>assistant\n" in tokenizer.decode(
             masked
         )
-        assert sample.reward == 1.0
 
 
 def test_openai_client_completes_streams_and_counts(url: str) -> None:
