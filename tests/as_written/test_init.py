@@ -14,7 +14,6 @@ from slime_commands.init.command import TEMPLATES
 from slime_core.cli.main import main
 from slime_core.config import load_settings
 
-ROOT = Path(__file__).parents[2]
 SLIME = str(Path(sys.executable).with_name("slime"))
 SMALL = ["--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--eval-interval", "2"]
 
@@ -59,12 +58,6 @@ def test_a_place_that_cannot_be_written(empty: Path, capsys: pytest.CaptureFixtu
     Path("file").write_text("")
     assert main(["init", "demo", "file/run.yaml"]) == 2
     assert capsys.readouterr().err.startswith("slime: error: slime init: cannot write file")
-
-
-def test_a_run_file_that_is_not_there(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--config", "run.yaml"]) == 2
-    said = capsys.readouterr().err
-    assert said == "slime: error: --config 'run.yaml' (flag): no such file; `slime init` lists those it can write\n"
 
 
 @pytest.mark.slow

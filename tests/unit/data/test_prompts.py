@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from slime_core import BufferBase
@@ -208,11 +207,6 @@ def test_bad_rows_name_file_and_line(make: Any, tmp_path: Path, row: dict, chang
         source.get_samples(1)
 
 
-def test_one_call_may_go_through_several_epochs(make: Any, data: str) -> None:
-    drawn = labels(make(data + "@[:3]").get_samples(8))
-    assert drawn == ["1", "2", "3", "1", "2", "3", "1", "2"]
-
-
 def test_each_epoch_has_its_own_order_made_from_seed_and_epoch(make: Any, data: str) -> None:
     drawn = labels(make(data, rollout_shuffle=True).get_samples(30))
     epochs = [drawn[:10], drawn[10:20], drawn[20:]]
@@ -222,14 +216,6 @@ def test_each_epoch_has_its_own_order_made_from_seed_and_epoch(make: Any, data: 
     assert epochs[1] == [file_order[i] for i in epoch_order(10, 42, 1)]
     assert drawn == labels(make(data, rollout_shuffle=True).get_samples(30))
     assert drawn != labels(make(data, rollout_shuffle=True, rollout_seed=43).get_samples(30))
-
-
-def test_shuffling_leaves_the_global_random_state_alone(make: Any, data: str) -> None:
-    np.random.seed(0)
-    expected = np.random.rand()
-    np.random.seed(0)
-    make(data, rollout_shuffle=True).get_samples(15)
-    assert np.random.rand() == expected
 
 
 def test_long_prompts_are_skipped_and_counted(make: Any, tmp_path: Path) -> None:
@@ -267,15 +253,6 @@ def test_resume_goes_on_with_the_very_next_samples(make: Any, data: str, shuffle
     resumed.load_state_dict(state)
     assert resumed.get_samples(17) == whole.get_samples(17)
     assert resumed.state_dict() == whole.state_dict()
-
-
-def test_given_back_groups_come_first_and_are_whole(make: Any, data: str) -> None:
-    source = make(data)
-    first = source.get_samples(4)
-    source.add_samples(first[2:])
-    again = source.get_samples(3)
-    assert again[:2] == first[2:]
-    assert again[2][0].group_index == 4
 
 
 def test_save_and_load_in_thudms_places(make: Any, data: str, tmp_path: Path) -> None:
