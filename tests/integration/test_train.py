@@ -33,8 +33,9 @@ def test_a_run_learns_and_leaves_everything_behind(tiny: TinyRun, tmp_path: Path
     used = {(p["kind"], p["name"]): p for p in summary["plugins"]}
     assert used["estimators", "grpo"]["version"] == "0.1.0"
     assert len(used["rewards", str(tiny.root / "rm.py")]["sha256"]) == 64
+    wide = [f"+-{1.96 * lines[at]['eval/held-stderr']:.2f}" for at in (0, -1)]
     assert done.stdout.splitlines()[-1] == (
-        f"held-out accuracy {summary['eval_before']:.2f} -> {summary['eval_after']:.2f}"
+        f"held-out accuracy {summary['eval_before']:.2f} -> {summary['eval_after']:.2f} (95%: {wide[0]}, {wide[1]})"
     )
     assert "rollout 12/12  reward" in done.stdout
 
