@@ -35,8 +35,8 @@ from slime_testing_probes.scripted import CharTokenizer, Reply, Request, Scripte
 
 from slime_core import Sample, Step
 from slime_core.config import load_settings
+from slime_core.launch.components import Resolver
 from slime_core.launch.ranks import set_up_process
-from slime_core.launch.resolver import Resolver
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.reward import RewardStage

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_THREADS = Slots(min(32, (os.cpu_count() or 1) + 4))
+THREADS = Slots(min(32, (os.cpu_count() or 1) + 4))
 """Places of the threads that all rewards of the process share. A call's deadline begins when it has a place."""
 EXECUTIONS = ("inline", "thread", "process")
 """Allowed values of the trait `execution`::
@@ -207,7 +207,7 @@ class RewardCaller:
             placed()()
             value = call()
         elif self.execution == "thread":
-            async with _THREADS():
+            async with THREADS():
                 placed()()
                 value = await _bounded(on_thread(call), "--rm-timeout", self._timeout)
         else:

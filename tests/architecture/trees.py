@@ -23,6 +23,7 @@ LOCKSTEP = sorted(
         "environments/slime_environments/session",
         "hooks/slime_hooks/shadow",
         "hooks/slime_hooks/trackers",
+        "hub/slime_hub",
         "launchers/ray/slime_launcher_ray",
         "models/slime_models/vision_language",
         "python/slime_python",

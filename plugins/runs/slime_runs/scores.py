@@ -12,6 +12,7 @@ random. A prompt with n = 4::
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -150,5 +151,8 @@ def score_values(columns: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def eval_scores(columns: Mapping[str, Any]) -> dict[str, float]:
-    """Return the means of `score_values` that are not the mean reward: `pass@k` and `majority@k`."""
-    return {name: mean(values) for name, values in score_values(columns).items() if name != "reward"}
+    """Return the means of `pass@k` and `majority@k`, and `stderr`, the standard error of the mean reward of prompts."""
+    values = score_values(columns)
+    rewards = values.pop("reward", [])
+    found = {name: mean(of) for name, of in values.items()}
+    return found | ({"stderr": statistics.stdev(rewards) / math.sqrt(len(rewards))} if len(rewards) > 1 else {})

@@ -49,10 +49,6 @@ def test_names_files_and_lists(file: Path) -> None:
     assert run_tools(Args()) == ()
 
 
-def test_they_are_loaded_once(file: Path) -> None:
-    assert run_tools(args(file)) is run_tools(args(file))
-
-
 def test_two_of_one_name(file: Path) -> None:
     with pytest.raises(ConfigError, match="--tools-path: weather defined more than once"):
         run_tools(args(file, f"{file}:weather"))

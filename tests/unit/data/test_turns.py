@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_data.turns import turn_delta
 
@@ -90,14 +90,6 @@ def test_reasoning_that_the_template_strips_stays_in_what_was_sampled() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_turn_with_calls(family: str) -> None:
-    tokenizer = chat_tokenizer(family)
-    delta = turn_delta(tokenizer, None, ASK, TOOLS[:1], assistant=CALL)
-    plain = turn_delta(tokenizer, None, ASK, TOOLS[:1])
-    assert delta == plain, "these templates end turns with calls as others"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("calls", [False, True])
 def test_a_turn_sampled_to_its_end_is_not_asked_about(
     family: str, calls: bool, monkeypatch: pytest.MonkeyPatch
@@ -173,13 +165,6 @@ def test_calls_that_a_template_writes_in_long_conversations_alone() -> None:
         assert text_of("qwen2.5", delta) == "<|im_start|>tool: forty<|im_end|><|im_start|>assistant: "
 
 
-def test_template_settings_reach_the_template() -> None:
-    delta = turn_delta(chat_tokenizer("qwen3"), None, ASK, TOOLS, template_kwargs={"enable_thinking": False})
-    assert text_of("qwen3", delta).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    delta = turn_delta(chat_tokenizer("qwen3"), None, ASK, TOOLS, add_generation_prompt=False)
-    assert text_of("qwen3", delta).endswith("</tool_response><|im_end|>\n")
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -203,7 +188,6 @@ def test_a_template_without_a_defined_delta_is_named(template: str, message: str
 TEXT = st.text(st.sampled_from("ab 1\n\u00e9<|>user"), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(FAMILIES)), TEXT, TEXT, TEXT)
 def test_sources_of_any_words(family: str, system: str, user: str, tool: str) -> None:
     """Ids are those of the rendered text, and each message's words are its own, as far as tokens can tell."""

@@ -72,7 +72,7 @@ def attack(
         PluginError, ConfigError: The reward cannot be resolved, or lacks settings.
         TimeoutError: The audit took longer.
     """
-    from slime_core.launch.resolver import Resolver
+    from slime_core.launch.components import Resolver
 
     settings.args.run_dir = None
     if not settings.is_given("rm_timeout"):
