@@ -86,7 +86,7 @@ class Settings:
     """Names of the user's own attributes."""
     files: bool = True
     """False if configuration files that are not on this machine are left out."""
-    _typed: dict[str, Any] = field(default_factory=dict)
+    _typed: dict[str, object] = field(default_factory=dict)
     """Paths before `settle_paths`, which commits keep, so that a moved run has the same settings."""
 
     def is_given(self, name: str) -> bool:
@@ -109,7 +109,7 @@ class Settings:
         """Return a text with `{lr}` and the like replaced by the result of `cite`."""
         return _NAME.sub(lambda match: self.cite(match[1]), text)
 
-    def derive(self, name: str, value: Any, why: str) -> None:
+    def derive(self, name: str, value: object, why: str) -> None:
         """Fill in a value that was not given; `why` names what it follows from."""
         setattr(self.args, name, value)
         self.origins[name] = Origin("derived", why)
