@@ -24,6 +24,7 @@ from slime_core.config.settings import Entry, Origin, Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
+from slime_core.distributions import AllowList, entry_points
 from slime_core.errors import ConfigError
 from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 
@@ -65,6 +66,7 @@ def load_settings(
     foreign: Sequence[ForeignFlags] | None = None,
     preset: Preset | None = None,
     files: bool = True,
+    fetch: bool = True,
     arguments: Mapping[str, object] | None = None,
 ) -> Settings:
     """Read all layers, derive further settings from them, and check them against each other.
@@ -76,6 +78,7 @@ def load_settings(
         foreign: Pass-through flags of other programs; by default Megatron's and those of installed distributions.
         preset: Called once for settings that a chosen component brings; their layer is between defaults and files.
         files: If False, skip a configuration file that is not on this machine, with a warning.
+        fetch: If False, leave names of remote models and data sets as they are.
         arguments: Setting -> value, given in Python; overrides all other layers.
 
     Raises:
@@ -127,7 +130,11 @@ def load_settings(
     settings.warnings += check_support(args, origins)
     theirs = by_owner(foreign, layered.foreign)
     _settle_foreign(settings, theirs)
+    if fetch:
+        _fetch(settings)
     run_rules(settings, RULES)
+    if fetch:
+        _fetch(settings)  # the data sets that --eval-config names
     settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
     if args.megatron_config_path and not settings.is_absent("megatron_config_path"):
         from slime_core.config.role_settings import settle_role_settings
@@ -194,6 +201,12 @@ def _is_asked(settings: Settings, name: str) -> bool:
 def _named(settings: Settings, name: str) -> str:
     origin = settings.origins[name]
     return flag_specs()[name].flag + ("" if origin.kind == "flag" else f" ({origin})")
+
+
+def _fetch(settings: Settings) -> None:
+    """Let distributions replace names of remote models and data sets by local paths (entry points `slime.fetchers`)."""
+    for _, entry, _ in entry_points("slime.fetchers", AllowList.of(settings.argv)):
+        entry.load()(settings)
 
 
 def _settle_foreign(settings: Settings, given: ByOwner) -> None:

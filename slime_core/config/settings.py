@@ -86,6 +86,8 @@ class Settings:
     """Names of the user's own attributes."""
     files: bool = True
     """False if configuration files that are not on this machine are left out."""
+    names: dict[str, Any] = field(default_factory=dict)
+    """Setting -> name of a remote model or data set, which files keep instead of the path of the local copy."""
     _typed: dict[str, object] = field(default_factory=dict)
     """Paths before `settle_paths`, which commits keep, so that a moved run has the same settings."""
 
@@ -125,7 +127,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values without secrets: settings and pass-through flags by name, the user's under "custom"."""
-        values = {name: getattr(self.args, name) for name in [*flag_specs(), *self.foreign]} | self._typed
+        values = {name: getattr(self.args, name) for name in [*flag_specs(), *self.foreign]}
+        values |= self._typed | self.names
         if self.custom:
             values[CUSTOM_KEY] = {name: getattr(self.args, name) for name in self.custom}
         return {name: hidden_values(value) for name, value in values.items()}
@@ -158,7 +161,7 @@ class Settings:
         return text if whole else hidden(text)
 
     def _yaml_line(self, name: str, directory: str = "") -> str:
-        value, origin = getattr(self.args, name), self.origins[name]
+        value, origin = self.names.get(name, getattr(self.args, name)), self.origins[name]
         value = flag_specs()[name].located(value, directory) if directory and name in flag_specs() else value
         key = name if name.isidentifier() else json.dumps(name, ensure_ascii=False)
         line = f"{key}: {dump_value(value)}  # {origin}"

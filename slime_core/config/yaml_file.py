@@ -158,8 +158,8 @@ def _invalid(name: str, text: str, error: yaml.YAMLError) -> ConfigError:
 
 
 def rebase(directory: str, path: str) -> str:
-    """Make a path relative to `directory` relative to the working directory; absolute paths, `~` and URLs stay."""
-    if not directory or not path or path.startswith("~") or "://" in path:
+    """Make a path relative to `directory` relative to the working directory; absolute paths, `~`, `hf:`, URLs stay."""
+    if not directory or not path or path.startswith(("~", "hf:")) or "://" in path:
         return path
     return os.path.normpath(os.path.join(directory, path))
 

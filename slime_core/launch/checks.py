@@ -19,7 +19,7 @@ from slime_core.config import Settings
 from slime_core.config.load import WITHOUT_FLAGS
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import OF_TRAINERS, check_component_support
-from slime_core.data.images import check_kinds
+from slime_core.data.rows import check_kinds
 from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.launchers import launcher_traits
 from slime_core.models.config import read_hf_config

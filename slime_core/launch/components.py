@@ -321,11 +321,6 @@ def named_transport(r: Resolver) -> Any:
 def _data_source(r: Resolver) -> Callable[[Args], Any]:
     """Return the constructor of the run's data source."""
     found, name = r.setting("data_sources", "data_source_path"), option_name(r.used[-1].ref)
-    if r.args.data_source_path is not None:
-        from slime_core.data.flat_source import FlatSource, is_flat
-
-        if is_flat(found):
-            return functools.partial(FlatSource, cls=found, name=name)
     return functools.partial(construct, found, name=name) if inspect.isclass(found) else found
 
 

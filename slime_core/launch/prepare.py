@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -166,9 +165,6 @@ def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
             print(line, flush=True)
 
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-
-
 def _check_made_inputs(settings: Settings) -> None:
     """Raise ConfigError if the recipe would make a missing input that was not named together with the recipe.
 
@@ -191,12 +187,6 @@ def _check_made_inputs(settings: Settings) -> None:
                 raise ConfigError(
                     f"{cited} is there and holds no model (no config.json), so --prepare-path {args.prepare_path} makes"
                     " none there. Name a model directory, or a new or empty one"
-                )
-            if model and _HUB_ID.fullmatch(path):
-                raise ConfigError(
-                    f"{cited} is not there, and looks like a model of the Hugging Face hub, which slime does not"
-                    f" download: hf download {path} --local-dir {path}. To have --prepare-path {args.prepare_path} make"
-                    f" a model there, name it ./{path}"
                 )
             together = (origin.kind, origin.where.rpartition(":")[0]) == (recipe.kind, recipe.where.rpartition(":")[0])
             if recipe.kind != "flag" and not together:

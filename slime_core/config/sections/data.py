@@ -24,7 +24,8 @@ class DataArgs(Section):
     start_rollout_id: NonNegativeInt | None = None
     """Id of the rollout to start with, counted from 0 as in THUDM/slime; the checkpoint's next one when not given."""
     prompt_data: File = None
-    """JSONL or parquet file with prompts; `path@[a:b]` takes a slice of its rows."""
+    """JSONL or parquet file with prompts; `path@[a:b]` takes a slice of its rows. `hf:org/name[:config][[split]]` is a
+    data set of the Hugging Face hub."""
     data_source_path: str | None = None
     """Data source: a plugin name or a path to a class(args); the built-in reader of --prompt-data when not given."""
     num_data_workers: NonNegativeInt = 0

@@ -23,7 +23,8 @@ class EvalArgs(Section):
     eval_interval: PositiveInt | None = None
     """Rollouts between evaluations."""
     eval_prompt_data: Annotated[list[str] | None, Flag(metavar="NAME PATH", holds="pairs")] = None
-    """Names and files of evaluation data, in pairs; repeatable. A file alone is called by its name without suffix."""
+    """Names and files of evaluation data, in pairs; repeatable. A file alone is called by its name without suffix. A
+    file may be a data set of the Hugging Face hub, as --prompt-data says."""
     eval_config: File = None
     """YAML file with evaluation data and their settings."""
     eval_function_path: str | None = None

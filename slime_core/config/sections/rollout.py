@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -32,7 +31,8 @@ class ModelArgs(Section):
     """Model."""
 
     hf_checkpoint: File = None
-    """Directory in Hugging Face layout: initial weights, configuration and tokenizer."""
+    """Directory in Hugging Face layout, or a model of the hub, `org/name[@revision]`: initial weights, configuration
+    and tokenizer."""
     model: str | None = None
     """Published model whose architecture numbers become Megatron's flags, by a name of `slime models list`."""
     model_name: str | None = None
@@ -247,13 +247,10 @@ def context_of(checkpoint: str | None) -> int | None:
 
 
 def no_model(checkpoint: str) -> str:
-    """Say why there is no model in a directory without `config.json`, and how to get one that has a hub's name."""
+    """Say why there is no model in a directory without `config.json`."""
     if Path(checkpoint).is_dir():
         return f"--hf-checkpoint {checkpoint} has no config.json: no model in Hugging Face's layout"
-    name = checkpoint.rpartition("/")[2]
-    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint)
-    fetch = f". slime does not download: hf download {checkpoint} --local-dir models/{name}" if hub else ""
-    return f"{checkpoint}: no such directory; --hf-checkpoint names a local HF-layout directory{fetch}"
+    return f"{checkpoint}: no such directory; --hf-checkpoint names one in Hugging Face's layout, or a model of the hub"
 
 
 def _context_lengths(s: Settings) -> None:

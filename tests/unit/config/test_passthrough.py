@@ -99,20 +99,6 @@ def test_a_file_says_the_same_with_either_name(tmp_path: Path) -> None:
         load_settings(argv, command="show", env={}, foreign=(mine,))
 
 
-def test_our_own_sglang_settings_are_not_passed_through() -> None:
-    argv = "--sglang-server-concurrency 4 --sglang-router-ip h --sglang-router-port 1 --sglang-config c.yaml"
-    words = [*argv.split(), "--sglang-router-request-timeout-secs", "9"]
-    assert foreign(*words) == {}
-    parsed = SettingsParser(OWNERS).read_own(words)
-    assert sorted(parsed.values) == [
-        "sglang_config",
-        "sglang_router_ip",
-        "sglang_router_port",
-        "sglang_router_request_timeout_secs",
-        "sglang_server_concurrency",
-    ]
-
-
 def test_a_backend_brings_its_own_list_and_then_nothing_is_unused() -> None:
     mine = ForeignFlags("Mine", lambda _: fused(), used_by=("fast",))
     argv = ["--depth", "3"]

@@ -9,10 +9,9 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.config.foreign import find_owners
-from slime_core.config.role_settings import PER_ROLE, settle_role_settings
-from slime_core.config.spec import flag_specs
+from slime_core.config.role_settings import settle_role_settings
 from slime_core.errors import ConfigError
-from slime_core.trainers.roles import OF_CRITIC, role_args
+from slime_core.trainers.roles import role_args
 from tests.unit.config.conftest import Load
 
 
@@ -44,14 +43,6 @@ megatron:
     assert actor.clip_grad == critic.clip_grad == 0.5
     assert (args.lr, args.critic_lr) == (1e-6, 1e-4)
     assert "layernorm_epsilon" not in (args.model_extra or {})
-
-
-def test_a_critic_has_no_reference_and_no_teacher() -> None:
-    args = Args(kl_coef=0.1, use_opd=True, custom_advantage_function_path="x", lr=1.0)
-    assert role_args(args, "actor") is args
-    critic = role_args(args, "critic")
-    assert {name: getattr(critic, name) for name in OF_CRITIC} == OF_CRITIC
-    assert (critic.lr, args.kl_coef) == (1.0, 0.1)
 
 
 def test_the_embedded_trainer_takes_slimes_own_settings(roles: Any) -> None:
@@ -108,7 +99,3 @@ def test_owners_warn_of_a_roles_flags_too(roles: Any) -> None:
     [warning] = settle_role_settings(args, find_owners(["--no-plugins"], {})[0])
     assert warning.startswith("critic: without effect: --log-interval 2 (")
     assert warning.endswith("slime reports by itself")
-
-
-def test_the_table_names_settings() -> None:
-    assert set(PER_ROLE) | set(OF_CRITIC) <= set(flag_specs())

@@ -127,16 +127,6 @@ def test_an_engine_that_failed_gets_the_number_again_as_a_full_version(tmp_path:
     assert list(versions_in(tmp_path / "run" / "weights")) == [2]
 
 
-def test_a_function_that_raises_stops_the_push_before_the_engine(tmp_path: Path) -> None:
-    def post_write(args: Any, version_dir: str, rollout_engines: list[Any]) -> None:
-        raise RuntimeError("no upload")
-
-    sync, _, receiver = make(tmp_path, post_write=post_write)
-    with pytest.raises(RuntimeError, match="no upload"):
-        sync.push()
-    assert (sync.version, receiver.version) == (0, 0)
-
-
 def test_bitwise_runs_need_a_float32_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs a float32 --hf-checkpoint.*a is torch\.bfloat16"):
         make(tmp_path, true_on_policy_mode=True)
