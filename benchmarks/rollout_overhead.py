@@ -226,7 +226,7 @@ def misbehaving(num_samples: int, repeats: int, directory: Path, timeout: float,
         "--rm-workers",
         str(workers),
     ]
-    places = {"async": 256, "thread": adapters._THREADS.max_workers, "process": workers}
+    places = {"async": 256, "thread": adapters.THREADS.count, "process": workers}
     sides: dict[str, Any] = {"asyncio.gather": lambda: baseline_seconds(num_samples, time.perf_counter)}
     for kind in places:  # an inline reward that hangs would hang everything, which is why few rewards are inline
         path = write_reward(directory, kind, True)

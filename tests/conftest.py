@@ -30,6 +30,8 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that no path has is no reason to ask a server
+
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 SLIME = str(Path(sys.executable).with_name("slime"))
 

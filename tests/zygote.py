@@ -213,7 +213,7 @@ def _run(program: str, argv: list[str]) -> int:
         return 0
     from slime_core.cli.main import main
 
-    return int(main(argv) or 0)
+    return int(main() or 0)  # reads sys.argv, and ends as the console script does
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from slime_core.config.foreign import ForeignFlags, find_foreign
-from slime_core.config.origins import Entry, Origin
-from slime_core.config.settings import Settings
+from slime_core.config.settings import Entry, Origin, Settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from slime_core.config.flag_parser import FlagParser
-from slime_core.config.origins import Entry
+from slime_core.config.settings import Entry
 from slime_core.config.spec import flag_specs
 from slime_core.distributions import AllowList, entry_points
 from slime_core.errors import ConfigError
@@ -68,6 +68,17 @@ class ForeignFlags:
     def listed(self) -> FlagParser:
         """The parser of an owner without prefixes. May raise ConfigError."""
         return self.parser({})
+
+    @property
+    def users(self) -> str:
+        """Names in `used_by`, for help texts."""
+        return f"taken by: {', '.join(self.used_by) or 'none in this version'}"
+
+    def help(self, settings: Mapping[str, Any]) -> str:
+        """Return the help of every flag; `settings` as for `parser`. Raises ConfigError."""
+        parser = self.parser(settings)
+        flags = [flag for flag in parser.flags if flag.dest not in flag_specs()]
+        return parser.page({f"{self.owner} ({parser.prog}; {self.users})": flags})
 
     def owns(self, name: str) -> bool:
         """Return whether a name with underscores belongs to this owner."""

@@ -12,17 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from slime_core.config import eval_config
 from slime_core.config.backends import choose_backends
 from slime_core.config.flags import SettingsParser
 from slime_core.config.foreign import ByOwner, ForeignFlags, Lists, by_owner, find_foreign, find_owners
 from slime_core.config.layers import collect, lay_below, validate
-from slime_core.config.origins import Entry, Origin
-from slime_core.config.schema import RULES, Args, Defaults
-from slime_core.config.sections.base import run_rules
-from slime_core.config.settings import Settings
-from slime_core.config.spec import as_flags, flag_specs
+from slime_core.config.schema import Args, Defaults
+from slime_core.config.sections import algorithm, cluster, data, progress, reward, rollout, run, train
+from slime_core.config.sections import logging as logging_section
+from slime_core.config.sections.base import Rule, run_rules
+from slime_core.config.settings import Entry, Origin, Settings
+from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
+from slime_core.distributions import AllowList, entry_points
 from slime_core.errors import ConfigError
 from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 
@@ -30,6 +33,25 @@ logger = logging.getLogger(__name__)
 
 Preset: TypeAlias = Callable[[Args, Mapping[str, Origin]], tuple[Mapping[str, Any], str]]
 """Function (the user's settings, their origins) -> (settings that a component brings, name of the component)."""
+
+RULES: tuple[Rule, ...] = (
+    rollout.model_is_named,
+    *run.RULES,
+    *logging_section.RULES,
+    *data.RULES,
+    *progress.RULES,
+    *rollout.RULES,
+    *train.RULES,
+    *eval_config.RULES,
+    rollout.response_is_bounded,
+    *reward.RULES,
+    *algorithm.RULES,
+    *cluster.RULES,
+    progress.asynchrony,
+)
+"""Rules in the order in which they run; each is defined below the settings that it reads. An earlier rule derives
+values that a later rule reads: data comes before the settings that divide it, and the lengths of a rollout come before
+the lengths of evaluation, whose defaults they are."""
 
 
 def load_settings(
@@ -40,6 +62,7 @@ def load_settings(
     foreign: Sequence[ForeignFlags] | None = None,
     preset: Preset | None = None,
     files: bool = True,
+    fetch: bool = True,
     arguments: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Read all layers, derive further settings from them, and check them against each other.
@@ -51,6 +74,7 @@ def load_settings(
         foreign: Pass-through flags of other programs; by default Megatron's and those of installed distributions.
         preset: Called once for settings that a chosen component brings; their layer is between defaults and files.
         files: If False, skip a configuration file that is not on this machine, with a warning.
+        fetch: If False, leave names of remote models and data sets as they are.
         arguments: Setting -> value, given in Python; overrides all other layers.
 
     Raises:
@@ -68,17 +92,18 @@ def load_settings(
     learn_flags(argv)
     learn_environment(env)
     parsed = parser.read_own(argv)
+    arguments = arguments or {}
     layered = collect(parsed, env, foreign, arguments, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
     if parsed.help_flag:
-        from slime_core.config.help import flags_text
-
-        print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
+        for owner in foreign:
+            if owner.help_flag == parsed.help_flag:
+                print(owner.help(given))
         raise SystemExit(0)
     layered.warnings += unusable
     lists = Lists(foreign, given)
     layered.given[:0] = _flags_of_named_model(layered.values.get("model"), argv, foreign)
-    layered.foreign = {**lists.read(layered.given), **parser.read_all(argv, lists, parsed.rest).foreign}
+    layered.foreign = {**lists.read(layered.given), **parser.read_foreign(argv, lists, parsed.rest)}
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")
     if brought:
@@ -91,7 +116,7 @@ def load_settings(
         origins,
         command,
         list(layered.warnings),
-        (*argv, *as_flags(arguments or {})),
+        (*argv, *parser.words_of(arguments, lists)),
         foreign=tuple(layered.foreign),
         custom=tuple(layered.custom),
         files=files,
@@ -101,15 +126,25 @@ def load_settings(
     settings.warnings += check_support(args, origins)
     theirs = by_owner(foreign, layered.foreign)
     _settle_foreign(settings, theirs)
+    if fetch:
+        _fetch(settings)
     run_rules(settings, RULES)
+    if fetch:
+        _fetch(settings)  # the data sets that --eval-config names
     settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
     if args.megatron_config_path and not settings.is_absent("megatron_config_path"):
-        from slime_core.config.role_settings import check_role_settings
+        from slime_core.config.role_settings import settle_role_settings
 
-        settings.warnings += check_role_settings(args, foreign)
+        settings.warnings += settle_role_settings(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return settings
+
+
+def _fetch(settings: Settings) -> None:
+    """Let distributions replace names of remote models and data sets by local paths (entry points `slime.fetchers`)."""
+    for _, entry, _ in entry_points("slime.fetchers", AllowList.of(settings.argv)):
+        entry.load()(settings)
 
 
 def _settle_foreign(settings: Settings, given: ByOwner) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import types
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
@@ -62,23 +61,13 @@ class FlagSpec:
         return self.spelling.holds or ("spec" if self.name.endswith("_path") else "")
 
     @property
-    def help_with_default(self) -> str:
-        """The help text, with the default if the setting has one."""
-        if self.default is None or self.default == [] or self.default == {}:
-            return self.help
-        if self.kind == "bool":
-            return self.help + (" (default: on)" if self.default else "")
-        value = " ".join(self.default) if isinstance(self.default, list) else self.default
-        return f"{self.help} (default: {value})"
-
-    @property
     def off_flag(self) -> str | None:
         """The flag that stores False, or None if the setting has no such flag."""
         if self.kind != "bool" or self.name.startswith("no_"):
             return None
-        return self.spelling.off or "--no-" + self.flag.removeprefix("--")
+        return f"--{self.spelling.off or 'no'}-{self.flag.removeprefix('--')}"
 
-    def show(self, value: Any) -> str:
+    def show(self, value: object) -> str:
         """Return `value` as it is spelled on the command line."""
         if self.kind == "bool" and isinstance(value, bool):
             return self.flag if value else (self.off_flag or f"{self.flag} off")
@@ -113,7 +102,7 @@ class FlagSpec:
         return [part for part in text.split(os.pathsep) if part] if self.spelling.paths else text.split()
 
 
-def _show_scalar(value: Any) -> str:
+def _show_scalar(value: object) -> str:
     if isinstance(value, dict):
         return "'" + json.dumps(value, ensure_ascii=False) + "'"
     return repr(value)
@@ -173,7 +162,7 @@ def flag_specs() -> dict[str, FlagSpec]:
 def switched_off() -> dict[str, str]:
     """Return `disable_...` key -> the setting that it turns off."""
     specs = flag_specs().values()
-    return {s.spelling.off[2:].replace("-", "_"): s.name for s in specs if s.spelling.off}
+    return {f"{s.spelling.off}_{s.name}": s.name for s in specs if s.spelling.off}
 
 
 @cache
@@ -182,22 +171,3 @@ def respelled() -> dict[str, str]:
     specs = flag_specs().values()
     others = [(name, s.name) for s in specs for name in (s.spelling.name, *s.spelling.also) if name]
     return {name.replace("-", "_"): attribute for name, attribute in others}
-
-
-def as_flags(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of a command line that sets `arguments`: settings by name, and other programs' flags."""
-    for name, value in arguments.items():
-        attribute = switched_off().get(name, respelled().get(name, name))
-        spec = flag_specs().get(attribute)
-        flag = spec.flag if spec else "--" + name.replace("_", "-")
-        if value is None:
-            continue
-        if isinstance(value, bool) and (spec is None or spec.kind == "bool"):
-            word = flag if value != (name in switched_off()) else spec and spec.off_flag
-            yield from [word] if word else []
-        elif isinstance(value, Mapping):
-            yield from (flag, json.dumps(value))
-        elif isinstance(value, (list, tuple)):
-            yield from (flag, *map(str, value))
-        else:
-            yield from (flag, str(value))

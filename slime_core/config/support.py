@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from slime_core.config.origins import Origin
 from slime_core.config.schema import Args
+from slime_core.config.settings import Origin
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 

@@ -50,28 +50,21 @@ class _CoreLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=True)
 
 
-def _resolver(tag: str, pattern: str, first: str) -> None:
-    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
-
-
-_resolver("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
-_resolver("null", r"^(?:~|null|Null|NULL|)$", "~nN")
-_CoreLoader.yaml_implicit_resolvers.setdefault("", []).append(("tag:yaml.org,2002:null", re.compile(r"^$")))
-_resolver("int", r"^[-+]?[0-9]+$", "-+0123456789")
-_resolver("float", r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
-_resolver("float", r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+.")
+for _tag, _pattern, _first in (
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("int", r"^[-+]?[0-9]+$", "-+0123456789"),
+    ("float", r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
+    ("float", r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+."),
+):
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
 
 
 def _construct_int(loader: _CoreLoader, node: yaml.ScalarNode) -> int:
-    return int(str(loader.construct_scalar(node)))
-
-
-def _construct_float(loader: _CoreLoader, node: yaml.ScalarNode) -> float:
-    return float(str(loader.construct_scalar(node)).replace(".inf", "inf").replace(".nan", "nan").lower())
+    return int(str(loader.construct_scalar(node)))  # 010 is 10
 
 
 _CoreLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-_CoreLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 @dataclass(frozen=True)
@@ -165,8 +158,8 @@ def _invalid(name: str, text: str, error: yaml.YAMLError) -> ConfigError:
 
 
 def rebase(directory: str, path: str) -> str:
-    """Make a path relative to `directory` relative to the working directory; absolute paths, `~` and URLs stay."""
-    if not directory or not path or path.startswith("~") or "://" in path:
+    """Make a path relative to `directory` relative to the working directory; absolute paths, `~`, `hf:`, URLs stay."""
+    if not directory or not path or path.startswith(("~", "hf:")) or "://" in path:
         return path
     return os.path.normpath(os.path.join(directory, path))
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core import loop
 from slime_core.checkpoint.store import rollout_of
@@ -38,7 +38,6 @@ from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.ranks import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, how_to_go_on, restore, unfinished_evaluations
-from slime_core.launch.trainers import Trainers, current_device, use_device
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
@@ -46,8 +45,12 @@ from slime_core.observability.timeline import timed_stages
 from slime_core.plugins.hooks import Hooks
 from slime_core.protocols import Args
 from slime_core.sample import TrainBatch
+from slime_core.trainers.roles import Trainers, current_device, use_device
 from slime_core.waits import waiting
 from slime_core.weights.sync import WeightReceiver, WeightSync
+
+if TYPE_CHECKING:
+    from slime_core.learning.learner import Learner
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +64,7 @@ class RunParts:
     """The parts of a run in its leading process: real objects, or stand-ins for objects in other processes."""
 
     trainers: Any
-    """Has `load`, and with `--offload-train` also `offload` and `onload`."""
-    save_trainers: Callable[[Path], None]
-    """Writes all ranks' part of a checkpoint into the directory."""
+    """Has `save` and `load` of all ranks' part of a checkpoint, and with `--offload-train` `offload` and `onload`."""
     stage: Any
     """Has `save`, `load`, `interrupt` and `stop` (`RolloutStage`)."""
     rollout: Any
@@ -90,7 +91,7 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
         args,
         run_dir,
         run.hooks,
-        [lambda directory, _: parts.save_trainers(directory), stage.save],
+        [lambda directory, _: parts.trainers.save(directory), stage.save],
         lambda: {
             "weight_version": weights.version + parts.unpushed,
             "unfinished_evaluations": parts.unfinished,
@@ -304,7 +305,7 @@ def build_weights(
     return WeightSync(run.args, trainers.actor, receiver, on_update, run.hooks.caller("slime_weights_written"))
 
 
-def build_learner(run: Prepared, trainers: Trainers) -> Any:
+def build_learner(run: Prepared, trainers: Trainers) -> Learner:
     """Build the learner of this rank's process."""
     from slime_core.learning.learner import Learner
 

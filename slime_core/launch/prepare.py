@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -24,10 +23,9 @@ from slime_core.data.tokenizer import load_tokenizer
 from slime_core.distributions import BUNDLE
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.launch.checks import check_component_settings, check_routed_model, settle_offload
-from slime_core.launch.components import Components, resolve_components
+from slime_core.launch.components import Components, Resolver, resolve_components
 from slime_core.launch.lock import file_lock
 from slime_core.launch.ranks import is_leader, processes_of, set_up_process
-from slime_core.launch.resolver import Resolver
 from slime_core.models.config import read_hf_config
 from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.hooks import Hooks
@@ -167,9 +165,6 @@ def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
             print(line, flush=True)
 
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-
-
 def _check_made_inputs(settings: Settings) -> None:
     """Raise ConfigError if the recipe would make a missing input that was not named together with the recipe.
 
@@ -192,12 +187,6 @@ def _check_made_inputs(settings: Settings) -> None:
                 raise ConfigError(
                     f"{cited} is there and holds no model (no config.json), so --prepare-path {args.prepare_path} makes"
                     " none there. Name a model directory, or a new or empty one"
-                )
-            if model and _HUB_ID.fullmatch(path):
-                raise ConfigError(
-                    f"{cited} is not there, and looks like a model of the Hugging Face hub, which slime does not"
-                    f" download: hf download {path} --local-dir {path}. To have --prepare-path {args.prepare_path} make"
-                    f" a model there, name it ./{path}"
                 )
             together = (origin.kind, origin.where.rpartition(":")[0]) == (recipe.kind, recipe.where.rpartition(":")[0])
             if recipe.kind != "flag" and not together:

@@ -30,7 +30,10 @@ CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
 _READ_BY_OTHERS = (
     "api",
     "boards",
+    "data",
+    "failures",
     "foreign_flags",
+    "metrics",
     "named_models",
     "http_servers",
     "renamed",

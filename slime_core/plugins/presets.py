@@ -24,6 +24,7 @@ def load_settings(
     command: str = "train",
     env: Mapping[str, str] | None = None,
     files: bool = True,
+    fetch: bool = True,
     arguments: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Load settings as `slime_core.config.load_settings`; the estimator's defaults rank below the user's values.
@@ -33,7 +34,9 @@ def load_settings(
         PluginError: The estimator cannot be found or loaded.
     """
     preset = estimator_preset if command in _COMMANDS else None
-    return load_without_preset(argv, command=command, env=env, preset=preset, files=files, arguments=arguments)
+    return load_without_preset(
+        argv, command=command, env=env, preset=preset, files=files, fetch=fetch, arguments=arguments
+    )
 
 
 def estimator_preset(args: Args, origins: Mapping[str, Origin]) -> tuple[Mapping[str, Any], str]:

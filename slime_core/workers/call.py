@@ -75,18 +75,18 @@ class Slots:
     """Limit on holders at a time in each event loop; `count=None` means no limit."""
 
     def __init__(self, count: int | None) -> None:
-        self._count = count
+        self.count = count
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._of_loop = weakref.WeakKeyDictionary()
 
     def __call__(self) -> AbstractAsyncContextManager[Any]:
         """Return a context manager: `async with slots():` waits for a place in call order, and holds it."""
-        if self._count is None:
+        if self.count is None:
             return contextlib.nullcontext()
         loop = asyncio.get_running_loop()
         semaphore = self._of_loop.get(loop)
         if semaphore is None:
-            semaphore = self._of_loop[loop] = asyncio.Semaphore(self._count)
+            semaphore = self._of_loop[loop] = asyncio.Semaphore(self.count)
         return semaphore
 
 

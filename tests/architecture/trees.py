@@ -17,11 +17,13 @@ LOCKSTEP = sorted(
     for place in (
         "agents/base_url/slime_agent_base_url",
         "commands/slime_commands",
+        "data/slime_data",
         "embedded/slime_embedded",
         "engines/sglang/slime_engine_sglang",
         "environments/slime_environments/session",
         "hooks/slime_hooks/shadow",
         "hooks/slime_hooks/trackers",
+        "hub/slime_hub",
         "launchers/ray/slime_launcher_ray",
         "models/slime_models/vision_language",
         "python/slime_python",

@@ -112,7 +112,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def _samples(save: Path, rollout: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (save.parent / f"samples_{rollout}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (save / f"samples_{rollout}.jsonl").read_text().splitlines()]
 
 
 def test_batch_generate_function_and_buffered_source(tiny: TinyRun, files: Path, slime) -> None:
@@ -124,7 +124,7 @@ def test_batch_generate_function_and_buffered_source(tiny: TinyRun, files: Path,
             save, custom_generate_function_path=files / "custom_generate.py", max_turns=2, custom_rm_path=None,
             data_source_path=files / "source.py", num_rollout=2, num_steps_per_rollout=1, eval_interval=None,
             eval_prompt_data=None, input_key="input", apply_chat_template=True,
-            save_debug_rollout_data=files / "samples_{rollout_id}.jsonl",
+            save_debug_rollout_data=save / "samples_{rollout_id}.jsonl",
         ),
     )  # fmt: skip
     text = done.stdout + done.stderr
@@ -145,8 +145,8 @@ def test_batch_generate_function_and_buffered_source(tiny: TinyRun, files: Path,
 def test_group_rm_takes_the_function_of_a_batch(tiny: TinyRun, files: Path, slime) -> None:
     flags = {"custom_rm_path": files / "custom_rm.py", "num_rollout": 1, "eval_interval": None}
     for group_rm in (True, None):
-        dump = files / "samples_{rollout_id}.jsonl"
         save = files / f"run-{group_rm}"
+        dump = save / "samples_{rollout_id}.jsonl"
         slime("train", *tiny.argv(save, **flags, group_rm=group_rm, save_debug_rollout_data=dump))
         assert {s["metadata"].get("batch") for s in _samples(save, 0)} == {4 if group_rm else None}
 

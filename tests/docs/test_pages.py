@@ -43,7 +43,8 @@ OWN_FLAGS = {
     "view": {"--host", "--port", "--allowed-hosts"},
     "report": {"--output", "--rollouts", "--samples"},
     "runs": {"--json"},
-    "export": {"--format"},
+    "export": {"--format", "--step", "--dtype", "--limit"},
+    "push": {"--format", "--step", "--private", "--overwrite", "--json"},
     "resample": {
         *("--rollout", "--eval", "--from-token", "--weights", "--temperature"),
         *("--top-p", "--top-k", "--max-new-tokens"),

@@ -57,6 +57,34 @@ def test_logs_for_inspect(run: Run, slime: Any, tmp_path: Path) -> None:
     assert read.results.scores[0].metrics["mean"].value == pytest.approx(sum(scores) / len(scores))
 
 
+@pytest.mark.parametrize("form", ["merged", "gguf"])
+def test_the_model(run: Run, slime: Any, tmp_path: Path, form: str) -> None:
+    done = slime("export", run.path, "--format", form, "-o", tmp_path / "model", "--json")
+    wrote = json.loads(done.stdout)["wrote"]
+    apart, allowed = map(float, re.search(r"logits (\S+), at most (\S+) ", wrote).groups())  # type: ignore[union-attr]
+    assert apart <= allowed < 1e-2
+    assert (tmp_path / "model" / ("model.gguf" if form == "gguf" else "tokenizer.json")).is_file()
+    for flags, message in (
+        (["--limit", "0", "--dtype", "float16"], "not the trainer's model, so nothing is written"),
+        (["--step", "9"], "(after rollout 9)"),
+    ):
+        refused = slime("export", run.path, "--format", form, "-o", tmp_path / "no", *flags, check=False)
+        assert refused.returncode in (1, 2)
+        assert message in refused.stderr
+        assert not (tmp_path / "no").exists()
+    refused = slime("export", run.path, "--format", "hf", "-o", tmp_path / "no", "--step", "1", check=False)
+    assert "slime export --step is for --format merged, peft, gguf" in refused.stderr
+
+
+@pytest.mark.slow
+def test_the_model_of_a_run_with_adapters(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
+    slime("train", *tiny.argv(tmp_path / "run", num_rollout=2, lora_rank=4, eval_prompt_data=None, eval_interval=None))
+    for form in ("merged", "peft", "gguf"):
+        done = slime("export", tmp_path / "run", "--format", form, "-o", tmp_path / form)
+        assert "largest difference of logits" in done.stdout
+    assert (tmp_path / "peft" / "adapter_model.safetensors").is_file()
+
+
 def test_traces_for_opentelemetry(run: Run) -> None:
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.trace import TracerProvider

@@ -90,18 +90,18 @@ def test_a_killed_run_leaves_what_it_had_and_a_resumed_one_has_both_parts(
         [sys.executable, "-m", "slime_core", "train", *argv], start_new_session=True, stdout=subprocess.DEVNULL
     )
     try:
-        asyncio.run(until(lambda: trace.is_file() and '"train 1"' in trace.read_text(), "the second rollout"))
+        asyncio.run(until(lambda: trace.is_file() and '"train 2"' in trace.read_text(), "the second rollout"))
     finally:
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()
-    assert {"train 0", "train 1"} <= {event["name"] for event in events(trace)}
+    assert {"train 1", "train 2"} <= {event["name"] for event in events(trace)}
     assert profile(Run(tmp_path))["parts"] == 1
     commits = len(list((tmp_path / "checkpoints").glob("rollout_*")))
     assert commits
     again = tiny.argv(tmp_path, run_dir=tmp_path, num_rollout=4, profile=True, eval_interval=None, load=tmp_path)
     last = max(int(path.name.removeprefix("rollout_")) for path in (tmp_path / "checkpoints").glob("rollout_*"))
     slime("train", *again, *(["--num-rollout", str(last + 2)]))
-    assert {"train 0", f"train {last + 1}"} <= {event["name"] for event in events(trace)}
+    assert {"train 1", f"train {last + 2}"} <= {event["name"] for event in events(trace)}
     assert profile(Run(tmp_path))["parts"] == 2
 
 
@@ -150,9 +150,3 @@ def test_samples_of_a_long_timeline_are_added_up_as_far_as_they_are_kept(tmp_pat
         file.write(b'{"e":"rollout","t":[1795020000.0,1795020001.0],"r":50}\n')
     assert profile(run)["advice"] == ["generating and scoring are known up to rollout 12 alone, and left out"]
     assert profile(run)["generating"] == 0
-
-
-def test_a_run_without_a_timeline_is_not_profiled(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    done = slime("train", *tiny.argv(tmp_path, profile=True, no_trace=True), check=False)
-    assert done.returncode == 2
-    assert "--profile (flag) is made of what --no-trace (flag) leaves out; remove one" in done.stderr

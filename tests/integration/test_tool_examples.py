@@ -59,7 +59,7 @@ def test_an_example_at_reduced_size(name: str, model: Path, tmp_path: Path, monk
     config, prepare, tool = EXAMPLES[name]
     argv = [
         "--prepare-path",
-        str(ROOT / prepare),
+        str(ROOT / prepare) if "/" in prepare else prepare,
         "--config",
         str(ROOT / config),
         "--hf-checkpoint",

@@ -51,9 +51,11 @@ class Trainer:
     """Train a model by reinforcement learning, from Python.
 
     Args:
-        model: Directory in Hugging Face layout, or a transformers model (with `tokenizer`).
-        data: Prompts and labels: a path, a list of dicts, a pandas DataFrame, a `datasets.Dataset`, or any iterable of
-            rows, which is read to its end. Columns are recognised as those of files are.
+        model: Directory in Hugging Face layout, `org/name[@revision]` of the hub, or a transformers model (with
+            `tokenizer`).
+        data: Prompts and labels: a path, `hf:org/name[split]` of the hub, a list of dicts, a pandas DataFrame, a
+            `datasets.Dataset`, or any iterable of rows, which is read to its end. Columns are recognised as those of
+            files are.
         reward: A name, a path, a function or an object; a list of them, or of (reward, weight) pairs, is summed.
         eval_data: As `data`, or a mapping of names to it; evaluated before training, every 10 rollouts and at the end,
             unless `eval_interval` says otherwise.
@@ -63,6 +65,8 @@ class Trainer:
         hooks: Hook plugins: objects, classes or modules with functions marked `@slime_core.hookimpl`, or functions that
             have a hook's name.
         resume: Go on from the newest commit in `save`.
+        push_to_hub: Repository of the Hugging Face hub, `org/name`, that `train` uploads the model to when the run has
+            ended, as `slime push` does; the token is HF_TOKEN of the environment.
         settings: Any setting of `slime train` by its name; and the arguments of `COMPONENTS`, each a name, a path, a
             function, a class or an object.
 
@@ -90,11 +94,17 @@ class Trainer:
         loss: Any = None,
         hooks: Any = None,
         resume: bool = False,
+        push_to_hub: str | None = None,
         **settings: Any,
     ) -> None:
         if positional:
             raise ConfigError(f"Trainer({model!r:.40}, {positional[0]!r:.40}): name it, as in Trainer(model, data=...)")
         named = {"model": model, "data": data, "reward": reward, "eval_data": eval_data, "tools": tools, "loss": loss}
+        if push_to_hub is not None:
+            from slime_hub.push import check
+
+            check(push_to_hub)
+        self._push_to = push_to_hub
         refuse_two_names({**settings, **named})
         if resume and settings.get("save") is None:
             raise ConfigError("argument resume: name the run to resume: Trainer(..., save=DIR, resume=True)")
@@ -156,7 +166,8 @@ class Trainer:
                 f"to_yaml({str(path)!r}): {', '.join(lost)} cannot be pickled, so no file can hold it; put it into a"
                 " module or a file, and name that"
             )
-        Path(path).write_text(yaml.safe_dump(self._given, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        given = self._given | self.settings.names  # names on the hub with the commits that were used
+        Path(path).write_text(yaml.safe_dump(given, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in flag_specs():
@@ -177,7 +188,27 @@ class Trainer:
         while training.next() is not None:
             pass
         display.last()
+        if self._push_to is not None and self.run.state() == "ended":
+            self.push_to_hub(self._push_to)
         return self.run
+
+    def push_to_hub(self, repo: str, *, private: bool = False, overwrite: bool = False, adapters: bool = False) -> str:
+        """Upload the newest committed weights with a card of the run's facts, as `slime push`; return the address.
+
+        Args:
+            repo: `org/name`; created if it does not exist.
+            private: Create it as a private repository.
+            overwrite: Also write to a repository that slime has not made.
+            adapters: Upload the adapters of a run with `lora_rank` instead of whole weights.
+
+        Raises:
+            ConfigError: Nothing has been committed, or name, token or repository cannot be used.
+            SlimeError: The files do not hold the trainer's model.
+        """
+        from slime_hub.push import push
+
+        form = "peft" if adapters else "merged"
+        return _on_thread(lambda: push(self.run, repo, form=form, private=private, overwrite=overwrite)).url
 
     def __iter__(self) -> Iterator[Step]:
         """Train one rollout at a time; a loop that is left ends the run with a commit, and the next one resumes it.

@@ -74,6 +74,7 @@ def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_same_bytes_and_a_running_event_loop_is_no_obstacle(
     make: Callable[..., Trainer], tmp_path: Path
 ) -> None:

@@ -1,23 +1,38 @@
-"""`slime export RUN` (look at a run): write a run's samples or metrics in the format of another tool."""
+"""`slime export RUN` (look at a run): write a run's samples, metrics or model in the format of another tool.
+
+`merged`, `peft` and `gguf` write the model of a commit, and compare its logits with the trainer's.
+"""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from slime_core.protocols import Command
 from slime_core.text import json_text, plain
 
-FORMATS = ("hf", "inspect", "otel", "perfetto", "trackio")
-_TO_FOLDER = ("hf", "inspect", "perfetto")
+if TYPE_CHECKING:
+    from slime_runs.run import Run
+
+MODELS = ("merged", "peft", "gguf")
+"""Formats of the model; the others are of samples, evaluations and metrics."""
+FORMATS = ("hf", "inspect", "otel", "perfetto", "trackio", *MODELS)
+_TO_FOLDER = ("hf", "inspect", "perfetto", *MODELS)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define `slime export`."""
-    text = "a run's samples, evaluations, traces or metrics in the form of another tool"
+    text = "a run's samples, evaluations, traces, metrics or model in the form of another tool"
     parser = subparsers.add_parser("export", help=text, description=text)
     parser.add_argument("run", metavar="RUN", help="run directory; nothing is written into it")
     parser.add_argument("--format", required=True, choices=FORMATS, help="which tool's")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    of_model = f"of {', '.join(MODELS)}: "
+    parser.add_argument("--step", type=int, metavar="N", help=f"{of_model}the commit after N rollouts (the newest)")
+    dtypes = ("float32", "float16", "bfloat16")
+    parser.add_argument("--dtype", choices=dtypes, help=f"{of_model}dtype of the weights (the commit's)")
+    more = "largest difference to the trainer's logits (a share of the largest logit, by dtype)"
+    parser.add_argument("--limit", type=float, metavar="X", help=f"{of_model}{more}")
     parser.add_argument("-o", "--output", metavar="DIR", help=f"new directory; for {', '.join(_TO_FOLDER)}")
 
 
@@ -32,7 +47,12 @@ def run(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"slime export --format {namespace.format} needs -o DIR")
     if namespace.format in ("otel", "trackio") and namespace.output:
         raise ConfigError(f"slime export --format {namespace.format} sends, and writes no -o {namespace.output}")
-    if namespace.output:
+    named = [name for name in ("step", "dtype", "limit") if getattr(namespace, name) is not None]
+    if named and namespace.format not in MODELS:
+        raise ConfigError(f"slime export --{named[0]} is for --format {', '.join(MODELS)}; leave it out")
+    if namespace.format in MODELS:
+        said = _model(namespace, found)
+    elif namespace.output:
         to_folder = {"hf": export.to_hf, "inspect": export.to_inspect, "perfetto": export.to_perfetto}
         said = to_folder[namespace.format](found, export.new_folder(namespace.output))
     else:
@@ -40,6 +60,19 @@ def run(namespace: argparse.Namespace) -> int:
     facts = {"format": namespace.format, "output": namespace.output, "wrote": said}
     print(json_text(facts) if namespace.json else plain(said))
     return 0
+
+
+def _model(namespace: argparse.Namespace, found: Run) -> str:
+    from pathlib import Path
+
+    from slime_runs.models.commit import Commit
+    from slime_runs.models.written import write_model
+    from slime_runs.numbering import stored_rollout
+
+    commit = Commit(found, stored_rollout("--step", namespace.step))
+    target = Path(namespace.output)
+    proof = write_model(commit, target, namespace.format, dtype=namespace.dtype, limit=namespace.limit)
+    return f"{commit.path} -> {target}: {proof}"
 
 
 command = Command(run, add_parser)

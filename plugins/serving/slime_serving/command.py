@@ -25,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="serve a checkpoint over HTTP",
         description="Serve an HF-layout model directory: SGLang's API (/generate), OpenAI's and Anthropic's (/v1/...).",
     )
-    parser.add_argument("--hf-checkpoint", "--model-path", required=True, metavar="DIR", help="model directory")
+    parser.add_argument("--hf-checkpoint", "--model-path", required=True, metavar="DIR", help="directory, or org/name")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=30000, help="port, 0 for a free one (default %(default)s)")
     parser.add_argument("--api-key", metavar="KEY", help="asked of every request but GET (default: $SLIME_API_KEY)")
@@ -47,9 +47,14 @@ def run(namespace: argparse.Namespace) -> int:
     import asyncio
 
     from slime_embedded.engine.engine import EmbeddedEngine
+    from slime_hub.fetch import local_model
 
     from slime_core.config.schema import Args
 
+    named = namespace.hf_checkpoint
+    namespace.hf_checkpoint = local_model(named, f"--hf-checkpoint {named!r} (flag)")
+    if namespace.hf_checkpoint != named:
+        namespace.served_model_name = namespace.served_model_name or named
     args = Args.model_construct(**vars(namespace), rollout_seed=namespace.seed)
     _access(namespace)
     return asyncio.run(_serve(namespace, EmbeddedEngine(args, step_in_thread=True)))

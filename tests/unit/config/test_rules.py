@@ -187,8 +187,9 @@ REQUIRED = [
     ("train", "--rm-type",
      "no reward: give --rm-type NAME or --custom-rm-path PATH; `slime plugins list` shows the names."),
     ("train", "--rollout-max-response-len",
-     "/m: no such directory; --hf-checkpoint names a local HF-layout directory. Where the model is elsewhere,"
-     " --rollout-max-response-len N or --rollout-max-context-len N says how long an answer may be."),
+     "/m: no such directory; --hf-checkpoint names one in Hugging Face's layout, or a model of the hub. Where the"
+     " model is elsewhere, --rollout-max-response-len N or --rollout-max-context-len N"
+     " says how long an answer may be."),
     ("eval", "--rm-type", "nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE."),
     ("serve", "--hf-checkpoint", NO_MODEL),
 ]  # fmt: skip

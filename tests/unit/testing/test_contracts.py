@@ -110,7 +110,7 @@ BAD_COMPONENTS = {
     "RaisesWithoutALabel": (
         RewardContract,
         "def reward(args, sample):\n    return float(sample.label)\n",
-        "test_odd_inputs_get_a_reward[no-label]",
+        "test_another_label_is_read_or_refused[None]",
     ),
     "ChangesTheSample": (
         RewardContract,

@@ -1,7 +1,7 @@
-"""`slime models` (train): list the architecture numbers of published models, for --model.
+"""`slime models` (train): list the architecture numbers of published models, for --model; import a GGUF file.
 
-Loads no torch. A preset is no checkpoint. It saves stating numbers by hand and is compared with config.json when a run
-starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family.
+Only the import loads torch. A preset is no checkpoint. It saves stating numbers by hand and is compared with
+config.json when a run starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
-from slime_core.text import json_text
+from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
     from slime_commands.models.presets import ModelPreset
@@ -23,7 +24,7 @@ _KINDS = {"embedded": "models", "megatron": "megatron_models"}
 
 def add_parser(subparsers: Any) -> None:
     """Define `slime models` and its sub-commands."""
-    text = "the architecture numbers of published models"
+    text = "the architecture numbers of published models; import a GGUF file"
     parser = subparsers.add_parser("models", help=text, description=text)
     commands = parser.add_subparsers(dest="models_command", required=True, metavar="COMMAND")
     listed = commands.add_parser("list", help="every preset", description="every preset, and which trainers know it")
@@ -34,16 +35,27 @@ def add_parser(subparsers: Any) -> None:
     shown.add_argument("--json", action="store_true", help="print JSON")
     printed = commands.add_parser("args", help="Megatron's flags of one preset, as the bash array MODEL_ARGS")
     printed.add_argument("name")
+    text = "a GGUF file as a model directory in Hugging Face layout"
+    imported = commands.add_parser("import", help=text, description=f"{text}; quantized weights are dequantized")
+    imported.add_argument("file", metavar="FILE.gguf", help="of a family that transformers reads")
+    imported.add_argument("directory", metavar="DIR", help="new directory")
+    dtypes = ("float32", "bfloat16", "float16")
+    imported.add_argument("--dtype", choices=dtypes, default="float32", help="of the weights (default %(default)s)")
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Print. Raises ConfigError for a name without preset."""
+    """Print, or import. Raises ConfigError for a name without preset and a file that cannot be read."""
     from slime_commands.models.megatron_flags import bash_array, megatron_flags
     from slime_commands.models.presets import find_preset, model_presets
     from slime_core.errors import ConfigError
 
     if namespace.models_command == "list":
         _print_list(list(model_presets().values()), as_json=namespace.json)
+        return 0
+    if namespace.models_command == "import":
+        from slime_commands.models.gguf_import import import_gguf
+
+        print(plain(import_gguf(Path(namespace.file), Path(namespace.directory), namespace.dtype)))
         return 0
     preset = find_preset(namespace.name)
     if namespace.models_command == "args":

@@ -81,7 +81,7 @@ def _plan(rest: list[str], num_gpus: int | None, num_cpus: float | None, gpu_byt
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.presets import load_settings
 
-    settings = load_settings(rest, command="train")
+    settings = load_settings(rest, command="train", fetch=False)
     search_as(settings.args)
     if settings.args.device == "cpu":
         num_gpus = 0

@@ -13,7 +13,7 @@ import pytest
 import torch
 from slime_embedded import kernels
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def _checked(command: str, rest: list[str], *, check: bool) -> Settings:
     """The command's settings. Raises ConfigError and PluginError for what can be found wrong here."""
     from slime_core.plugins.presets import load_settings
 
-    settings = load_settings(rest, command=command)
+    settings = load_settings(rest, command=command, fetch=check)
     args = settings.args
     if args.ray_address:
         raise ConfigError(f"{settings.cite('ray_address')}: `slime submit --address URL` says which cluster; remove it")
