@@ -5,7 +5,7 @@ import re
 from slime_core import Sample
 
 
-def reward(args, sample: Sample) -> float:
+def reward(args: object, sample: Sample) -> float:
     """1.0 for a finished sentence with the word, once, and the topic; 0.5 without the topic; else 0.0."""
     if sample.status != Sample.Status.COMPLETED:
         return 0.0
@@ -15,7 +15,7 @@ def reward(args, sample: Sample) -> float:
     return 1.0 if sample.label["topic"] in words else 0.5
 
 
-def naive(args, sample: Sample) -> float:
+def naive(args: object, sample: Sample) -> float:
     """1.0 if the word is there. The model learns to write "A cloud is a cloud.": try it, with --kl-loss-coef 0."""
     return float(sample.label["word"] in _words(sample))
 
