@@ -63,8 +63,10 @@ def _convert(path: Path, folder: Path, dtype: str) -> Any:
     except ImportError as error:
         raise ConfigError(f"slime models import needs gguf: pip install '{BUNDLE}[hub]'") from error
     read = {"gguf_file": path.name, "local_files_only": True}
+    model: Any
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=getattr(torch, dtype), **read)
+        loader = transformers.AutoModelForCausalLM
+        model = loader.from_pretrained(str(path.parent), dtype=getattr(torch, dtype), **read)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **read)
     except (ValueError, KeyError, NotImplementedError, OSError) as error:
         told = " ".join(str(error).split())
