@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 
-.PHONY: install constraints sglang view-assets browser demo demo-tools test test-smoke test-readers test-backends lint types size docs oracle benchmarks clean
+.PHONY: install constraints sglang view-assets browser demo demo-tools real test test-smoke test-readers test-backends lint types size docs oracle benchmarks clean
 install: .venv/.installed
 sglang: .venv-sglang/.installed
 view-assets: $(PAGE)/built/main.js
@@ -61,9 +61,10 @@ browser:
 
 demo: demo.yaml
 demo-tools: tools.yaml
-demo demo-tools: .venv/.demo
+real: smollm2.yaml
+demo demo-tools real: .venv/.demo
 	$(BIN)/slime train --config $(filter %.yaml,$^) $(ARGS)
-demo.yaml tools.yaml: | .venv/.demo
+demo.yaml tools.yaml smollm2.yaml: | .venv/.demo
 	$(BIN)/slime init $(@:.yaml=) $@
 
 # A process of the tests has one small thing to do: more threads, and code compiled for it, cost more than they bring.

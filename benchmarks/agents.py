@@ -29,14 +29,14 @@ from _agent_clients import CLIENTS, PROMPT, TOOL_SECONDS, TURNS
 from _harness import Parser, ratio, spread, table
 from aiohttp import web
 from overhead import GROUP_SIZE
+from slime_runs.loop_lag import LoopLag
 from slime_sandbox_local.protocol import ExecResult
 from slime_testing_probes.scripted import CharTokenizer, Reply, Request, ScriptedEngine
 
 from slime_core import Sample, Step
 from slime_core.config import load_settings
+from slime_core.launch.components import Resolver
 from slime_core.launch.ranks import set_up_process
-from slime_core.launch.resolver import Resolver
-from slime_core.rollout.event_loop import LoopLag
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.reward import RewardStage

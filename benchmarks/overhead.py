@@ -25,8 +25,8 @@ from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import Sample, hookimpl
 from slime_core.config import load_settings
+from slime_core.launch.components import Resolver
 from slime_core.launch.ranks import set_up_process
-from slime_core.launch.resolver import Resolver
 from slime_core.plugins.manager import build_manager
 from slime_core.rollout.event_loop import LoopThread
 from slime_core.rollout.fate import FilterStage

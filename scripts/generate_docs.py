@@ -19,6 +19,7 @@ import sys
 from argparse import Action
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import slime_trl.fields as trl_fields
 from slime_trainer_megatron.arguments.fields import known_fields
@@ -27,9 +28,8 @@ from slime_trainer_megatron.arguments.flags import flags_of
 from slime_trainer_megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
 
 from slime_core.cli import main as command_line
-from slime_core.config.flag_parser import off_names
+from slime_core.config.flag_parser import as_json, off_names, takes_list
 from slime_core.config.foreign import ForeignFlags, find_owners
-from slime_core.config.help import value_shape
 from slime_core.config.spec import FlagSpec, flag_specs
 from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack
 from slime_core.config.yaml_file import dump_value
@@ -165,6 +165,18 @@ def megatron_effect(flag: Action) -> str:
         "refused": name in REFUSED,
     }
     return ", ".join(word for word, holds in words.items() if holds)
+
+
+def value_shape(flag: Action) -> str:
+    """Return the value placeholder of another program's flag: `N`, `{a,b}`, `TEXT ...`."""
+    if flag.nargs == 0:
+        return ""
+    kinds: Mapping[Any, str] = {int: "N", float: "X", as_json: "JSON"}
+    value = "{" + ",".join(map(str, flag.choices)) + "}" if flag.choices else kinds.get(flag.type, "TEXT")
+    value = str(flag.metavar or value)
+    if takes_list(flag):
+        value = " ".join([value] * flag.nargs) if isinstance(flag.nargs, int) else f"{value} ..."
+    return f"[{value}]" if flag.nargs in ("?", "*") else value
 
 
 def megatron_row(flag: Action) -> str:

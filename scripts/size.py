@@ -188,7 +188,7 @@ def trace_demo() -> int:
     return status
 
 
-_PASSED = ("generators", "rewards", "filters", "buffers", "estimators", "corrections")
+_PASSED = ("data", "generators", "rewards", "filters", "buffers", "estimators", "corrections")
 
 
 class _Trace:

@@ -24,6 +24,8 @@ REQUIREMENTS = """# Written by scripts/sync_packages.py: slime, its plugins and 
 # A looser torch than the one that is tested may pull gigabytes of CUDA libraries.
 torch==2.13.0
 """
+EXTRAS = {"plugins": "[gguf]"}
+"""Extras of requirements.txt: `make real` reads a GGUF file."""
 BUNDLE = """# Written by scripts/sync_packages.py from the files below it: every first-party plugin in one distribution.
 [build-system]
 requires = ["hatchling>=1.27"]
@@ -63,7 +65,8 @@ class Folders:
 
     def requirements(self) -> str:
         """requirements.txt: all that is published."""
-        return REQUIREMENTS + "-e .\n" + "".join(f"-e ./{folder}\n" for folder in self.distributions())
+        named = [f"./{folder}{EXTRAS.get(folder, '')}" for folder in self.distributions()]
+        return REQUIREMENTS + "-e .\n" + "".join(f"-e {name}\n" for name in named)
 
     def distributions(self) -> list[str]:
         """Folders of what is published besides the core: bundle, what is published alone, slime-compat."""
@@ -96,7 +99,8 @@ class Folders:
         found = {name: [f"slime-rl-core[{name}]"] for name in core.get("optional-dependencies", {}) if name != "dev"}
         for facts in self.bundled.values():
             for name, wanted in facts["project"].get("optional-dependencies", {}).items():
-                found.setdefault(name, []).extend(wanted)
+                there = found.setdefault(name, [])
+                there += [requirement for requirement in wanted if requirement not in there]
         yield from sorted(found.items())
 
     def _entry_points(self) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from slime_core.data.tokenizer import encode_result as encode_result
     from slime_core.data.tools import prompt_tools as prompt_tools
     from slime_core.data.tools import run_tools as run_tools
-    from slime_core.data.tools import tool_parser as tool_parser
-    from slime_core.data.turns import turn_delta as turn_delta
     from slime_core.errors import SlimeError as SlimeError
     from slime_core.estimator import EstimatorBase as EstimatorBase
     from slime_core.learning.corrections import CorrectionInputs as CorrectionInputs
@@ -26,10 +24,10 @@ if TYPE_CHECKING:
     from slime_core.plugins.adapters import RewardCaller as RewardCaller
     from slime_core.plugins.answers import answer_extractor as answer_extractor
     from slime_core.plugins.answers import answer_of as answer_of
+    from slime_core.plugins.answers import last_boxed as last_boxed
     from slime_core.plugins.answers import right_answers as right_answers
-    from slime_core.plugins.boxed import last_boxed as last_boxed
+    from slime_core.plugins.answers import same_number as same_number
     from slime_core.plugins.hookspecs import hookimpl as hookimpl
-    from slime_core.plugins.numerals import same_number as same_number
     from slime_core.plugins.options import PluginOptions as PluginOptions
     from slime_core.plugins.options import options as options
     from slime_core.plugins.resolve import resolve as resolve
@@ -89,7 +87,7 @@ _OF_PLUGINS = {
 """Name -> the package of a plugin that has it."""
 
 
-_BY_ENTRY_POINT = ("Trainer",)
+_BY_ENTRY_POINT = ("Trainer", "tool_parser", "turn_delta")
 """Names that an installed distribution provides, by the entry-point group `slime.api`."""
 
 
@@ -104,12 +102,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _provided(name: str) -> Any:
-    from slime_core.distributions import BUNDLE, entry_points
+    from slime_core.distributions import provided
+    from slime_core.errors import PluginNotFoundError
 
-    for offered, entry, _ in entry_points("slime.api"):
-        if offered == name:
-            return entry.load()
-    raise ImportError(f"slime_core has no {name} without its plugins; type: pip install {BUNDLE}")
+    try:
+        return provided("slime.api", name)
+    except PluginNotFoundError as error:
+        raise ImportError(str(error)) from None
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from slime_core.errors import PluginNotFoundError
 
 CORE = "slime-rl-core"
 """Distribution that contains only slime_core."""
@@ -131,6 +134,19 @@ def entry_points(group: str, allow: AllowList | None = None) -> list[tuple[str, 
     order = sorted(found, key=lambda key: (normalized(key[0]) not in (CORE, BUNDLE), key))
     allow = allow or AllowList.of()
     return [(name, found[dist, name], dist) for dist, name in order if allow.allows(name, dist)]
+
+
+def offered(group: str, name: str) -> Any:
+    """Return the object that an installed distribution offers under `name`; None without one."""
+    return next((entry.load() for known, entry, _ in entry_points(group) if known == name), None)
+
+
+def provided(group: str, name: str) -> Any:
+    """Return the object that an installed distribution offers under `name`. Raises PluginNotFoundError."""
+    found = offered(group, name)
+    if found is None:
+        raise PluginNotFoundError(f"slime_core has no {name} without its plugins; type: pip install {BUNDLE}")
+    return found
 
 
 def declared() -> Iterator[_Declared]:

@@ -14,8 +14,8 @@ from typing import Any
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
 
 from tests.conftest import TinyRun
-from tests.unit.engines.sglang_api.servers import Server, answer
-from tests.unit.engines.sglang_api.weight_servers import WeightServer
+from tests.unit.engines.sglang.api.servers import Server, answer
+from tests.unit.engines.sglang.api.weight_servers import WeightServer
 
 PICTURED, PLAIN, SAMPLES = 4, 1, 2
 """Rows with an image, rows without, and samples of each; a rollout draws all."""

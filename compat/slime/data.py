@@ -1,4 +1,4 @@
-"""`slime.data`: samples, and data sources without groups (`slime_core.data.flat_source`).
+"""`slime.data`: samples, and data sources without groups (`slime_data.flat_source`).
 
 The base classes define the default behaviour, and subclasses override it. The classes of `slime.rollout.data_source`
 are different: they return groups and are built from `args` alone.

@@ -208,9 +208,9 @@ def test_dataset_leaves_long_prompts_out(tokenizer: Any, tmp_path: Path) -> None
 
 
 def test_dataset_with_images(tmp_path: Path) -> None:
+    from slime_data.images import load_processor
     from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
 
-    from slime_core.data.images import load_processor
     from slime_core.sample.multimodal import image_token_of
 
     image = write_image(tmp_path / "a.png", 1)

@@ -38,7 +38,9 @@ def report(summary: dict[str, Any], args: Args) -> None:
     if summary["checkpoint"]:
         print(f"checkpoint {summary['checkpoint']}")
     if summary["eval_before"] is not None:
-        print(f"held-out accuracy {summary['eval_before']:.2f} -> {summary['eval_after']:.2f}", flush=True)
+        score = next(iter(summary["evals"].values()))
+        wide = [f"+-{1.96 * score.get(f'{when}_stderr', 0.0):.2f}" for when in ("before", "after")]
+        print(f"held-out accuracy {score['before']:.2f} -> {score['after']:.2f} (95%: {', '.join(wide)})", flush=True)
 
 
 command = Command(run)

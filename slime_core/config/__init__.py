@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from slime_core.config.flag_parser import FlagParser as FlagParser
     from slime_core.config.foreign import ForeignFlags as ForeignFlags
     from slime_core.config.load import load_settings as load_settings
-    from slime_core.config.origins import Origin as Origin
     from slime_core.config.schema import Args as Args
     from slime_core.config.sections.evaluation import EvalDataset as EvalDataset
+    from slime_core.config.settings import Origin as Origin
     from slime_core.config.settings import Settings as Settings
 
 _EXPORTS = exports(__file__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
@@ -31,7 +32,9 @@ class Switch(argparse.Action):
         super().__init__([*option_strings, *off], dest, nargs=0, **kwargs)
         self.off = tuple(off)
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
         """Store true or false."""
         setattr(namespace, self.dest, option_string not in self.off)
 
@@ -39,9 +42,37 @@ class Switch(argparse.Action):
 class OneOrMore(argparse.Action):
     """The action of a flag with `nargs="+"`. It stores a single value as it is, and several values as a list."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
         """Store the value or the list."""
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Print a flag's names once, the type of its value, and its default unless the text names it."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        off = off_names(action)
+        names = ", ".join([*(name for name in action.option_strings if name not in off), *off[:1]])
+        return f"{names} {self._format_args(action, self._get_default_metavar_for_optional(action))}".rstrip()
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        words: Mapping[object, str] = {int: "N", float: "X", as_json: "JSON"}
+        return words.get(action.type, "TEXT")
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, value = action.help or "", action.default
+        if value in (None, [], {}, argparse.SUPPRESS) or value is False or "default" in text.lower():
+            return text
+        shown = " ".join(map(str, value)) if isinstance(value, list) else "on" if value is True else str(value)
+        return f"{text} (default: {shown.replace('%', '%%')})"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -58,7 +89,8 @@ class FlagParser(argparse.ArgumentParser):
             version: For messages, such as "SGLang 0.5.20".
             kwargs: Settings of argparse. With `allow_abbrev=True` the command line may abbreviate names.
         """
-        super().__init__(prog=version, add_help=False, **{"allow_abbrev": False} | kwargs)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(prog=version, add_help=False, formatter_class=_HelpFormatter, **kwargs)
         self._negative_number_matcher = re.compile(r"^-\.?\d")  # argparse does not parse -1e-5 as a number
 
     def error(self, message: str) -> NoReturn:
@@ -82,7 +114,19 @@ class FlagParser(argparse.ArgumentParser):
         names = {option[2:].replace("-", "_"): flag for flag in self.flags for option in flag.option_strings}
         return {flag.dest: flag for flag in self.flags} | names
 
-    def read(self, name: str, value: Any, named: str, known: Iterable[str] = ()) -> tuple[str, Any]:
+    def page(self, topics: Mapping[str, Iterable[argparse.Action]], usage: str | None = None) -> str:
+        """Return the help of some flags by topic, after `usage` and the parser's description if a usage is given."""
+        formatter = self._get_formatter()
+        if usage is not None:
+            formatter.add_usage(usage, [], [])
+            formatter.add_text(self.description)
+        for title, flags in topics.items():
+            formatter.start_section(title)
+            formatter.add_arguments(flags)
+            formatter.end_section()
+        return formatter.format_help()
+
+    def read(self, name: str, value: object, named: str, known: Iterable[str] = ()) -> tuple[str, object]:
         """Return (attribute, typed value) for a value from a file or a variable; None stays None.
 
         Args:
@@ -121,7 +165,7 @@ def off_names(flag: argparse.Action) -> Sequence[str]:
     return flag.off if isinstance(flag, Switch) else ()
 
 
-def as_json(text: str) -> Any:
+def as_json(text: str) -> object:
     """Parse JSON; used as the `type` of a flag."""
     try:
         return json.loads(text)
@@ -134,7 +178,7 @@ def takes_list(flag: argparse.Action) -> bool:
     return flag.nargs in ("*", "+") or isinstance(flag.nargs, int)
 
 
-def words(flag: argparse.Action, value: Any) -> list[str]:
+def words(flag: argparse.Action, value: object) -> list[str]:
     """Return the command-line words that give a flag this value. Raises ValueError if no words do."""
     name = flag.option_strings[0]
     if flag.nargs == 0:
@@ -152,7 +196,7 @@ def words(flag: argparse.Action, value: Any) -> list[str]:
     return [f"{name}={text}"] if text.startswith("-") else [name, text]
 
 
-def _items(value: Any) -> list[Any]:
+def _items(value: object) -> Sequence[object]:
     if not isinstance(value, str):
         return list(value) if isinstance(value, list | tuple) else [value]
     if not value.lstrip().startswith("["):
@@ -162,7 +206,7 @@ def _items(value: Any) -> list[Any]:
     return items
 
 
-def _text(flag: argparse.Action, value: Any) -> str:
+def _text(flag: argparse.Action, value: object) -> str:
     """Return one word for a value. A mapping becomes JSON, because a text option may hold JSON."""
     if isinstance(value, dict) or (flag.type is as_json and not isinstance(value, str)):
         return json.dumps(value, separators=(",", ":"))
@@ -173,7 +217,7 @@ def _text(flag: argparse.Action, value: Any) -> str:
     return str(value)
 
 
-def truth(value: Any) -> bool:
+def truth(value: object) -> bool:
     """Return the boolean, or parse its text. Raises ValueError."""
     found = {"true": True, "false": False}.get(value.strip().lower()) if isinstance(value, str) else value
     if not isinstance(found, bool):

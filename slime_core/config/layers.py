@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from slime_core.config.flag_parser import truth
 from slime_core.config.flags import ParsedFlags
 from slime_core.config.foreign import ForeignFlags, find_foreign, renamed
-from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
 from slime_core.config.schema import Args
-from slime_core.config.settings import CUSTOM_KEY, left_out
+from slime_core.config.settings import CUSTOM_KEY, DEFAULT, FLAG, Entry, Origin, left_out
 from slime_core.config.spec import flag_specs, respelled, switched_off
 from slime_core.config.yaml_file import Item, read_scalar, read_yaml, rebase_marked
 from slime_core.errors import ConfigError, did_you_mean
@@ -53,7 +53,7 @@ class Layered:
     owners: Sequence[ForeignFlags] = ()
     """Owners of other programs' flags."""
 
-    def put(self, key: str, value: Any, origin: Origin, directory: str = "") -> bool:
+    def put(self, key: str, value: object, origin: Origin, directory: str = "") -> bool:
         """Add a value under any spelling of its setting; return False if `key` is no setting and no flag.
 
         Args:
@@ -107,47 +107,45 @@ def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
 def collect(
     parsed: ParsedFlags,
     env: Mapping[str, str],
-    foreign: Sequence[ForeignFlags],
-    arguments: Mapping[str, Any] | None = None,
+    owners: Sequence[ForeignFlags],
+    arguments: Mapping[str, object],
     *,
     files: bool = True,
 ) -> Layered:
     """Read every source; without `files`, missing files are skipped. Raises ConfigError."""
-    layered, upper, below = (Layered(owners=foreign) for _ in range(3))
-    for name, value in (arguments or {}).items():
-        if value is not None and not upper.put(name, _plain(value), Origin("argument", f"argument {name}")):
-            raise ConfigError(f"argument {name}={_plain(value)!r:.80}: no such setting.{layered.unknown(name)}")
-    _read_env(below, env)
-    layers = (upper.values, parsed.values, below.values, layered.values)
-    if named := _highest("config", layers):
-        paths = named.value if isinstance(named.value, list) else [named.value]
-        if named.origin.kind == "env":
-            paths = [env[named.origin.where]]  # one path, with any blanks in it
-        for path in map(str, paths):
-            cited = f"--config {path!r} ({named.origin})"
-            if files and not os.path.exists(path):
+    layered = Layered(owners=owners)
+
+    def named(name: str) -> Entry | None:
+        """Return the value that an argument, a flag or a variable gives to a setting that names files."""
+        variable = f"SLIME_{name.upper()}"
+        if (value := _plain(arguments.get(name))) is not None:
+            return Entry(value, Origin("argument", f"argument {name}"))
+        in_env = Entry(env[variable], Origin("env", variable)) if env.get(variable, "").strip() else None
+        return parsed.values.get(name, in_env)
+
+    if config := named("config"):
+        for path in config.value if isinstance(config.value, list) else [config.value]:
+            cited = f"--config {str(path)!r} ({config.origin})"
+            if files and not os.path.exists(str(path)):
                 raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
-            _add_file(layered, path, cited, files=files, own_keys=False)
-    own = _highest("custom_config_path", layers)
+            _add_file(layered, str(path), cited, files=files, own_keys=False)
+    own = named("custom_config_path") or layered.values.get("custom_config_path")
     if own and own.value:
         cited = f"--custom-config-path {own.value!r} ({own.origin})"
         _add_file(layered, str(own.value), cited, files=files, own_keys=True)
-    for name, entry in (*below.values.items(), *parsed.values.items()):
+    _read_env(layered, env)
+    for name, entry in parsed.values.items():
         layered.set(name, _read_text(name, entry))
     for text in parsed.sets:
         _apply_set(layered, text)
-    for name, entry in upper.values.items():
-        layered.set(name, entry)
-    layered.given += [*below.given, *upper.given]
-    layered.warnings += below.warnings
+    for name, value in arguments.items():
+        plain = _plain(value)
+        if plain is not None and not layered.put(name, plain, Origin("argument", f"argument {name}")):
+            raise ConfigError(f"argument {name}={plain!r:.80}: no such setting.{layered.unknown(name)}")
     return layered
 
 
-def _highest(name: str, layers: Sequence[Mapping[str, Entry]]) -> Entry | None:
-    return next((values[name] for values in layers if name in values), None)
-
-
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Convert a Python value to the schema's form: paths become text, tuples become lists."""
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
@@ -180,22 +178,19 @@ def _add_file(layered: Layered, path: str, cited: str, *, files: bool, own_keys:
     items, seen = read_yaml(path, cited), dict[str, tuple[str, str]]()
     for key, item in items.items():
         learn(key, item.value)
-        if key in ("config", "set"):
-            raise ConfigError(f"{item.where}: {key!r} can only be given as a flag.")
         if key != CUSTOM_KEY:
             _add_key(layered, key, item, seen, own=own_keys)
-    if custom := items.get(CUSTOM_KEY):
-        if not isinstance(custom.value, dict):
-            raise ConfigError(f"{custom.where}: {CUSTOM_KEY!r} must be a mapping of attribute names to values.")
-        for key, value in custom.value.items():
-            _add_key(layered, str(key), replace(custom, value=value), seen, own=True)
+        elif not isinstance(item.value, dict):
+            raise ConfigError(f"{item.where}: {CUSTOM_KEY!r} must be a mapping of attribute names to values.")
+    for key, value in items[CUSTOM_KEY].value.items() if CUSTOM_KEY in items else ():
+        _add_key(layered, str(key), replace(items[CUSTOM_KEY], value=value), seen, own=True)
 
 
 def _add_key(layered: Layered, key: str, item: Item, seen: dict[str, tuple[str, str]], *, own: bool) -> None:
     """Add one entry of a file; `seen` has the settings that the file has set, by name."""
     name, origin = key.replace("-", "_"), Origin("file", item.where)
     setting = switched_off().get(name, respelled().get(name, name))
-    if setting == "config":
+    if setting == "config" or (key == "set" and not own):
         raise ConfigError(f"{item.where}: {key!r} can only be given as a flag.")
     if setting in seen:
         other, line = seen[setting]
@@ -258,7 +253,6 @@ def _apply_set(layered: Layered, text: str) -> None:
             f"--set {text!r} (flag): {keys[0]!r} is not a mapping; for an option of a plugin write"
             f" --set plugins.{path}=... (mappings: {mappings})"
         )
-    value = _scalar(text, raw)
     entry = layered.values.get(root)
     tree = copy.deepcopy(entry.value) if entry and isinstance(entry.value, dict) else {}
     node = tree
@@ -266,7 +260,7 @@ def _apply_set(layered: Layered, text: str) -> None:
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
             raise ConfigError(f"--set {text!r} (flag): {key!r} is not a mapping.")
-    node[keys[-1]] = value
+    node[keys[-1]] = _scalar(text, raw)
     layered.values[root] = Entry(tree, FLAG)
 
 
@@ -297,7 +291,7 @@ def validate(layered: Layered) -> tuple[Args, dict[str, Origin]]:
     return args, origins
 
 
-def _words(layered: Layered, error: Any) -> str:
+def _words(layered: Layered, error: ErrorDetails) -> str:
     name = str(error["loc"][0])
     entry, spec = layered.values[name], flag_specs()[name]
     reason = (
@@ -315,7 +309,7 @@ def _words(layered: Layered, error: Any) -> str:
     return f"{spec.flag} {error['input']!r} ({entry.origin}): {reason}"
 
 
-def _scalar(text: str, raw: str) -> Any:
+def _scalar(text: str, raw: str) -> object:
     """Parse the value of `--set NAME.KEY=VALUE` as YAML."""
     try:
         return read_scalar(raw)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from slime_core.config.backends import choose_backends
+from slime_core.config import eval_config
 from slime_core.config.flags import SettingsParser
 from slime_core.config.foreign import ByOwner, ForeignFlags, Lists, by_owner, find_foreign, find_owners
 from slime_core.config.layers import collect, lay_below, validate
-from slime_core.config.origins import Entry, Origin
-from slime_core.config.schema import RULES, Args, Defaults
-from slime_core.config.sections.base import run_rules
-from slime_core.config.settings import Settings
-from slime_core.config.spec import as_flags, flag_specs
+from slime_core.config.schema import Args, Defaults
+from slime_core.config.sections import algorithm, cluster, data, progress, reward, rollout, run, train
+from slime_core.config.sections import logging as logging_section
+from slime_core.config.sections.base import Rule, run_rules
+from slime_core.config.settings import Entry, Origin, Settings
+from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
 from slime_core.distributions import AllowList, entry_points
@@ -29,8 +30,32 @@ from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 
 logger = logging.getLogger(__name__)
 
-Preset: TypeAlias = Callable[[Args, Mapping[str, Origin]], tuple[Mapping[str, Any], str]]
+Preset: TypeAlias = Callable[[Args, Mapping[str, Origin]], tuple[Mapping[str, object], str]]
 """Function (the user's settings, their origins) -> (settings that a component brings, name of the component)."""
+
+AUTO = "auto"
+WITHOUT_FLAGS = "embedded"
+"""Backend that "auto" selects by default; it needs no package besides slime itself."""
+BACKENDS = ("train_backend", "rollout_engine")
+
+RULES: tuple[Rule, ...] = (
+    rollout.model_is_named,
+    *run.RULES,
+    *logging_section.RULES,
+    *data.RULES,
+    *progress.RULES,
+    *rollout.RULES,
+    *train.RULES,
+    *eval_config.RULES,
+    rollout.response_is_bounded,
+    *reward.RULES,
+    *algorithm.RULES,
+    *cluster.RULES,
+    progress.asynchrony,
+)
+"""Rules in the order in which they run; each is defined below the settings that it reads. An earlier rule derives
+values that a later rule reads: data comes before the settings that divide it, and the lengths of a rollout come before
+the lengths of evaluation, whose defaults they are."""
 
 
 def load_settings(
@@ -42,7 +67,7 @@ def load_settings(
     preset: Preset | None = None,
     files: bool = True,
     fetch: bool = True,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
 ) -> Settings:
     """Read all layers, derive further settings from them, and check them against each other.
 
@@ -71,17 +96,18 @@ def load_settings(
     learn_flags(argv)
     learn_environment(env)
     parsed = parser.read_own(argv)
+    arguments = arguments or {}
     layered = collect(parsed, env, foreign, arguments, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
     if parsed.help_flag:
-        from slime_core.config.help import flags_text
-
-        print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
+        for owner in foreign:
+            if owner.help_flag == parsed.help_flag:
+                print(owner.help(given))
         raise SystemExit(0)
     layered.warnings += unusable
     lists = Lists(foreign, given)
     layered.given[:0] = _flags_of_named_model(layered.values.get("model"), argv, foreign)
-    layered.foreign = {**lists.read(layered.given), **parser.read_all(argv, lists, parsed.rest).foreign}
+    layered.foreign = {**lists.read(layered.given), **parser.read_foreign(argv, lists, parsed.rest)}
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")
     if brought:
@@ -94,12 +120,12 @@ def load_settings(
         origins,
         command,
         list(layered.warnings),
-        (*argv, *as_flags(arguments or {})),
+        (*argv, *parser.words_of(arguments, lists)),
         foreign=tuple(layered.foreign),
         custom=tuple(layered.custom),
         files=files,
     )
-    choose_backends(settings, layered.foreign, foreign)
+    _choose_backends(settings, layered.foreign, foreign)
     args.answer_for_absent(Defaults(tuple(o.default_of for o in foreign if o.default_of is not None)))
     settings.warnings += check_support(args, origins)
     theirs = by_owner(foreign, layered.foreign)
@@ -111,12 +137,70 @@ def load_settings(
         _fetch(settings, checked=True)
     settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
     if args.megatron_config_path and not settings.is_absent("megatron_config_path"):
-        from slime_core.config.role_settings import check_role_settings
+        from slime_core.config.role_settings import settle_role_settings
 
-        settings.warnings += check_role_settings(args, foreign)
+        settings.warnings += settle_role_settings(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return settings
+
+
+def _choose_backends(settings: Settings, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> None:
+    """Replace "auto" in both settings; the origin of each records the reason.
+
+    Args:
+        settings: Typed settings, before any rule is applied.
+        given: Other programs' flags, by attribute.
+        owners: The possible owners of those flags.
+
+    Raises:
+        ConfigError: Flags of several backends were given.
+    """
+    for name in BACKENDS:
+        if getattr(settings.args, name) != AUTO:
+            continue
+        chosen = dict(_by_flags(name, given, owners)) or dict(_by_settings(name, settings, owners))
+        if len(chosen) > 1:
+            told = " and ".join(f"{value} (because of {why})" for value, why in chosen.items())
+            flag = flag_specs()[name].flag
+            raise ConfigError(f"{flag} auto: {told} are both asked for; type {flag} NAME, or remove the other's flags.")
+        value, why = next(iter(chosen.items()), (WITHOUT_FLAGS, ""))
+        setattr(settings.args, name, value)
+        if why or settings.is_given(name):
+            settings.origins[name] = Origin("auto", f"because of {why}" if why else "")
+
+
+def _by_flags(name: str, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
+    """Yield (backend, flag) for foreign flags, in reverse order given."""
+    for attribute, entry in reversed([*given.items()]):
+        owner = find_foreign(owners, attribute)
+        # `--model` names the model for every trainer.
+        if owner is None or entry.origin.kind == "preset" or entry.value is None:
+            continue
+        if owner.chooses == name and owner.used_by:
+            yield owner.used_by[0], entry.named or "--" + attribute.replace("_", "-")
+
+
+def _by_settings(name: str, settings: Settings, owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
+    """Yield (backend, flags) for slime's own settings that only one backend supports."""
+    for owner in owners:
+        if owner.chooses != name or not owner.used_by:
+            continue
+        for together in owner.chosen_by:
+            if all(_is_asked(settings, n) for n in together):
+                yield owner.used_by[0], " and ".join(_named(settings, n) for n in together)
+                break
+
+
+def _is_asked(settings: Settings, name: str) -> bool:
+    """Return True if the user enabled the setting; 0 GPUs for inference count, since they mean routers alone."""
+    value = getattr(settings.args, name)
+    return settings.is_given(name) and value is not None and value is not False
+
+
+def _named(settings: Settings, name: str) -> str:
+    origin = settings.origins[name]
+    return flag_specs()[name].flag + ("" if origin.kind == "flag" else f" ({origin})")
 
 
 def _fetch(settings: Settings, *, checked: bool) -> None:

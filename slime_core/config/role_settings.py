@@ -7,24 +7,25 @@
           lr: 1e-5
           recompute_granularity: full
 
-`load_settings` checks the file; `launch.trainers.role_args` reads it for each trainer that is built. An entry may hold
-what a trainer alone reads: the settings in `PER_ROLE`, flags of another program that the chosen trainer takes, and keys
-of the user's own. The loop and the loss read the run's `args`, never these.
+`load_settings` reads the file into `args.role_settings`; `trainers.roles.role_args` lays a role's part over the run's
+settings. An entry may hold what a trainer alone reads: the settings in `PER_ROLE`, flags of another program that the
+chosen trainer takes, and keys of the user's own. The loop and the loss read the run's `args`, never these.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from slime_core.config.foreign import ForeignFlags, Lists, by_owner, find_foreign, find_owners
+from pydantic import TypeAdapter, ValidationError
+
+from slime_core.config.foreign import ForeignFlags, Lists, by_owner, find_foreign
 from slime_core.config.layers import Layered, validate
-from slime_core.config.origins import Entry, Origin
 from slime_core.config.schema import Args
 from slime_core.config.sections.train import OptimizerArgs
+from slime_core.config.settings import Entry, Origin
 from slime_core.config.spec import flag_specs
-from slime_core.config.yaml_file import read_scalar, read_yaml
+from slime_core.config.yaml_file import read_yaml
 from slime_core.errors import ConfigError, did_you_mean
 
 Role = Literal["actor", "critic"]
@@ -52,32 +53,14 @@ _IGNORED = ("num_nodes", "num_gpus_per_node")
 """Keys of THUDM/slime's files; the critic has the actor's processes."""
 
 
-def check_role_settings(args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:
-    """Read the file once, with what the owners of flags say about the values. Raises ConfigError."""
-    warnings = []
-    for role, entries in role_overrides(args, foreign).items():
-        for owner, own in by_owner(foreign, entries):
-            if owner.check is not None:
-                warnings += [f"{role}: {warning}" for warning in owner.check(args, own)]
-    return warnings
-
-
-def role_overrides(args: Args, foreign: Sequence[ForeignFlags] | None = None) -> dict[Role, dict[str, Entry]]:
-    """Role -> attribute -> value, typed.
-
-    Args:
-        args: The run's settings.
-        foreign: Owners of pass-through flags; by default those of installed distributions.
+def settle_role_settings(args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:
+    """Read the file into `args.role_settings`; return the warnings of the flags' owners.
 
     Raises:
         ConfigError: The file cannot be read, or an entry is malformed or unknown; all with file and line.
     """
     path = args.megatron_config_path
-    if not path:
-        return {}
-    if foreign is None:
-        foreign, _ = find_owners(["--no-plugins"] if args.no_plugins else [], os.environ)
-    items = read_yaml(path, f"--megatron-config-path {path!r}")
+    items = read_yaml(str(path), f"--megatron-config-path {path!r}")
     for key in items:
         if key != ENTRIES:
             raise ConfigError(f"{items[key].where}: unknown key {key!r}; the file has one, {ENTRIES!r}")
@@ -86,16 +69,20 @@ def role_overrides(args: Args, foreign: Sequence[ForeignFlags] | None = None) ->
     where, entries = items[ENTRIES].where, items[ENTRIES].value
     if not isinstance(entries, list):
         raise ConfigError(f"{where}: {ENTRIES!r} is a list of entries with 'role' and 'overrides'")
-    found: dict[Role, dict[str, Entry]] = {}
+    warnings: list[str] = []
     for number, entry in enumerate(entries):
         role, own = _entry(f"{where}: megatron[{number}]", entry)
-        if role in found:
+        if role in args.role_settings:
             raise ConfigError(f"{where}: megatron[{number}]: there is an entry for {role!r} already; merge them")
-        found[role] = _typed(args, own, f"{where}: {role}", foreign)
-    return found
+        typed = _typed(args, own, f"{where}: {role}", foreign)
+        args.role_settings[role] = {name: value.value for name, value in typed.items()}
+        for owner, theirs in by_owner(foreign, typed):
+            if owner.check is not None:
+                warnings += [f"{role}: {warning}" for warning in owner.check(args, theirs)]
+    return warnings
 
 
-def _entry(where: str, entry: Any) -> tuple[Role, dict[str, Any]]:
+def _entry(where: str, entry: object) -> tuple[Role, dict[str, object]]:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: expected a mapping with 'role' and 'overrides'")
     known = ("name", "role", "overrides", "args", *_IGNORED)
@@ -114,39 +101,35 @@ def _entry(where: str, entry: Any) -> tuple[Role, dict[str, Any]]:
     return role, {str(key).replace("-", "_"): value for key, value in own.items()}
 
 
-def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[ForeignFlags]) -> dict[str, Entry]:
-    origin, entries, given = Origin("file", where), dict[str, Entry](), list[tuple[str, Entry]]()
+def _typed(args: Args, own: Mapping[str, object], where: str, foreign: Sequence[ForeignFlags]) -> dict[str, Entry]:
+    layered, origin = Layered(owners=foreign), Origin("file", where)
     for name, value in own.items():
-        if name in flag_specs():
-            if name not in PER_ROLE:
-                raise ConfigError(
-                    f"{where}: {name!r} is a setting of the whole run; a role may have {', '.join(PER_ROLE)}, and flags"
-                    f" of --train-backend {args.train_backend}"
-                )
-            entries[name] = Entry(getattr(validate(Layered({name: Entry(value, origin)}))[0], name), origin)
-        elif owner := find_foreign(foreign, name):
-            if args.train_backend not in owner.used_by:
-                chosen = f"--train-backend {args.train_backend}"
-                raise ConfigError(f"{where}: {name!r} is {owner.owner}'s, and {chosen} does not take it; remove it")
-            given.append((name, Entry(value, origin)))
-        elif hasattr(args, name):
-            entries[name] = Entry(_like(getattr(args, name), value, f"{where}: {name}"), origin)
-        else:
+        if name in flag_specs() and name not in PER_ROLE:
+            raise ConfigError(
+                f"{where}: {name!r} is a setting of the whole run; a role may have {', '.join(PER_ROLE)}, and flags"
+                f" of --train-backend {args.train_backend}"
+            )
+        owner = None if name in flag_specs() else find_foreign(foreign, name)
+        if owner is not None and args.train_backend not in owner.used_by:
+            chosen = f"--train-backend {args.train_backend}"
+            raise ConfigError(f"{where}: {name!r} is {owner.owner}'s, and {chosen} does not take it; remove it")
+        if layered.put(name, value, origin):
+            continue
+        if not hasattr(args, name):
             known = [*PER_ROLE, *(a for o in foreign if not o.prefixes for a in o.listed.by_name)]
             raise ConfigError(f"{where}: unknown setting {name!r}.{did_you_mean(name, known)}")
-    return {**entries, **Lists(foreign, {}).read(given)}
+        layered.custom[name] = Entry(_like(getattr(args, name), value, f"{where}: {name}"), origin)
+    typed, _ = validate(layered)
+    settings = {name: Entry(getattr(typed, name), origin) for name in layered.values}
+    return {**settings, **layered.custom, **Lists(foreign, {}).read(layered.given)}
 
 
-def _like(existing: Any, value: Any, cited: str) -> Any:
-    """A key of the user's own; text is read as what the run's value is."""
+def _like(existing: object, value: object, cited: str) -> object:
+    """Return the value for a key of the user's own; text gets the type of the run's value."""
     if not isinstance(value, str) or not isinstance(existing, bool | int | float):
         return value
     try:
-        read = read_scalar(value)
-    except ValueError:
-        read = None
-    if isinstance(existing, float) and isinstance(read, int) and not isinstance(read, bool):
-        read = float(read)
-    if not isinstance(read, type(existing)):
-        raise ConfigError(f"{cited} {value!r}: expected {type(existing).__name__}, as elsewhere in the run")
-    return read
+        return TypeAdapter[object](type(existing)).validate_python(value)
+    except ValidationError:
+        wanted = type(existing).__name__
+        raise ConfigError(f"{cited} {value!r}: expected {wanted}, as elsewhere in the run") from None

@@ -1,4 +1,4 @@
-"""Every setting of slime as one flat, typed object, `Args`, and the order of the rules between them.
+"""Every setting of slime as one flat, typed object, `Args`.
 
 Sections (modules under `sections`) are inherited, so `args.rollout_batch_size` needs no path. Names, types and
 defaults are THUDM/slime's; a default that differs says so here:
@@ -8,7 +8,7 @@ defaults are THUDM/slime's; a default that differs says so here:
 - `input_key` defaults to None: the key is chosen from the data's own columns (THUDM/slime: "input");
 - `rollout_function_path`, `data_source_path` default to None: the built-in stage;
 - `use_tensorboard` defaults to None: on if tensorboard is installed;
-- `train_backend`, `rollout_engine` are "auto" (`config/backends.py`), where THUDM/slime has Megatron and SGLang only.
+- `train_backend`, `rollout_engine` are "auto" (`config/load.py`), where THUDM/slime has Megatron and SGLang only.
 
 `Args` checks single values only. `load.load_settings` reads files, environment and flags, and runs the rules.
 """
@@ -19,13 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import ConfigDict, PrivateAttr
 
 from slime_core.config.sections import (
     algorithm,
     cluster,
     data,
-    environment,
     evaluation,
     logging,
     progress,
@@ -34,7 +33,7 @@ from slime_core.config.sections import (
     run,
     train,
 )
-from slime_core.config.sections.base import Rule, Section
+from slime_core.config.sections.base import Section
 
 
 class Given(
@@ -44,9 +43,9 @@ class Given(
     rollout.RolloutArgs,
     rollout.EngineArgs,
     reward.RewardArgs,
-    environment.EnvironmentArgs,
-    environment.ToolArgs,
-    environment.SandboxArgs,
+    rollout.EnvironmentArgs,
+    rollout.ToolArgs,
+    rollout.SandboxArgs,
     progress.ProgressArgs,
     algorithm.AlgorithmArgs,
     train.OptimizerArgs,
@@ -62,38 +61,21 @@ class Given(
 ):
     """The settings, one attribute per flag, with given values or defaults; None is filled in by the rules."""
 
-    eval_datasets: list[evaluation.EvalDataset] = Field(default_factory=list)
+    eval_datasets: list[evaluation.EvalDataset] = []
     """Evaluation data sets, resolved from --eval-prompt-data or --eval-config; no flag of its own."""
+    role_settings: dict[str, dict[str, Any]] = {}
+    """Role ("actor", "critic") -> settings of its trainer in --megatron-config-path; no flag of its own."""
 
 
 SECTIONS: tuple[type[Section], ...] = Given.__bases__
 """Sections in the order of the help text."""
-
-RULES: tuple[Rule, ...] = (
-    rollout.model_is_named,
-    *run.RULES,
-    *logging.RULES,
-    *data.RULES,
-    *progress.RULES,
-    *rollout.RULES,
-    *train.RULES,
-    *evaluation.RULES,
-    rollout.response_is_bounded,
-    *reward.RULES,
-    *algorithm.RULES,
-    *cluster.RULES,
-    progress.asynchrony,
-)
-"""Rules in the order in which they run; each is defined below the settings that it reads. An earlier rule derives
-values that a later rule reads: data comes before the settings that divide it, and the lengths of a rollout come before
-the lengths of evaluation, whose defaults they are."""
 
 
 @dataclass(frozen=True)
 class Defaults:
     """Fallbacks for unset attributes; pickled with `args` into other processes."""
 
-    owners: tuple[Callable[[Any, str], Any], ...] = ()
+    owners: tuple[Callable[[Args, str], object], ...] = ()
     """The `default_of` functions of other programs, in order."""
 
     def __call__(self, args: Args, name: str) -> Any:

@@ -1,5 +1,7 @@
 """`Settings`: the checked values of a command with their origins, and a YAML file that loads as the same settings.
 
+The origin of a value is the second half of every message about a setting.
+
 `load.load_settings` creates the object; rules read and complete it.
 """
 
@@ -9,14 +11,52 @@ import json
 import os.path
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from slime_core.config.origins import Origin
 from slime_core.config.run_files import HEADER
 from slime_core.config.schema import Args
 from slime_core.config.spec import flag_specs
 from slime_core.config.yaml_file import dump_value, rebase
 from slime_core.secrets import hidden, hidden_values
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Source of a value; `str()` gives its form in messages and `slime config show`."""
+
+    kind: Literal["default", "file", "env", "flag", "argument", "derived", "auto", "preset"]
+    where: str = ""
+    """Detail by kind. file: "run.yaml:14"; env: "SLIME_LR"; argument: "argument lr"; derived: the other settings;
+    auto: the reason for the value of a setting at "auto", e.g. "because of --rollout-num-gpus";
+    preset: "default of --advantage-estimator dapo", "--model qwen3-4B"."""
+
+    def __str__(self) -> str:
+        if self.kind == "env":
+            return f"{self.where} env"
+        if self.kind == "derived":
+            return f"derived: {self.where}"
+        if self.kind == "auto" and self.where:
+            return f"auto: {self.where}"
+        return self.where or self.kind
+
+    def of(self, key: str) -> str:
+        """Return the name of a setting that this source gave under `key`, for messages."""
+        return self.where if self.kind in ("env", "argument") else f"{self.where}: {key}"
+
+
+DEFAULT = Origin("default")
+FLAG = Origin("flag")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value on its way into `Args`, still as its source spelled it."""
+
+    value: object
+    origin: Origin
+    named: str = ""
+    """Name of another program's flag in messages: `--no-rope-fusion` or `run.yaml:3: sglang_ep`."""
+
 
 CUSTOM_KEY = "custom"
 """YAML key whose entries become attributes of `args`."""
@@ -48,7 +88,7 @@ class Settings:
     """False if configuration files that are not on this machine are left out."""
     names: dict[str, Any] = field(default_factory=dict)
     """Setting -> name of a remote model or data set, which files keep instead of the path of the local copy."""
-    _typed: dict[str, Any] = field(default_factory=dict)
+    _typed: dict[str, object] = field(default_factory=dict)
     """Paths before `settle_paths`, which commits keep, so that a moved run has the same settings."""
 
     def is_given(self, name: str) -> bool:
@@ -71,7 +111,7 @@ class Settings:
         """Return a text with `{lr}` and the like replaced by the result of `cite`."""
         return _NAME.sub(lambda match: self.cite(match[1]), text)
 
-    def derive(self, name: str, value: Any, why: str) -> None:
+    def derive(self, name: str, value: object, why: str) -> None:
         """Fill in a value that was not given; `why` names what it follows from."""
         setattr(self.args, name, value)
         self.origins[name] = Origin("derived", why)

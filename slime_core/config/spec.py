@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import types
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
@@ -39,7 +38,7 @@ class FlagSpec:
     choices: tuple[str, ...]
     """Allowed strings; empty when any is allowed."""
     spelling: Flag
-    default: Any
+    default: object
 
     @property
     def flag(self) -> str:
@@ -62,23 +61,13 @@ class FlagSpec:
         return self.spelling.holds or ("spec" if self.name.endswith("_path") else "")
 
     @property
-    def help_with_default(self) -> str:
-        """The help text, with the default if the setting has one."""
-        if self.default is None or self.default == [] or self.default == {}:
-            return self.help
-        if self.kind == "bool":
-            return self.help + (" (default: on)" if self.default else "")
-        value = " ".join(self.default) if isinstance(self.default, list) else self.default
-        return f"{self.help} (default: {value})"
-
-    @property
     def off_flag(self) -> str | None:
         """The flag that stores False, or None if the setting has no such flag."""
         if self.kind != "bool" or self.name.startswith("no_"):
             return None
-        return self.spelling.off or "--no-" + self.flag.removeprefix("--")
+        return f"--{self.spelling.off or 'no'}-{self.flag.removeprefix('--')}"
 
-    def show(self, value: Any) -> str:
+    def show(self, value: object) -> str:
         """Return `value` as it is spelled on the command line."""
         if self.kind == "bool" and isinstance(value, bool):
             return self.flag if value else (self.off_flag or f"{self.flag} off")
@@ -88,7 +77,7 @@ class FlagSpec:
             return " ".join([self.flag, *(_show_scalar(v) for v in value)])
         return f"{self.flag} {_show_scalar(value)}"
 
-    def located(self, value: Any, directory: str) -> Any:
+    def located(self, value: object, directory: str) -> object:
         """Return a value from a file in `directory`, with its paths made relative to the working directory."""
         if self.holds == "marked":
             return rebase_marked(directory, value)
@@ -97,12 +86,12 @@ class FlagSpec:
             return [v if kept and i % kept == 0 else self._located(v, directory) for i, v in enumerate(value)]
         return self._located(value, directory)
 
-    def _located(self, value: Any, directory: str) -> Any:
+    def _located(self, value: object, directory: str) -> object:
         if not isinstance(value, str) or not self.holds:
             return value
         return rebase_spec(directory, value) if self.holds == "spec" else rebase(directory, value)
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str) -> object:
         """Convert one string (environment, or a flag's value) to pydantic's input. Raises ValueError."""
         if self.kind == "mapping":
             return read_mapping(text)
@@ -113,7 +102,7 @@ class FlagSpec:
         return [part for part in text.split(os.pathsep) if part] if self.spelling.paths else text.split()
 
 
-def _show_scalar(value: Any) -> str:
+def _show_scalar(value: object) -> str:
     if isinstance(value, dict):
         return "'" + json.dumps(value, ensure_ascii=False) + "'"
     return repr(value)
@@ -138,7 +127,7 @@ def _strip_optional(annotation: Any) -> Any:
             return annotation
 
 
-_KINDS: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str", dict: "mapping"}
+_KINDS: dict[object, Kind] = {bool: "bool", int: "int", float: "float", str: "str", dict: "mapping"}
 
 
 def _make_spec(name: str, info: FieldInfo, section: str) -> FlagSpec:
@@ -173,7 +162,7 @@ def flag_specs() -> dict[str, FlagSpec]:
 def switched_off() -> dict[str, str]:
     """Return `disable_...` key -> the setting that it turns off."""
     specs = flag_specs().values()
-    return {s.spelling.off[2:].replace("-", "_"): s.name for s in specs if s.spelling.off}
+    return {f"{s.spelling.off}_{s.name}": s.name for s in specs if s.spelling.off}
 
 
 @cache
@@ -182,22 +171,3 @@ def respelled() -> dict[str, str]:
     specs = flag_specs().values()
     others = [(name, s.name) for s in specs for name in (s.spelling.name, *s.spelling.also) if name]
     return {name.replace("-", "_"): attribute for name, attribute in others}
-
-
-def as_flags(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of a command line that sets `arguments`: settings by name, and other programs' flags."""
-    for name, value in arguments.items():
-        attribute = switched_off().get(name, respelled().get(name, name))
-        spec = flag_specs().get(attribute)
-        flag = spec.flag if spec else "--" + name.replace("_", "-")
-        if value is None:
-            continue
-        if isinstance(value, bool) and (spec is None or spec.kind == "bool"):
-            word = flag if value != (name in switched_off()) else spec and spec.off_flag
-            yield from [word] if word else []
-        elif isinstance(value, Mapping):
-            yield from (flag, json.dumps(value))
-        elif isinstance(value, (list, tuple)):
-            yield from (flag, *map(str, value))
-        else:
-            yield from (flag, str(value))

@@ -50,28 +50,21 @@ class _CoreLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=True)
 
 
-def _resolver(tag: str, pattern: str, first: str) -> None:
-    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
-
-
-_resolver("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
-_resolver("null", r"^(?:~|null|Null|NULL|)$", "~nN")
-_CoreLoader.yaml_implicit_resolvers.setdefault("", []).append(("tag:yaml.org,2002:null", re.compile(r"^$")))
-_resolver("int", r"^[-+]?[0-9]+$", "-+0123456789")
-_resolver("float", r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
-_resolver("float", r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+.")
+for _tag, _pattern, _first in (
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("int", r"^[-+]?[0-9]+$", "-+0123456789"),
+    ("float", r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
+    ("float", r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+."),
+):
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
 
 
 def _construct_int(loader: _CoreLoader, node: yaml.ScalarNode) -> int:
-    return int(str(loader.construct_scalar(node)))
-
-
-def _construct_float(loader: _CoreLoader, node: yaml.ScalarNode) -> float:
-    return float(str(loader.construct_scalar(node)).replace(".inf", "inf").replace(".nan", "nan").lower())
+    return int(str(loader.construct_scalar(node)))  # 010 is 10
 
 
 _CoreLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-_CoreLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,7 @@ class Document:
     value: Any
     node: yaml.Node | None
 
-    def where(self, *keys: Any) -> str:
+    def where(self, *keys: object) -> str:
         """Return "file:line" of the entry that `keys`, of mappings and lists, lead to; unknown keys are left out."""
         node, line = self.node, 0 if self.node is None else self.node.start_mark.line
         for key in keys:
@@ -176,7 +169,7 @@ def rebase_spec(directory: str, spec: str) -> str:
     return rebase(directory, spec) if _CODE.fullmatch(spec) else spec
 
 
-def rebase_marked(directory: str, value: Any) -> Any:
+def rebase_marked(directory: str, value: object) -> object:
     """Rebase strings that begin with `./` or `../`, at any depth, in a value that is no typed setting."""
     if isinstance(value, dict):
         return {key: rebase_marked(directory, inner) for key, inner in value.items()}
@@ -188,7 +181,7 @@ def rebase_marked(directory: str, value: Any) -> Any:
     return path if os.path.isabs(path) or path.startswith("../") else os.path.join(".", path)  # still marked
 
 
-def read_scalar(text: str) -> Any:
+def read_scalar(text: str) -> object:
     """Parse a command-line value, e.g. of `--set`, as YAML. Raises ValueError."""
     try:
         return yaml.load(text, Loader=_CoreLoader)
@@ -208,7 +201,7 @@ def _quoted(text: str) -> str:
     return _UNSAFE.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
-def dump_value(value: Any) -> str:
+def dump_value(value: object) -> str:
     """Format `value` on one line for `read_yaml`: JSON, with plain words left unquoted."""
     if isinstance(value, str):
         plain = _PLAIN.match(value) and read_scalar(value) == value

@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from slime_core.errors import CheckpointError, RolloutError
-from slime_core.plugins.signatures import construct, positional_names, signature_of
+from slime_core.plugins.resolve import resolve
+from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args, BufferFilter, EditTraits, GroupBuffer, traits_of, with_defaults
 from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.sample.admission import Held
@@ -26,7 +27,6 @@ from slime_core.workers.call import user_code
 logger = logging.getLogger(__name__)
 
 _OF_A_FILE = re.compile(r"slime_file_(.*)_[0-9a-f]{10}")
-_THREE = ("args", "buffer", "num_samples")
 TERMINAL = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.FAILED)
 
 
@@ -40,8 +40,7 @@ def is_finished(group: Group) -> bool:
 
 def resolve_buffer(args: Args) -> BufferFilter | GroupBuffer:
     """Return the `buffers` plugin of `--buffer-filter-path`, by default "fifo"; build a class. Raises PluginError."""
-    from slime_core.plugins.options import option_name
-    from slime_core.plugins.resolve import resolve
+    from slime_core.plugins.options import option_name  # loads pydantic, which `slime why` does without
 
     name = _name(args)
     resolved = resolve("buffers", name, origin="--buffer-filter-path")
@@ -68,12 +67,10 @@ class SampleBuffer:
         """`plugin` is THUDM/slime's function or an object with the methods of `GroupBuffer`."""
         self._name = _name(args)
         self._group_size = group_size
-        whole: Any = plugin
         label = f"--buffer-filter-path {self._name!r}"
         self._held = Held(label, edits=traits_of(plugin, EditTraits, label).edits_samples)
+        whole: Any = plugin if hasattr(plugin, "take") else FilteredList(args, plugin, self._name)
         self._plugin: GroupBuffer = whole
-        if inspect.isfunction(whole) or not hasattr(whole, "take"):
-            self._plugin = _around_function(args, whole, self._name)
 
     def __len__(self) -> int:
         return len(self._plugin)
@@ -193,20 +190,11 @@ class SampleBuffer:
     def _type(self) -> str:
         kind = type(self._plugin)
         module = _OF_A_FILE.sub(r"\1", kind.__module__)  # the same wherever the file lies
-        return f"{module}.{kind.__qualname__}"
+        stored_as = kind.stored_as if issubclass(kind, BufferBase) else ""
+        return stored_as or f"{module}.{kind.__qualname__}"
 
     def _calling(self) -> AbstractContextManager[None]:
         return _blamed(self._name)
-
-
-def _around_function(args: Args, function: Callable[..., Any], name: str) -> BufferBase:
-    """Wrap a function: with `rollout_id` it chooses among waiting groups; with three arguments, samples to reuse."""
-    signature = signature_of(function)
-    if signature is None or len(positional_names(signature)) != len(_THREE):
-        return FilteredList(args, function, name)
-    from slime_core.data.reuse import Reuse
-
-    return Reuse(args, function, f"--buffer-filter-path {name!r}")
 
 
 class FilteredList(BufferBase):

@@ -1,7 +1,7 @@
 """JSONL or parquet file -> rows by index, without holding the file in memory.
 
-`prompts.py` and the evaluation read through this. A JSONL file costs 8 bytes per row (the offset of each line), a
-parquet file the row groups of a bounded cache. Row `i` is not line `i + 1`, since blank lines do not count and
+`prompts.py` and the evaluation read through this. A JSONL file costs 8 bytes per row (the offset of each line). A
+plugin reads parquet (entry-point group `slime.data`). Row `i` is not line `i + 1`, since blank lines do not count and
 `path@[a:b]` shifts; `where(i)` names the place in the file.
 """
 
@@ -11,16 +11,14 @@ import hashlib
 import json
 import os
 import re
-import threading
 import weakref
-from array import array
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from slime_core.distributions import provided
 from slime_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,7 +32,6 @@ Row: TypeAlias = dict[str, Any]
 _SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
 _LONG_INTEGER = re.compile(rb"[:\[,\s-]\d{19}|^\d{19}")
 _READ_BYTES = 8 << 20
-_CACHE_BYTES = 256 << 20
 _HEAD_BYTES = 1 << 16
 
 
@@ -82,12 +79,12 @@ def open_rows(spec: str | Path, origin: str = "--prompt-data", *, stream: bool =
         DataError: No such file, no rows, a format that is not read, or a malformed first or last row.
     """
     path, rows_slice = split_path(str(spec))
-    readers: dict[str, type[JsonlRows | ParquetRows]] = {
-        ".jsonl": JsonlRows,
-        ".ndjson": JsonlRows,
-        ".parquet": ParquetRows,
-    }
-    reader = readers.get(path.suffix.lower())
+    reader: Callable[[Path, slice], Rows] | None = None
+    lines = path.suffix.lower() in (".jsonl", ".ndjson")
+    if lines:
+        reader = provided("slime.data", "streamed").StreamedRows if stream else JsonlRows
+    elif path.suffix.lower() == ".parquet":
+        reader = provided("slime.data", "parquet").ParquetRows
     try:
         if path.is_dir():
             raise DataError(f"{origin} {spec}: a directory; name one .jsonl or .parquet file in it")
@@ -99,14 +96,12 @@ def open_rows(spec: str | Path, origin: str = "--prompt-data", *, stream: bool =
             raise DataError(
                 f"{origin} {spec}: cannot read {path.suffix or 'a file without suffix'}; use .jsonl or .parquet"
             )
-        if stream and reader is JsonlRows:
-            if rows_slice != slice(None):
-                raise DataError(f"{origin} {spec}: --streaming-data reads whole files; leave one of the two out")
-            reader = StreamedRows
+        if stream and lines and rows_slice != slice(None):
+            raise DataError(f"{origin} {spec}: --streaming-data reads whole files; leave one of the two out")
         rows = reader(path, rows_slice)
         if not has_row(rows, 0):
             raise DataError(f"{origin} {spec}: no rows")
-        for index in {0} if isinstance(rows, StreamedRows) else {0, len(rows) - 1}:
+        for index in {0} if stream and lines else {0, len(rows) - 1}:
             rows[index]
     except OSError as error:
         raise DataError(f"{origin} {spec}: cannot be read: {error.strerror}") from error
@@ -115,7 +110,8 @@ def open_rows(spec: str | Path, origin: str = "--prompt-data", *, stream: bool =
 
 def has_row(rows: Rows, index: int) -> bool:
     """Return whether row `index` exists; a streamed file is read only up to that row."""
-    return rows.reaches(index) if isinstance(rows, StreamedRows) else index < len(rows)
+    reaches: Callable[[int], bool] | None = getattr(rows, "reaches", None)
+    return index < len(rows) if reaches is None else reaches(index)
 
 
 def exact_json(text: str | bytes) -> Any:
@@ -172,8 +168,8 @@ class JsonlRows:
         self._starts = starts[start : max(start, stop) + 1].copy()
         self._file = os.open(path, os.O_RDONLY)
         self._changed = os.fstat(self._file).st_mtime_ns
-        self._opened = _fingerprint(path, len(self))
-        self._close = weakref.finalize(self, _close, self._file, None)
+        self._opened = fingerprint_of(path, len(self))
+        self._close: weakref.finalize[..., Any] = weakref.finalize(self, os.close, self._file)
 
     @property
     def starts(self) -> Offsets:
@@ -221,124 +217,6 @@ class JsonlRows:
         self._close()
 
 
-class StreamedRows(JsonlRows):
-    """A JSONL file whose lines are located as rows are read; `len` scans the rest of the file."""
-
-    def __init__(self, path: Path, rows_slice: slice = slice(None)) -> None:
-        assert rows_slice == slice(None)
-        self.path = path
-        self._found = array("q")
-        """Byte offset of each row found so far, and of the end of the file once it has been reached."""
-        self._complete = False
-        self._lock = threading.Lock()
-        self._scan = open(path, "rb")  # noqa: SIM115  # closed by `close`
-        self._file = os.open(path, os.O_RDONLY)
-        self._changed = os.fstat(self._file).st_mtime_ns
-        self._opened = _fingerprint(path, None)
-        self._close = weakref.finalize(self, _close, self._file, self._scan)
-
-    @property
-    def starts(self) -> Offsets:
-        """[rows + 1] byte offsets of the rows, and of the end."""
-        import numpy as np
-
-        self._find(None)
-        return np.array(self._found, dtype=np.int64)
-
-    def reaches(self, index: int) -> bool:
-        """Return whether row `index` exists."""
-        self._find(index)
-        return index < len(self._found) - 1
-
-    def _find(self, index: int | None) -> None:
-        """Scan lines until the end of row `index` is known; None scans to the end of the file."""
-        with self._lock:
-            while not self._complete and (index is None or len(self._found) < index + 2):
-                at = self._scan.tell()
-                line = self._scan.readline()
-                self._complete = not line
-                if not line or line.strip():
-                    self._found.append(at)
-
-    def __len__(self) -> int:
-        self._find(None)
-        return len(self._found) - 1
-
-    def _span(self, index: int) -> tuple[int, int]:
-        if index < 0 or not self.reaches(index):
-            raise IndexError(f"row {index} of {len(self)}")
-        return self._found[index], self._found[index + 1]
-
-
-class ParquetRows:
-    """Rows of a parquet file; decoded row groups are kept up to 256 MiB, least recently used first out."""
-
-    def __init__(self, path: Path, rows_slice: slice = slice(None)) -> None:
-        self.path = path
-        self._file = _open_parquet(path)
-        meta = self._file.metadata
-        self._group_ends: list[int] = []
-        for group in range(meta.num_row_groups):
-            self._group_ends.append((self._group_ends or [0])[-1] + meta.row_group(group).num_rows)
-        self._range = range(meta.num_rows)[rows_slice]
-        self._cache: OrderedDict[int, Any] = OrderedDict()
-        self._lock = threading.Lock()
-        self._opened = _fingerprint(path, len(self))
-
-    def __len__(self) -> int:
-        return len(self._range)
-
-    def __getitem__(self, index: int) -> Row:
-        from bisect import bisect_right
-
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        row = self._range[index]
-        group = bisect_right(self._group_ends, row)
-        start = self._group_ends[group - 1] if group else 0
-        with self._lock:
-            table = self._table(group, index)
-        values = table.slice(row - start, 1).to_pylist()[0]
-        return {name: written(value) for name, value in values.items()}
-
-    def _table(self, group: int, index: int) -> Any:
-        """Return the decoded row group, from the cache or the file."""
-        if group in self._cache:
-            self._cache.move_to_end(group)
-            return self._cache[group]
-        try:
-            table = self._file.read_row_group(group)
-        except (OSError, ValueError) as error:  # pyarrow's errors derive from these two
-            raise DataError(f"{self.where(index)}: cannot read row group {group}: {error}") from error
-        self._cache[group] = table
-        while len(self._cache) > 1 and sum(t.nbytes for t in self._cache.values()) > _CACHE_BYTES:
-            self._cache.popitem(last=False)
-        return table
-
-    def where(self, index: int) -> str:
-        """Return `file, row n`, with n from 1."""
-        return f"{self.path}, row {self._range[index] + 1}"
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return the values that a resumed run compares, as they were when the file was opened."""
-        return self._opened
-
-    def close(self) -> None:
-        """Close the file; safe to call twice."""
-        self._file.close()
-
-
-def _open_parquet(path: Path) -> Any:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise DataError(f"{path}: reading parquet needs pyarrow; type: pip install 'slime-rl[parquet]'") from error
-    try:
-        return parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a parquet file: {error}") from error
-
-
 def _line_starts(path: Path) -> Offsets:
     """Return the [n + 1] byte offsets of each non-blank line and of the end of the file; one pass in 8 MiB reads."""
     import numpy as np
@@ -361,13 +239,8 @@ def _line_starts(path: Path) -> Offsets:
     return np.concatenate([*parts, np.array([base], dtype=np.int64)])
 
 
-def _close(file: int, scan: BinaryIO | None) -> None:
-    os.close(file)
-    if scan is not None:
-        scan.close()
-
-
-def _fingerprint(path: Path, num_rows: int | None) -> dict[str, Any]:
+def fingerprint_of(path: Path, num_rows: int | None) -> dict[str, Any]:
+    """Return what `Rows.fingerprint` returns, for a file as it is now."""
     size = path.stat().st_size
     digest = hashlib.sha256()
     with open(path, "rb") as file:

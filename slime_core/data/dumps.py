@@ -8,25 +8,22 @@ on samples that another run generated. The format is recognized by a file's cont
 
 from __future__ import annotations
 
-import io
 import itertools
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
 from slime_core.data.dataset import exact_json
+from slime_core.distributions import provided
 from slime_core.errors import DataError, RecordError, RolloutError, rollout_name
 from slime_core.protocols import Args, RolloutTraits
 from slime_core.sample import Group, RolloutFnTrainOutput, Sample
 from slime_core.sample.routed_experts import json_default
 
 _VERSION = "rollout_weight_version"
-_LONGEST = 64 << 20
-"""Limit in bytes on an unpacked line: guards against zstd bombs."""
 
 
 class _EvalId(int):
@@ -89,8 +86,12 @@ def read_samples(path: Path) -> list[Sample]:
     try:
         with path.open("rb") as file:
             start = file.peek()
-            lines = _unpacked(path, file) if start.startswith(b"\x28\xb5\x2f\xfd") else file
-            rows = _torch_rows(path) if start.startswith(b"PK") else _json_rows(path, lines)
+            if start.startswith(b"PK"):
+                rows = provided("slime.data", "saved").torch_rows(path)
+            elif start.startswith(b"\x28\xb5\x2f\xfd"):
+                rows = _json_rows(path, provided("slime.data", "saved").unpacked(path, file))
+            else:
+                rows = _json_rows(path, file)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     samples = []
@@ -113,46 +114,6 @@ def _json_rows(path: Path, lines: Iterable[bytes]) -> list[Any]:
         except ValueError as error:
             raise DataError(f"{path}:{number}: no sample as JSON in {len(line)} bytes: {error}") from error
     return rows
-
-
-def _unpacked(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines of samples that a run kept (`--log-samples`), cut at `_LONGEST` bytes. Raises DataError."""
-    import zstandard
-
-    reader = io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
-    size = os.fstat(file.fileno()).st_size
-    most, most_rows = most_unpacked(size)
-    try:
-        for number, line in enumerate(iter(lambda: reader.readline(_LONGEST), b"")):
-            most -= len(line)
-            if most < 0 or number >= most_rows:
-                raise DataError(f"{path}: its {size:,} bytes unpack to more samples than so few bytes can hold")
-            yield line
-    except zstandard.ZstdError as error:
-        raise DataError(f"{path}: damaged: {error}") from error
-
-
-def most_unpacked(size: int) -> tuple[int, int]:
-    """Return how many bytes and rows a packed file of `size` bytes may hold; samples unpack to about 10 times of it."""
-    return (64 << 20) + 64 * size, 512 + size // 2
-
-
-def _torch_rows(path: Path) -> list[Any]:
-    """Read the rows of THUDM/slime's `{"rollout_id", "samples": [dict]}`; unpickle only tensors and plain values."""
-    import pickle
-
-    import torch
-
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(
-            f"{path}: not a rollout of THUDM/slime that can be read safely (plain values and tensors): {reason}"
-        ) from error
-    if not isinstance(stored, dict) or not isinstance(stored.get("samples"), list):
-        raise DataError(f"{path}: expected {{'rollout_id', 'samples': [...]}}; found {type(stored).__name__}")
-    return list(stored["samples"])
 
 
 def grouped(samples: Iterable[Sample], group_size: int) -> list[Group]:

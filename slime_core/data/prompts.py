@@ -8,26 +8,36 @@ order, determined by (`--rollout-seed`, epoch) alone, so the cursor in `state_di
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.buffer import SampleBuffer, resolve_buffer
 from slime_core.data.dataset import Rows, has_row, open_rows
 from slime_core.data.ledger import PassedRow
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.errors import CheckpointError, ConfigError, DataError, rollout_name
+from slime_core.distributions import provided
+from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.protocols import Args, BufferFilter, GroupBuffer
 from slime_core.sample import Group, Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from slime_core.data.read_ahead import Place, ReadAhead
-
 STATE_VERSION = 1
+Place: TypeAlias = tuple[int, int]
+"""Epoch, and position of the row in its order."""
+
+
+class ReadAhead(Protocol):
+    """`--num-data-workers`: rows that threads read while a rollout generates (`slime_data.read_ahead`)."""
+
+    def take(self, place: Place, upcoming: Callable[[], Iterator[tuple[Place, int]]]) -> Sample | None:
+        """Return the sample of the row at `place`, the first of `upcoming()`, and start reading the next rows."""
+
+    def close(self) -> None:
+        """End the threads."""
 
 
 class DatasetSource:
@@ -74,10 +84,8 @@ class DatasetSource:
         for index in {0} if self._streams else {0, len(self.rows) - 1}:
             self._reader.read(index)
         if workers := self.args.num_data_workers:
-            from slime_core.data.read_ahead import ReadAhead
-
             rows, tokenizer = self.rows, self.tokenizer
-            self._ahead = ReadAhead(
+            self._ahead = provided("slime.data", "read_ahead").ReadAhead(
                 lambda: PromptReader(rows, copy.deepcopy(tokenizer), columns, name).read,
                 workers,
                 window=max(2 * (self.args.rollout_batch_size or 1), 2 * workers),
@@ -270,32 +278,6 @@ class DatasetSource:
         seed = int(self.args.rollout_seed) if shuffle else None
         return {**self.rows.fingerprint(), "spec": str(self.args.prompt_data), "shuffle": shuffle, "seed": seed}
 
-    def save(self, rollout_id: int) -> None:
-        """Write the state under `args.save`, for a run without slime's checkpoints."""
-        assert self.args.save, "called by runs that save"
-        path = _state_path(self.args.save, rollout_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.state_dict()), encoding="utf-8")
-        partial.replace(path)
-
-    def load(self, rollout_id: int | None = None) -> None:
-        """Read the state that `save` wrote under `args.load`; do nothing without `args.load` or a rollout id.
-
-        Raises:
-            CheckpointError: The state does not exist or does not fit (see `load_state_dict`).
-        """
-        if not self.args.load or rollout_id is None:
-            return
-        path = _state_path(self.args.load, rollout_id)
-        if not path.is_file():
-            raise CheckpointError(f"{path}: no data source state of {rollout_name(rollout_id)}")
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise CheckpointError(f"{path}: not JSON: {error}") from error
-        self.load_state_dict(state)
-
     def close(self) -> None:
         """Close the data file."""
         if self._ahead is not None:
@@ -311,12 +293,12 @@ def epoch_order(num_rows: int, seed: int, epoch: int) -> NDArray[Any]:
     return np.random.default_rng((seed, epoch)).permutation(num_rows)
 
 
-def eval_samples(args: Args, dataset: Any, tokenizer: Any) -> list[Group]:
+def eval_samples(args: Args, dataset: EvalDataset, tokenizer: Any) -> list[Group]:
     """Return the groups of an evaluation data set, `dataset.n_samples_per_eval_prompt` samples per prompt.
 
     Args:
         args: The run's settings, read for the tools; `dataset` already has all other fallbacks.
-        dataset: `config.eval_config.EvalDataset`.
+        dataset: The data set.
         tokenizer: HF tokenizer.
 
     Raises:
@@ -343,7 +325,7 @@ def eval_samples(args: Args, dataset: Any, tokenizer: Any) -> list[Group]:
     return groups
 
 
-def _apply_dataset_settings(args: Args, prompt: Sample, dataset: Any) -> None:
+def _apply_dataset_settings(args: Args, prompt: Sample, dataset: EvalDataset) -> None:
     """Apply a data set's settings: a row keeps its own reward and generate function, overrides replace its metadata.
 
     The run's reward is not written into the sample: a user's reward that asks for another by its own settings gets it.
@@ -356,10 +338,6 @@ def _apply_dataset_settings(args: Args, prompt: Sample, dataset: Any) -> None:
         if dataset.rm_type is not None:
             prompt.metadata["rm_type"] = dataset.rm_type
     prompt.generate_function_path = prompt.generate_function_path or dataset.custom_generate_function_path
-
-
-def _state_path(directory: str | Path, rollout_id: int) -> Path:
-    return Path(directory) / "rollout" / f"data_source_{rollout_id}.json"
 
 
 def _check_unchanged(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, spec: str) -> None:

@@ -8,29 +8,52 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from slime_core.config.sections.evaluation import EvalDataset
-from slime_core.data.control_tokens import quoted_messages, spelled
 from slime_core.data.dataset import Row, Rows, column, exact_json, split_path, written
-from slime_core.data.tokenizer import as_messages, encode_text, render_prompt
+from slime_core.data.tokenizer import as_messages, encode_text, quoted_messages, render_prompt, spelled
 from slime_core.data.tools import prompt_tools
 from slime_core.data.turns import rendered_spans
-from slime_core.errors import DataError
+from slime_core.distributions import offered, provided
+from slime_core.errors import ConfigError, DataError
 from slime_core.protocols import Args
 from slime_core.sample import Sample
-from slime_core.sample.multimodal import IMAGES, has_images
-
-if TYPE_CHECKING:
-    from slime_core.data.images import ImagePrompts
-    from slime_core.data.layouts import Layout
-
+from slime_core.sample.multimodal import IMAGES, TrainInputs, has_images
 
 logger = logging.getLogger(__name__)
+
+
+IMAGE = "image"
+"""The only kind of `--multimodal-keys` that is supported."""
+Prompt = str | list[dict[str, Any]]
+"""Text, or chat messages."""
+
+
+class Layout(Protocol):
+    """Columns that were recognised without `--input-key`; its text names them."""
+
+    prompt: str
+    answer: str | None
+    system: str | None
+    """Column of the system message."""
+
+    def read(self, row: Row) -> tuple[Prompt, Any]:
+        """Return the prompt and the label of a row. Raises DataError."""
+
+
+class Images(Protocol):
+    """Reader of prompts with images."""
+
+    def messages(self, prompt: Prompt, row: Row) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return messages whose image parts are empty, and the images of these parts, in order. Raises DataError."""
+
+    def encode(self, text: str, refs: Sequence[str]) -> tuple[list[int], TrainInputs]:
+        """Return the ids of the rendered prompt, and the model's further inputs. Raises DataError."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +123,14 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._columns = columns
         self.layout = recognised(rows, columns)
-        """Recognised columns; None with `--input-key`."""
+        """Recognised columns; None with `--input-key`, and without the plugin that recognises columns."""
         path = split_path(str(spec))[0]
         self._source_name = path.stem
-        self._images: ImagePrompts | None = None
+        self._images: Images | None = None
         if columns.multimodal:
-            from slime_core.data.images import ImagePrompts, load_processor
-
-            processor = processor or load_processor(columns.checkpoint or "")
-            self._images = ImagePrompts(processor, columns.multimodal, path.parent)
+            images = provided("slime.data", "images")
+            processor = processor or images.load_processor(columns.checkpoint or "")
+            self._images = images.ImagePrompts(processor, columns.multimodal, path.parent)
 
     def read(self, index: int) -> Sample | None:
         """Return the row's sample without group and index, or None if its prompt is too long.
@@ -158,15 +180,15 @@ class PromptReader:
         too_long = columns.max_prompt_len is not None and len(sample.tokens) > columns.max_prompt_len
         return None if too_long else sample
 
-    def _prompt_and_label(self, row: Row) -> tuple[str | list[dict[str, Any]], Any]:
+    def _prompt_and_label(self, row: Row) -> tuple[Prompt, Any]:
         columns = self._columns
-        if columns.input is None:
-            assert self.layout is not None
+        if self.layout is not None:
             return self.layout.read(row)
         label = column(row, columns.label, "--label-key") if columns.label else None
-        return checked_prompt(column(row, columns.input, "--input-key"), columns.input), label
+        name = columns.input or "input"
+        return checked_prompt(column(row, name, "--input-key"), name), label
 
-    def _take_images(self, images: ImagePrompts, sample: Sample, row: Row) -> None:
+    def _take_images(self, images: Images, sample: Sample, row: Row) -> None:
         messages, refs = images.messages(sample.prompt, row)
         if not refs:
             return
@@ -200,24 +222,35 @@ class PromptReader:
             raise DataError("the prompt has no tokens")
 
 
-def is_conversation(prompt: str | list[dict[str, Any]]) -> bool:
+def is_conversation(prompt: Prompt) -> bool:
     """Return whether the messages end with the assistant, so that there is nothing to generate."""
     return not isinstance(prompt, str) and prompt[-1].get("role") == "assistant"
 
 
 def recognised(rows: Rows, columns: Columns) -> Layout | None:
-    """Recognise the columns if `--input-key` is not given. Raises DataError if they are ambiguous."""
+    """Recognise the columns if `--input-key` is not given and a plugin can. Raises DataError if they are ambiguous."""
     if columns.input is not None:
         return None
-    from slime_core.data.layouts import recognise
-
+    if (layouts := offered("slime.data", "layouts")) is None:
+        return None
     try:
-        return recognise(rows[0], columns.label, demonstrates=columns.demonstrates)
+        layout: Layout = layouts.recognise(rows[0], columns.label, demonstrates=columns.demonstrates)
+        return layout
     except DataError as error:
         raise DataError(f"{rows.where(0)}: {error}") from error
 
 
-def _with_system(prompt: str | list[dict[str, Any]], text: str, origin: str, columns: Columns) -> list[dict[str, Any]]:
+def check_kinds(columns: Mapping[str, Any]) -> None:
+    """Raise ConfigError for kinds of `--multimodal-keys` that are not supported."""
+    other = sorted(set(columns) - {IMAGE})
+    if other or not all(isinstance(column, str) for column in columns.values()):
+        raise ConfigError(
+            f"--multimodal-keys {dict(columns)}: this version reads images only; type"
+            ' --multimodal-keys \'{"image": "COLUMN"}\''
+        )
+
+
+def _with_system(prompt: Prompt, text: str, origin: str, columns: Columns) -> list[dict[str, Any]]:
     if isinstance(prompt, str) and not columns.apply_chat_template:
         raise DataError(f"{origin} is for chat messages, and this prompt is text; add --apply-chat-template")
     messages = [dict(message) for message in as_messages(prompt)]
@@ -231,7 +264,7 @@ _TEXT_PARTS = {"text", "input_text", "output_text"}
 _IMAGE_PARTS = {"image", "image_url"}
 
 
-def checked_prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
+def checked_prompt(value: Any, key: str) -> Prompt:
     """Return the prompt as text, or as chat messages in the form that templates take.
 
     Messages in ShareGPT's form (`from`, `value`) get roles, and content in text parts becomes one text. Null

@@ -9,12 +9,32 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from slime_core.protocols import Args, LauncherTraits
+from slime_core.waits import waiting
+
 if TYPE_CHECKING:
     from slime_core.config import Settings
 
 # Before any module below loads torch: OpenMP threads that spin at barriers starve each other when trainer, engine and
 # rewards share few cores. A policy set in the environment wins.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+class InlineLauncher:
+    """The stages live in this process, and in further trainer processes of this machine."""
+
+    traits = LauncherTraits()
+
+    def missing(self, args: Args) -> str:
+        """Return an empty string: this launcher needs nothing else."""
+        return ""
+
+    def train(self, settings: Settings) -> dict[str, Any]:
+        """Train in this process, or as a rank of a process group."""
+        with waiting("loading code", deadline=None, then="as long as it takes"):
+            from slime_core.launch import inline, ranks
+        with ranks.as_rank():
+            return inline.train(settings)
 
 
 def run(settings: Settings) -> dict[str, Any]:

@@ -13,13 +13,13 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slime_core.config import Settings
-from slime_core.config.backends import WITHOUT_FLAGS
+from slime_core.config.load import WITHOUT_FLAGS
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import OF_TRAINERS, check_component_support
-from slime_core.data.images import check_kinds
+from slime_core.data.rows import check_kinds
 from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.launchers import launcher_traits
 from slime_core.models.config import read_hf_config
@@ -28,16 +28,11 @@ from slime_core.plugins.signatures import declared
 from slime_core.protocols import EngineTraits, TrainerTraits, TransportTraits, traits_of
 
 if TYPE_CHECKING:
+    from slime_core.estimator import EstimatorBase
     from slime_core.launch.components import Components
+    from slime_core.learning.loss import LossBase
 
 logger = logging.getLogger(__name__)
-
-_TRAITS: Mapping[str, type[Any]] = {
-    "update_weight_transport": TransportTraits,
-    "rollout_engine": EngineTraits,
-    "train_backend": TrainerTraits,
-}
-"""Setting that names a component -> class of the component's traits."""
 
 OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_tolerance"})
 """Settings that a launcher applies to an engine process that it started (`LauncherTraits.restarts_engines`)."""
@@ -72,10 +67,10 @@ def check_components(settings: Settings, parts: Components, generators: Sequence
             _warn_of_unread(settings, parts)
             _check_roles(settings, parts)
         _check_loss(settings, parts.loss)
-    named = {name: part for part, name in _chosen(parts)}
+    named = _chosen(parts)
     for setting, cited in _asked(settings, trains=parts.trainer is not None):
         for of, name, trait, wrong, way in _NEEDS:
-            if of == setting and name in named and not getattr(traits_of(named[name], _TRAITS[name]), trait):
+            if of == setting and name in named and not getattr(named[name].traits, trait):
                 raise ConfigError(
                     f"{cited}: {settings.cite(name)} {wrong} (its traits do not say `{trait}`);"
                     f" {way or f'choose another {flag_specs()[name].flag}'}"
@@ -88,7 +83,7 @@ def check_components(settings: Settings, parts: Components, generators: Sequence
                 )
 
 
-def _check_loss(settings: Settings, loss: Any) -> None:
+def _check_loss(settings: Settings, loss: type[LossBase]) -> None:
     """Raise ConfigError for a setting that works with the policy loss only."""
     args, none = settings.args, loss.needs_advantages is False
     other, idle = none or loss.needs_logits, none or not (loss.needs_advantages or args.compute_advantages_and_returns)
@@ -125,7 +120,7 @@ _OTHER_SIGNALS = (
 """Settings that can give a training signal when a prompt has only one answer."""
 
 
-def _check_requirements(settings: Settings, estimator: Any) -> None:
+def _check_requirements(settings: Settings, estimator: type[EstimatorBase]) -> None:
     """Raise ConfigError if the algorithm lacks a required setting, or a group of answers to compare."""
     args = settings.args
     chosen = f"--advantage-estimator {args.advantage_estimator!r}"
@@ -190,11 +185,8 @@ def _check_roles(settings: Settings, parts: Components) -> None:
             )
         return
     given = [settings.cite(name) for name in ("critic_lr", "critic_load", "value_clip") if settings.is_given(name)]
-    if args.megatron_config_path:
-        from slime_core.config.role_settings import role_overrides
-
-        if "critic" in role_overrides(args):
-            given.append(f"the entry for critic of --megatron-config-path {args.megatron_config_path!r}")
+    if "critic" in args.role_settings:
+        given.append(f"the entry for critic of --megatron-config-path {args.megatron_config_path!r}")
     if given:
         shown = ", ".join(given)
         logger.warning("without effect, since %s has no critic: %s", chosen, shown)
@@ -210,8 +202,8 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
     _check_installed(settings, chosen)
     warn_unsupported(settings, parts)
     _settle_weight_files(settings, parts.weight_transport)
-    for part, _ in chosen:
-        check = getattr(part, "check_settings", None)
+    for each in chosen.values():
+        check = getattr(each.part, "check_settings", None)
         for warning in check(settings) if check is not None else ():
             logger.warning("%s", warning)
 
@@ -230,51 +222,54 @@ def _settle_weight_files(settings: Settings, transport: Any) -> None:
 
 def settle_offload(settings: Settings, parts: Components) -> None:
     """Turn off the offload settings whose component is missing or cannot offload; warn about defaulted settings."""
-    for name, part, chosen in (
-        ("offload_rollout", parts.engine, "rollout_engine"),
-        ("offload_train", parts.trainer, "train_backend"),
-    ):
-        if not getattr(settings.args, name) or name in traits_of(part, _TRAITS[chosen]).uses:
+    for name, setting in (("offload_rollout", "rollout_engine"), ("offload_train", "train_backend")):
+        chosen = _chosen(parts).get(setting)
+        if not getattr(settings.args, name) or (chosen is not None and name in chosen.traits.uses):
             continue
-        if part is not None and not settings.is_given(name):  # if the user gave it, `uses` has been checked before
-            logger.warning(
-                "%s, from %s: %s keeps its memory",
-                flag_specs()[name].flag,
-                settings.origins[name],
-                settings.cite(chosen),
-            )
-        settings.derive(name, False, chosen)
+        if chosen is not None and not settings.is_given(name):  # `uses` has been checked if the user gave it
+            flag = flag_specs()[name].flag
+            logger.warning("%s, from %s: %s keeps its memory", flag, settings.origins[name], settings.cite(setting))
+        settings.derive(name, False, setting)
 
 
 def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
     """Log and return warnings about settings that no component uses. Raises ConfigError."""
     chosen, uses = _chosen(parts), set[str]()
-    for part, name in chosen:
-        acts_on = set(traits_of(part, _TRAITS[name]).uses)
-        for unknown in sorted(acts_on - flag_specs().keys()):
+    for name, each in chosen.items():
+        for unknown in sorted({*each.traits.uses} - flag_specs().keys()):
             raise PluginError(f"{settings.cite(name)}: `uses` of its traits has {unknown!r}, which is no setting")
-        uses |= acts_on
+        uses |= {*each.traits.uses}
     if parts.trainer is None:
         uses |= OF_TRAINERS.keys()
-    elsewhere = parts.engine is None or traits_of(parts.engine, EngineTraits).runs_elsewhere
-    if not elsewhere and launcher_traits(settings).restarts_engines:
-        uses |= OF_ENGINE_ACTORS
-    named = " and ".join(f"{flag_specs()[name].flag} {getattr(settings.args, name)}" for _, name in chosen)
+    if parts.engine is not None and not traits_of(parts.engine, EngineTraits).runs_elsewhere:
+        uses |= OF_ENGINE_ACTORS if launcher_traits(settings).restarts_engines else set()
+    named = " and ".join(f"{flag_specs()[name].flag} {getattr(settings.args, name)}" for name in chosen)
     told = check_component_support(settings.args, settings.origins, uses, named or f"slime {settings.command}")
     for warning in told:
         logger.warning("%s", warning)
     return told
 
 
-def _chosen(parts: Components) -> list[tuple[Any, str]]:
-    """Return (class, setting that names it) of the transport, the engine and the trainer that the run has."""
-    named = zip((parts.weight_transport, parts.engine, parts.trainer), _TRAITS)
-    return [(part, name) for part, name in named if part]
+class _Chosen(NamedTuple):
+    """The class or function of a component that the run has, and its traits."""
+
+    part: Any
+    traits: EngineTraits | TrainerTraits | TransportTraits
 
 
-def _check_installed(settings: Settings, chosen: Sequence[tuple[Any, str]]) -> None:
+def _chosen(parts: Components) -> dict[str, _Chosen]:
+    """Return setting -> component, for the transport, the engine and the trainer that the run has."""
+    kinds = {
+        "update_weight_transport": (parts.weight_transport, TransportTraits),
+        "rollout_engine": (parts.engine, EngineTraits),
+        "train_backend": (parts.trainer, TrainerTraits),
+    }
+    return {name: _Chosen(part, traits_of(part, kind)) for name, (part, kind) in kinds.items() if part}
+
+
+def _check_installed(settings: Settings, chosen: Mapping[str, _Chosen]) -> None:
     """Raise one ConfigError that lists all missing packages of the chosen components, with an alternative if any."""
-    missing = {name: part.missing(settings.args) for part, name in chosen if hasattr(part, "missing")}
+    missing = {name: part.missing(settings.args) for name, (part, _) in chosen.items() if hasattr(part, "missing")}
     lacking = [f"{settings.cite(name)}: {text}" for name, text in missing.items() if text]
     if not lacking:
         return

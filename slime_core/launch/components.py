@@ -1,5 +1,7 @@
 """Resolve and signature-check all components that the settings name, before anything is started.
 
+`Resolver` turns the specs of one run into objects, and records each object with the setting that named it.
+
 Every launcher calls `resolve_components` first. An unknown name, a typo in a path or a wrong signature ends the
 command here, with one line that names the setting.
 """
@@ -9,32 +11,185 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from slime_core.config import Settings
 from slime_core.data.dumps import SavedRollout, UnusedSource
 from slime_core.data.tools import AUTO, run_tools
-from slime_core.errors import ConfigError, name_of
+from slime_core.distributions import BUNDLE, installed
+from slime_core.errors import ConfigError, PluginNotFoundError, name_of
 from slime_core.launch.checks import check_components, warn_without_effect
-from slime_core.launch.resolver import DEFAULTS, Resolver
-from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.hooks import Hooks, bare_manager, nobody
+from slime_core.plugins.hooks import Hooks, bare_manager, implement, nobody
+from slime_core.plugins.kinds import hook_flags, kind_of
+from slime_core.plugins.manager import current_registry
 from slime_core.plugins.options import option_name
-from slime_core.plugins.resolve import absolute_spec
-from slime_core.plugins.signatures import construct, declared
-from slime_core.protocols import Args, RolloutTraits, traits_of, with_defaults
+from slime_core.plugins.registry import Resolved
+from slime_core.plugins.resolve import absolute_spec, resolve, with_list_function
+from slime_core.plugins.signatures import construct, constructor_values, declared
+from slime_core.protocols import Args, RewardTraits, RolloutTraits, traits_of, with_defaults
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks
+from slime_core.trainers.roles import Trainers
 from slime_core.weights.sync import NO_NAMES
 from slime_core.weights.transports import transport_traits
 from slime_core.workers.call import guarded, user_code
 
+if TYPE_CHECKING:
+    from slime_core.config.sections.evaluation import EvalDataset
+    from slime_core.estimator import EstimatorBase
+    from slime_core.learning.corrector import Corrector
+    from slime_core.learning.loss import LossBase
+    from slime_core.workers.pool import WorkerPool
+
 logger = logging.getLogger(__name__)
+
+DEFAULTS = {
+    "data_source_path": "dataset",
+    "rollout_function_path": "generate",
+    "custom_generate_function_path": "single_turn",
+    "buffer_filter_path": "fifo",
+}
+"""Default component names of settings that are not given."""
+
+
+_OF_THE_BUNDLE = {
+    "custom_generate_function_path": "generators",
+    "buffer_filter_path": "buffers",
+    "advantage_estimator": "estimators",
+    "dynamic_sampling_filter_path": "filters",
+    "rm_type": "rewards",
+    "custom_rm_path": "rewards",
+}
+"""Setting -> kind, for kinds whose own components are in the bundle and not in the core."""
+
+
+def _need_bundle(args: Args) -> None:
+    """Raise PluginNotFoundError if the run needs several components of the bundle and it is not installed."""
+    if installed(BUNDLE) is not None:
+        return
+    lacking = []
+    for setting, kind in _OF_THE_BUNDLE.items():
+        name = getattr(args, setting) or DEFAULTS.get(setting, "")
+        known = name in current_registry().names(kind) or name.startswith(tuple(kind_of(kind).prefixes))
+        lacking += [f"{kind}/{name}"] if name.isidentifier() and not known else []
+    if len(lacking) > 1:
+        shown = ", ".join(lacking)
+        raise PluginNotFoundError(f"the run needs plugins that are not installed: {shown}; pip install {BUNDLE}")
+
+
+class Resolver:
+    """Resolve the specs of one run, and record the components used and the origin of each spec."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.args = settings.args
+        self._settings = settings
+        self.command = settings.command
+        self.used: list[Resolved] = []
+        self._workers: WorkerPool | None = None
+
+    def setting(self, kind: str, name: str) -> Any:
+        """Return the object that setting `name` (or its default) selects, or None if it selects nothing."""
+        spec = self.named(name)
+        return None if spec is None else self.spec(kind, spec, self.origin(name)).obj
+
+    def function(self, kind: str, name: str) -> Any:
+        """Return the plain function that setting `name` selects; its later errors name the setting."""
+        found = self.setting(kind, name)
+        lasting = kind in ("rollouts", "recipes")
+        return None if found is None else guarded(found, f"{self.origin(name)} {self.named(name)!r}", lasting=lasting)
+
+    def each(self, kind: str, name: str, dataset: EvalDataset | None = None) -> list[tuple[Any, str]]:
+        """Return (object, label for errors) of every component that setting `name` of the run or data set names.
+
+        The specs are in order, and their paths are made absolute.
+        """
+        holder = dataset or self.args
+        given = getattr(holder, name) or []
+        specs = [absolute_spec(spec) for spec in ([given] if isinstance(given, str) else given)]
+        if given:
+            setattr(holder, name, specs[0] if isinstance(given, str) else specs)
+        origin = self.origin(name) if dataset is None else f"evaluation data set {dataset.name!r}: {name}"
+        return [(self.spec(kind, spec, origin).obj, f"{origin} {spec!r}") for spec in specs]
+
+    def hooks(self, manager: pluggy.PluginManager, *, learn: bool) -> Hooks:
+        """Return the process's hooks plus the functions named by settings; `learn` includes training hooks."""
+        for row in hook_flags().values():
+            if learn or not row.trains:
+                for function, label in self.each(row.name, row.setting):
+                    implement(manager, row, function, label)
+        return Hooks(manager)
+
+    def named(self, name: str) -> str | None:
+        """Return the spec in setting `name` or its default; a file path is made absolute for other processes."""
+        spec: str | None = getattr(self.args, name)
+        if spec:
+            spec = absolute_spec(spec)
+            setattr(self.args, name, spec)
+        return spec or DEFAULTS.get(name)
+
+    def origin(self, name: str) -> str:
+        """Return `--flag (origin of its value)`, for error messages."""
+        return f"--{name.replace('_', '-')} ({self._settings.origins[name]})"
+
+    def spec(self, kind: str, spec: str, origin: str) -> Resolved:
+        """Resolve a spec and record the result."""
+        resolved = resolve(kind, spec, origin=origin)
+        if inspect.isclass(resolved.obj) and kind_of(kind).by_name:
+            try:
+                constructor_values(resolved.obj, self.args, name=option_name(resolved.ref), dataset=None)
+            except ConfigError as error:
+                raise ConfigError(f"{origin}: {error}") from None
+        self.used.append(resolved)
+        return resolved
+
+    def reward(self, spec: str, origin: str = "sample.custom_rm_path") -> RewardCaller:
+        """Return the caller of a reward function."""
+        spec = absolute_spec(spec)
+        if self.args.group_rm:
+            spec = with_list_function("rewards", spec, origin)
+        resolved = self.spec("rewards", spec, origin)
+        workers = None if self.args.rm_workers == 0 else self.workers
+        caller = RewardCaller(resolved, self.args, workers=workers, spec=spec, group=self.args.group_rm)
+        self.used += [replace(member, origin=f"{origin} {spec!r}") for member in caller.members]
+        for found in (resolved, *caller.members):
+            if check := traits_of(found.obj, RewardTraits).check:
+                check(self.args, training=self.command != "eval")
+        return caller
+
+    def workers(self) -> WorkerPool:
+        """The worker processes of plain rewards; they start at the first call."""
+        if self._workers is None:
+            from slime_core.workers.pool import WorkerPool
+
+            size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
+            self._workers = WorkerPool(self.args, size, memory_limit=self.args.rm_memory_limit)
+        return self._workers
+
+    def settings_changed(self) -> None:
+        """Send the current settings to the worker processes of rewards."""
+        if self._workers is not None:
+            self._workers.settings_changed()
+
+    def close(self) -> None:
+        """End the worker processes of rewards. Safe to call twice."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def generator(self, spec: str, origin: str = "sample.generate_function_path") -> GenerateCaller:
+        """Return the caller of a generate function."""
+        return GenerateCaller(self.spec("generators", spec, origin))
+
+    def provenance(self) -> list[dict[str, Any]]:
+        """Return name, distribution, version and source hash of every component in use, without duplicates."""
+        facts = {(p["kind"], p["name"]): p for p in (found.ref.provenance() for found in self.used)}
+        return [facts[key] for key in sorted(facts)]
+
 
 CORRECTION, REDUCER = "custom_tis_function_path", "custom_pg_loss_reducer_function_path"
 FUNCTION = "custom_loss_function_path"
@@ -71,11 +226,11 @@ class Components:
     needs_address: bool = False
     """True if a generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
 
-    def build_estimator(self, args: Args) -> Any:
+    def build_estimator(self, args: Args) -> EstimatorBase | None:
         """Build the estimator, wrapped if a function computes the advantages; None for a loss without advantages."""
         if self.estimator is None:
             return None
-        estimator = self.estimator(args)
+        estimator: EstimatorBase = self.estimator(args)
         if self.advantage_function is None:
             return estimator
         from slime_core.estimator import CustomAdvantages
@@ -92,7 +247,7 @@ class Components:
         needed = self.needs_critic and args.compute_advantages_and_returns
         return Trainers(args, self.trainer, with_critic=needed, hooks=self.hooks)
 
-    def build_loss(self, args: Args, estimator: Any) -> Any:
+    def build_loss(self, args: Args, estimator: EstimatorBase | None) -> Any:
         """Build the run's loss."""
         loss = self.loss(args, estimator, **self.loss_keywords)
         if loss.needs_advantages is None:
@@ -117,7 +272,7 @@ def resolve_components(
         ConfigError: No reward function is set and the rollout needs one.
     """
     r = Resolver(settings)
-    r.need_bundle()
+    _need_bundle(r.args)
     parts = Components(data_source=_data_source(r))
     parts.rollout_function = r.function("rollouts", "rollout_function_path")
     parts.eval_function = r.function("rollouts", "eval_function_path") or parts.rollout_function
@@ -163,24 +318,19 @@ def named_transport(r: Resolver) -> Any:
     return transport
 
 
-def _data_source(r: Resolver) -> Callable[[Any], Any]:
+def _data_source(r: Resolver) -> Callable[[Args], Any]:
     """Return the constructor of the run's data source."""
     found, name = r.setting("data_sources", "data_source_path"), option_name(r.used[-1].ref)
-    if r.args.data_source_path is not None:
-        from slime_core.data.flat_source import FlatSource, is_flat
-
-        if is_flat(found):
-            return functools.partial(FlatSource, cls=found, name=name)
     return functools.partial(construct, found, name=name) if inspect.isclass(found) else found
 
 
-def _estimator(r: Resolver) -> Any:
+def _estimator(r: Resolver) -> type[EstimatorBase]:
     from slime_core.estimator import estimator_class
 
     return estimator_class(r.setting("estimators", "advantage_estimator"), str(r.args.advantage_estimator))
 
 
-def _warn_of_unasked(r: Resolver, rollout_function: Any) -> None:
+def _warn_of_unasked(r: Resolver, rollout_function: Callable[..., object]) -> None:
     """Warn if the chosen rollout function does not call the sample hooks that the settings name."""
     name = "rollout_sample_hook_path"
     if r.args.rollout_sample_hook_path and "context" not in inspect.signature(rollout_function).parameters:
@@ -230,24 +380,18 @@ def _resolve_generation(parts: Components, r: Resolver) -> list[GenerateCaller]:
     return generators
 
 
-def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> GenerateCaller:
+def _resolve_dataset(dataset: EvalDataset, generator: GenerateCaller, r: Resolver) -> GenerateCaller:
     """Resolve all components that the data set's entry names; return its generate function."""
     origin = f"evaluation data set {dataset.name!r}"
     if dataset.custom_generate_function_path:
         dataset.custom_generate_function_path = absolute_spec(dataset.custom_generate_function_path)
         generator = r.generator(dataset.custom_generate_function_path, origin)
-    if dataset.environment_path:
-        dataset.environment_path = absolute_spec(dataset.environment_path)
-        r.spec("environments", dataset.environment_path, f"{origin}: environment_path")
-        if not generator.traits.uses_environment:
-            logger.warning(
-                "%s: environment_path %r has no effect with generator %s, unless a row chooses another; add"
-                " custom_generate_function_path: multi_turn", origin, dataset.environment_path, generator.label,
-            )  # fmt: skip
-    if dataset.tools_path is not None:
-        dataset.tools_path = [absolute_spec(spec) for spec in dataset.tools_path]
-        for spec in dataset.tools_path:
-            r.spec("tools", spec, f"{origin}: tools_path")
+    if r.each("environments", "environment_path", dataset) and not generator.traits.uses_environment:
+        logger.warning(
+            "%s: environment_path %r has no effect with generator %s, unless a row chooses another; add"
+            " custom_generate_function_path: multi_turn", origin, dataset.environment_path, generator.label,
+        )  # fmt: skip
+    r.each("tools", "tools_path", dataset)
     if dataset.answer_path:
         dataset.answer_path = absolute_spec(dataset.answer_path)
         from slime_core.plugins.answers import named_extractor
@@ -259,7 +403,7 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
     return generator
 
 
-def _loss(settings: Settings, r: Resolver) -> tuple[Any, dict[str, Any]]:
+def _loss(settings: Settings, r: Resolver) -> tuple[type[LossBase], dict[str, Any]]:
     """Resolve `--loss-type` and the keywords that act on its policy term: off-policy correction, reducer, function.
 
     Raises:
@@ -292,7 +436,7 @@ def _loss(settings: Settings, r: Resolver) -> tuple[Any, dict[str, Any]]:
     return loss, keywords
 
 
-def _corrector(settings: Settings, r: Resolver) -> Any:
+def _corrector(settings: Settings, r: Resolver) -> Corrector | None:
     args = settings.args
     if not (args.use_tis or args.get_mismatch_metrics):
         return None
@@ -313,7 +457,7 @@ def _corrector(settings: Settings, r: Resolver) -> Any:
     return Corrector(args, component, applies=args.use_tis, reports_mismatch=args.get_mismatch_metrics)
 
 
-def _check_component(settings: Settings, component: Any, spec: str, given: list[str]) -> None:
+def _check_component(settings: Settings, component: object, spec: str, given: list[str]) -> None:
     unread = [settings.cite(name) for name in given if name not in getattr(component, "reads", given)]
     if unread:
         raise ConfigError(

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core import loop
 from slime_core.checkpoint.store import rollout_of
@@ -38,15 +38,19 @@ from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.ranks import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, how_to_go_on, restore, unfinished_evaluations
-from slime_core.launch.trainers import Trainers, current_device, use_device
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
+from slime_core.plugins.hooks import Hooks
 from slime_core.protocols import Args
 from slime_core.sample import TrainBatch
+from slime_core.trainers.roles import Trainers, current_device, use_device
 from slime_core.waits import waiting
 from slime_core.weights.sync import WeightReceiver, WeightSync
+
+if TYPE_CHECKING:
+    from slime_core.learning.learner import Learner
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +64,7 @@ class RunParts:
     """The parts of a run in its leading process: real objects, or stand-ins for objects in other processes."""
 
     trainers: Any
-    """Has `load`, and with `--offload-train` also `offload` and `onload`."""
-    save_trainers: Callable[[Path], None]
-    """Writes all ranks' part of a checkpoint into the directory."""
+    """Has `save` and `load` of all ranks' part of a checkpoint, and with `--offload-train` `offload` and `onload`."""
     stage: Any
     """Has `save`, `load`, `interrupt` and `stop` (`RolloutStage`)."""
     rollout: Any
@@ -89,7 +91,7 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
         args,
         run_dir,
         run.hooks,
-        [lambda directory, _: parts.save_trainers(directory), stage.save],
+        [lambda directory, _: parts.trainers.save(directory), stage.save],
         lambda: {
             "weight_version": weights.version + parts.unpushed,
             "unfinished_evaluations": parts.unfinished,
@@ -140,25 +142,27 @@ def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
     training = Training(args, parts)
     stages = loop.Stages(parts.rollout, training, training, journal, unfinished=parts.unfinished)
     if not args.async_training:
-        return loop.now(_loop(args, parts, stages, start))
+        return loop.now(_loop(args, parts, stages, start, journal.hooks))
     thread = TrainerThread()
     try:
         with asyncio.Runner() as runner:
-            return runner.run(_loop(args, parts, thread.stages(stages), start))
+            return runner.run(_loop(args, parts, thread.stages(stages), start, journal.hooks))
     finally:
         thread.close()
 
 
-async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int) -> int:
+async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int, hooks: Hooks) -> int:
     """Start the engines, run the loop and stop the engines; after an error that the run survives, keep them up."""
     survived: BaseException | None = None
     try:
         await loop.answer(stages.rollout.start())
         with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
             draining.on_ask(parts.stage.interrupt)
-            stages = replace(stages, stop=draining.stops)
+            stages = timed_stages(replace(stages, stop=draining.stops), args, start)
+            train = [*hooks.slime_loop(args=args, parts=parts), loop.train][0]
             try:
-                return await loop.train(args, timed_stages(stages, args, start), start)
+                done: int = await train(args, stages, start)
+                return done
             except parts.survives as error:
                 draining.check_goes_on(error)
                 survived = error
@@ -241,7 +245,7 @@ class TrainerThread:
     def stages(self, stages: loop.Stages) -> loop.Stages:
         """Return a copy of the stages whose learner, weights and journal run in this thread, beside the loop."""
 
-        def moved(stage: Any, **methods: str) -> Any:
+        def moved(stage: object, **methods: str) -> Any:
             calls = {name: partial(self._call, text, getattr(stage, name)) for name, text in methods.items()}
             return SimpleNamespace(**calls)
 
@@ -301,7 +305,7 @@ def build_weights(
     return WeightSync(run.args, trainers.actor, receiver, on_update, run.hooks.caller("slime_weights_written"))
 
 
-def build_learner(run: Prepared, trainers: Trainers) -> Any:
+def build_learner(run: Prepared, trainers: Trainers) -> Learner:
     """Build the learner of this rank's process."""
     from slime_core.learning.learner import Learner
 

@@ -27,13 +27,13 @@ from slime_core.launch.lock import open_run_dir, sole_writer
 from slime_core.launch.prepare import Prepared, prepare, run_preflight
 from slime_core.launch.ranks import is_leader, is_rank, num_processes, report, rollouts_told, start_ranks
 from slime_core.launch.resume import commit_to_resume, named_commit
-from slime_core.launch.trainers import Follower, Leader, LedTrainers, Trainers
 from slime_core.loop import is_due
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import run_dir_of
 from slime_core.rollout.stage import RolloutStage
 from slime_core.sample import Group
+from slime_core.trainers.roles import Follower, Leader, LedTrainers, Trainers
 from slime_core.waits import first_results, published, waiting
 from slime_core.weights.collective import FollowingWeights
 
@@ -95,15 +95,13 @@ def _drive(
         from slime_core.rollout.ahead import Ahead
 
         rollout = Ahead(run.args, stage)
-    parts = RunParts(trainers, trainers.save, stage, rollout, build_learner(run, trainers), weights)
+    parts = RunParts(trainers, stage, rollout, build_learner(run, trainers), weights)
     if num_processes() == 1:
         return drive(run, parts, commit, started)
     leader = Leader(trainers.actor, run.args.distributed_timeout_minutes)
     led = LedTrainers(leader, trainers)
     try:
-        summary = drive(
-            run, replace(parts, trainers=led, save_trainers=led.save, together=leader.together), commit, started
-        )
+        summary = drive(run, replace(parts, trainers=led, together=leader.together), commit, started)
     except Exception as error:
         if is_rank():
             report(error)

@@ -1,6 +1,6 @@
 """The record of a run: metrics through the hooks, checkpoints, and `summary.json`.
 
-Only rank 0 has a `Journal`; the other training processes record nothing (`launch.trainers`).
+Only rank 0 has a `Journal`; the other training processes record nothing (`trainers.roles`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Journal:
     """`time.perf_counter()` at the start of the command, so preparation counts as part of the run."""
     checkpoint: Path | None = None
     evals: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Data set -> {"before", "after"}: the first and the newest score."""
+    """Data set -> {"before", "after"}: the first and the newest score; "..._stderr": their standard errors."""
     scores: dict[str, dict[int, float]] = field(default_factory=dict)
     """Data set -> rollout -> score of the weights after that rollout."""
     seconds_before: float = 0.0
@@ -53,7 +53,9 @@ class Journal:
         for dataset in self.args.eval_datasets or []:
             score = metrics.get(f"eval/{dataset.name}")
             if score is not None:
-                self.evals.setdefault(dataset.name, {"before": score})["after"] = score
+                now = {"after": score, "after_stderr": metrics.get(f"eval/{dataset.name}-stderr", 0.0)}
+                first = {"before": score, "before_stderr": now["after_stderr"]}
+                self.evals[dataset.name] = self.evals.get(dataset.name, first) | now
                 self.scores.setdefault(dataset.name, {})[step - 1] = score
         check_there(self.run_dir)
         self.hooks.slime_log_metrics(step=step, metrics=metrics)

@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
@@ -24,7 +24,6 @@ from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import absolute_spec, resolve
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args, LauncherTraits, traits_of
-from slime_core.waits import waiting
 
 if TYPE_CHECKING:
     from slime_core.protocols.launcher import Launcher
@@ -35,23 +34,6 @@ AUTO, INLINE = "auto", "inline"
 KIND = "launchers"
 SETTINGS = ("ray_address",)
 """Settings that have no effect with a launcher unless its traits name them."""
-
-
-class InlineLauncher:
-    """The stages live in this process, and in further trainer processes of this machine."""
-
-    traits = LauncherTraits()
-
-    def missing(self, args: Args) -> str:
-        """Return an empty string: this launcher needs nothing else."""
-        return ""
-
-    def train(self, settings: Settings) -> dict[str, Any]:
-        """Train in this process, or as a rank of a process group."""
-        with waiting("loading code", deadline=None, then="as long as it takes"):
-            from slime_core.launch import inline, ranks
-        with ranks.as_rank():
-            return inline.train(settings)
 
 
 def settle_launcher(settings: Settings) -> Launcher:
@@ -138,25 +120,21 @@ def load(spec: str, origin: str) -> Launcher:
 
 def _guess(args: Args, known: Mapping[str, Launcher], by_torchrun: bool) -> tuple[str, str]:
     """Return the launcher for `auto` and the reason. Raises ConfigError if two launchers apply."""
-    flags = {
+    claims = {
         name: flag_specs()[setting].flag
         for name, each in known.items()
         for setting in each.traits.settings
         if getattr(args, setting)
     }
-    if flags or by_torchrun:
-        return _only(flags) if flags else (INLINE, "started by torchrun")
-    variables = {
+    if not claims and by_torchrun:
+        return INLINE, "started by torchrun"
+    claims = claims or {
         name: f"environment variable {variable}"
         for name, each in known.items()
         for variable in reversed(each.traits.variables)
         if variable in os.environ
     }
-    return _only(variables) if variables else (INLINE, "nothing names another")
-
-
-def _only(claims: Mapping[str, str]) -> tuple[str, str]:
     if len(claims) > 1:
         shown = " and ".join(f"{name} ({why})" for name, why in claims.items())
         raise ConfigError(f"--launcher {AUTO}: both {shown} are meant; type --launcher NAME")
-    return next(iter(claims.items()))
+    return next(iter(claims.items()), (INLINE, "nothing names another"))

@@ -23,10 +23,9 @@ from slime_core.data.tokenizer import load_tokenizer
 from slime_core.distributions import BUNDLE
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.launch.checks import check_component_settings, check_routed_model, settle_offload
-from slime_core.launch.components import Components, resolve_components
+from slime_core.launch.components import Components, Resolver, resolve_components
 from slime_core.launch.lock import file_lock
 from slime_core.launch.ranks import is_leader, processes_of, set_up_process
-from slime_core.launch.resolver import Resolver
 from slime_core.models.config import read_hf_config
 from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.hooks import Hooks
@@ -245,7 +244,7 @@ _STEPS = {"load": "ckpt_step", "ref_load": "ref_ckpt_step", "opd_teacher_load": 
 _USED = {"ref_load": "reference", "opd_teacher_load": "teacher", "critic_load": "critic"}
 
 
-def _check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) -> list[str]:
+def _check_starting_points(settings: Settings, trainer: object, *, may_come: bool) -> list[str]:
     """Check every model directory that the settings name.
 
     Args:
@@ -279,7 +278,7 @@ def _check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) 
 
 
 def _named_source(
-    settings: Settings, trainer: Any, name: str, step: int | None = None, folder: str | None = None
+    settings: Settings, trainer: object, name: str, step: int | None = None, folder: str | None = None
 ) -> Source:
     """Return the model that a setting names. Raises ConfigError if there is none that the trainer reads."""
     try:
@@ -309,7 +308,7 @@ def _check_hf(settings: Settings) -> None:
         )
 
 
-def _check_format(settings: Settings, name: str, source: Source, trainer: Any) -> None:
+def _check_format(settings: Settings, name: str, source: Source, trainer: object) -> None:
     if not source.has_hf and not traits_of(trainer, TrainerTraits).reads_megatron:
         raise ConfigError(
             f"{settings.cite(name)}: is {source}, which {settings.cite('train_backend')} does not read; type slime"

@@ -44,6 +44,7 @@ from slime_core.launch.launchers import launcher_traits
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
 from slime_core.protocols import Args
 from slime_core.text import plain
+from slime_core.trainers.torchrun import env_int
 from slime_core.waits import waiting
 from slime_core.workers.process import Guarded, python, signal_of
 
@@ -83,16 +84,10 @@ def is_leader() -> bool:
 
 def num_processes() -> int:
     """Return the number of processes that train together. Raises ConfigError if torchrun's value is not a number."""
-    text = os.environ.get("WORLD_SIZE", "1")
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"environment variable WORLD_SIZE={text!r}: an integer is needed; torchrun sets it"
-        ) from error
+    return env_int("WORLD_SIZE", 1)
 
 
-def processes_of(settings: Settings, trainer: Any) -> int:
+def processes_of(settings: Settings, trainer: object) -> int:
     """Return the number of processes that train together in this run, on all nodes.
 
     Args:

@@ -117,7 +117,14 @@ def unfinished_evaluations(commit: Path) -> list[int]:
 
 
 def restore(
-    args: Args, commit: Path, settings: Mapping[str, Any], *, trainer: Any, stage: Any, weights: Any, journal: Journal
+    args: Args,
+    commit: Path,
+    settings: Mapping[str, object],
+    *,
+    trainer: Any,
+    stage: Any,
+    weights: Any,
+    journal: Journal,
 ) -> None:
     """Restore every stage to the state of the commit. Raises CheckpointError if the commit does not fit this run."""
     trainer.load(commit)
@@ -151,7 +158,7 @@ def _taken(args: Args) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     keys = (then.keys() | now.keys()) - _PLACES
     return [f"{k} {then.get(k)!r} -> {now.get(k)!r}" for k in sorted(keys) if then.get(k) != now.get(k)]
 
@@ -159,19 +166,19 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _warn_about_plugins(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
     """Log a warning for each difference between the plugins of the checkpoint's run and those of this run."""
     before, after = {(p["kind"], p["name"]): p for p in then}, {(p["kind"], p["name"]): p for p in now}
-    for key in sorted(before.keys() - after.keys()):
-        logger.warning("%s %r was part of the run that made the checkpoint and is not part of this one", *key)
-    for key in sorted(after.keys() - before.keys()):
-        logger.warning("%s %r is part of this run and was not part of the one that made the checkpoint", *key)
-    for key in sorted(before.keys() & after.keys()):
-        changes = _plugin_changes(before[key], after[key])
-        if changes:
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if new is None:
+            logger.warning("%s %r was part of the run that made the checkpoint and is not part of this one", *key)
+        elif old is None:
+            logger.warning("%s %r is part of this run and was not part of the one that made the checkpoint", *key)
+        elif changes := _plugin_changes(old, new):
             logger.warning("%s %r is not the code that the checkpoint was made with: %s", *key, ", ".join(changes))
 
 
 def _plugin_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    shown = {"distribution": "distribution", "version": "version"}
-    found = [f"{word} {old[k] or 'none'} -> {new[k] or 'none'}" for k, word in shown.items() if old[k] != new[k]]
+    names = ("distribution", "version")
+    found = [f"{name} {old[name] or 'none'} -> {new[name] or 'none'}" for name in names if old[name] != new[name]]
     if old["sha256"] != new["sha256"]:
         hashes = (str(p["sha256"] or "none")[:12] for p in (old, new))
         found.append(f"source hash {' -> '.join(hashes)} ({new['source_file']})")

@@ -32,7 +32,7 @@ from slime_core.plugins.signatures import (
     takes_list,
     unbound,
 )
-from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
+from slime_core.protocols import Args, GenerateContext, GenerateTraits, RewardTraits, traits_of
 from slime_core.sample import LARGEST_SCORE, Sample, is_score
 from slime_core.waits import by_deadline, placed, waiting
 from slime_core.workers.call import Slots, awaited, contained, on_thread, overrun
@@ -158,7 +158,7 @@ class RewardCaller:
             assert self._workers is not None
             await self._workers().load(self.component)
 
-    async def score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[Reward]:
+    async def score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[float | dict[str, Any]]:
         """Return a reward per sample, in order; a reward that takes a single sample is called for each in turn.
 
         The deadline `--rm-timeout` of a call starts when the call begins to run, reported through `waits.placed`.
@@ -173,7 +173,7 @@ class RewardCaller:
         if self.execution == "process":
             assert self._workers is not None
             parts = [samples] if self.batched else [[sample] for sample in samples]
-            found: list[Reward] = []
+            found: list[float | dict[str, Any]] = []
             for part in parts:
                 seed = self._seed(part)
                 found += await self._workers().score(self.component, part, evaluation, self._timeout, seed)
@@ -232,7 +232,7 @@ class RewardCaller:
         index = next((s.index for s in samples if s.index is not None), 0)
         return (self.args.seed * 1_000_003 + index) % 2**32
 
-    def _checked(self, value: Any, sample: Sample, evaluation: bool) -> Reward:
+    def _checked(self, value: Any, sample: Sample, evaluation: bool) -> float | dict[str, Any]:
         """Return the value as a float or a mapping. Raises PluginError with the sample's index for other values."""
         if isinstance(value, Mapping):
             key, flag = self._key(evaluation)

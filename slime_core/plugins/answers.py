@@ -1,24 +1,36 @@
-"""Extract the answer of a sample, for votes (majority@k, `self_consistency`, `best_of_n`), and read its label.
+r"""Extract the answer of a sample, for votes (majority@k, `self_consistency`, `best_of_n`), and read its label.
 
 A reward that extracts an answer from the response offers the function as its trait
 `extract_answer(sample) -> str | None`; `answer_extractor` finds it. Two answers are the same vote if they are the same
 text, so the extractor must normalise. None is not a vote.
+
+`boxed_<name>` wraps any reward so that it gets the content of the last `\boxed{...}` instead of the response.
+`plugins.resolve` applies the prefix (`kinds.Kind.prefixes`), as THUDM/slime does for its `rm_type`. A response without
+a closed box becomes the empty text, not the whole response.
+
+Rewards that grade mathematics ask `same_number` before they compare spellings or expressions, so that no two of them
+disagree on it: `1,000`, `1e3`, `\frac{2000}{2}` and `10^3` are one number. Values are exact, so 0.333 is not 1/3. A
+percent sign makes a text no number, since graders differ on whether 50% is 50 or 0.5.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import functools
+import inspect
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 from slime_core.errors import ConfigError
 from slime_core.plugins.resolve import absolute_spec, find, resolve
-from slime_core.protocols import Args, RewardTraits, traits_of
+from slime_core.protocols import Args, RewardTraits, declares, traits_of
 from slime_core.sample import Sample, SampleStatus
 from slime_core.workers.call import raised_at
 
@@ -110,3 +122,147 @@ def answer_of(sample: Sample, extract: Extractor) -> str | None:
         logger.warning("sample %s: its answer cannot be extracted: %s", sample.index, reason)
         return None
     return None if answer is None else str(answer)
+
+
+# -- boxes -----------------------------------------------------------------------------------------------
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_WITHOUT_BRACES = re.compile(r"([^$\n]+?)\s*(?:\$|\\[)\]])|(\S+)")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`, nested braces included; None if it never closes.
+
+    Escaped braces (`\{`) are text: `\boxed{\{1, 2\}}` holds `\{1, 2\}`. A box without braces (`$\boxed 7$`) holds the
+    rest of its formula, or the next word where no `$` ends it.
+    """
+    start = max((box.end() for box in _BOX.finditer(text)), default=0)
+    if not start:
+        return None
+    if text[start : start + 1] != "{":
+        bare = _WITHOUT_BRACES.match(text, start)
+        return bare[1] or bare[2].rstrip(".,;:") if bare else None
+    depth = 0
+    for found in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return text[start + 1 : found.start()]
+    return None
+
+
+def boxed(reward: Any) -> Any:
+    """Wrap a reward so that it receives the content of the box instead of the whole response.
+
+    The result has the same form (function, class or instance; plain or async) and keeps the attributes.
+    """
+    if inspect.isclass(reward):
+        return _boxed_class(reward)
+    if hasattr(reward, "compute_reward") or not inspect.isroutine(reward):
+        twin = copy.copy(reward)
+        twin.__class__ = _boxed_class(type(reward))
+        return twin
+    return _boxed_samples(reward, 1)
+
+
+def _boxed_class(cls: type) -> type:
+    """Return a subclass whose scoring method receives the content of the box."""
+    members: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    if hasattr(cls, "compute_reward"):
+        members["compute_reward"] = _boxed_texts(cls.compute_reward)
+    else:
+        members["__call__"] = _boxed_samples(cls.__call__, 2)
+    return type(cls.__name__, (cls,), members)
+
+
+def _boxed_samples(function: Callable[..., Any], position: int) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        given = args[position]
+        told = [_told(s) for s in given] if isinstance(given, Sequence) else _told(given)
+        return function(*args[:position], told, *args[position + 1 :], **keywords)
+
+    traits = traits_of(function, RewardTraits)
+    extract = traits.extract_answer
+    if extract is not None:
+        return declares(replace(traits, extract_answer=lambda sample: extract(_told(sample))))(call)
+    return call
+
+
+def _boxed_texts(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(self: Any, prompts: Any, responses: Sequence[str], **keywords: Any) -> Any:
+        return function(self, prompts, [last_boxed(text) or "" for text in responses], **keywords)
+
+    return call
+
+
+def _told(sample: Sample) -> Sample:
+    twin = copy.copy(sample)
+    twin.response = last_boxed(sample.response) or ""
+    return twin
+
+
+# -- numbers ---------------------------------------------------------------------------------------------
+
+_LONGEST = 200
+"""Characters."""
+_LARGEST_EXPONENT = 1000
+_SPACE = r"(?:\s|\\[,!;: ])*"
+_INTEGER = r"(?:\d{1,3}(?:(?:,(?:\\!)?|\{,\}|\\,| )\d{3})+(?!\d)|\d+)"
+_DECIMAL = rf"(?:{_INTEGER}(?:\.\d*)?|\.\d+)"
+_POWER = rf"{_SPACE}(?:\\times|\\cdot|\*|x|\u00d7){_SPACE}10{_SPACE}(?:\^|\*\*){_SPACE}(?:\{{([-+]?\d+)\}}|([-+]?\d+))"
+_SCIENTIFIC = re.compile(rf"([-+]?{_DECIMAL})(?:[eE]([-+]?\d+)|{_POWER})?")
+_POWER_OF_TEN = re.compile(rf"([-+]?)10{_SPACE}(?:\^|\*\*){_SPACE}(?:\{{([-+]?\d+)\}}|([-+]?\d+))")
+_WHOLE = rf"([-+]?)(?:({_INTEGER}){_SPACE})?"
+_FRACTION = re.compile(
+    rf"{_WHOLE}\\[dt]?frac{_SPACE}(?:\{{{_SPACE}([-+]?{_DECIMAL}){_SPACE}\}}|(\d))"
+    rf"{_SPACE}(?:\{{{_SPACE}([-+]?{_DECIMAL}){_SPACE}\}}|(\d))"
+)
+_SLASH = re.compile(rf"([-+]?)(?:({_INTEGER})\s+)??({_DECIMAL})()\s*/\s*([-+]?{_DECIMAL})()")
+_DRESS = re.compile(r"\\?\$|\\left|\\right|\\displaystyle")
+
+
+def as_number(text: str) -> Fraction | None:
+    r"""The exact value; None of what is no single number.
+
+    Integers with thousands separated by `,`, `{,}`, `\,` or a space; decimals; `1e3` and `1 \times 10^3`; fractions and
+    mixed numbers with `/` or `\frac`; with a sign, dollars and LaTeX's spaces around them. Digits of any script.
+    """
+    if len(text) > _LONGEST:
+        return None
+    bare = _DRESS.sub("", text).replace("\u2212", "-").strip()
+    bare = re.sub(r"^([-+])\s+", r"\1", bare)
+    if found := _SCIENTIFIC.fullmatch(bare):
+        return _scaled(_decimal(found[1]), found[2] or found[3] or found[4] or "0")
+    if found := _POWER_OF_TEN.fullmatch(bare):
+        value = _scaled(Fraction(1), found[2] or found[3])
+        return None if value is None else -value if found[1] == "-" else value
+    for form in (_FRACTION, _SLASH):
+        if found := form.fullmatch(bare):
+            return _fraction(found[1], found[2], found[3] or found[4], found[5] or found[6])
+    return None
+
+
+def same_number(one: str, other: str) -> bool | None:
+    """Whether both are the same number; None where one of them is no number."""
+    values = as_number(one), as_number(other)
+    return None if None in values else values[0] == values[1]
+
+
+def _decimal(text: str) -> Fraction:
+    return Fraction(re.sub(r"[^-+\d.]", "", text).rstrip("."))
+
+
+def _scaled(value: Fraction, exponent: str) -> Fraction | None:
+    """Value times 10 to the exponent; None where that would have too many digits to be an answer."""
+    power = int(exponent)
+    return value * Fraction(10) ** power if abs(power) <= _LARGEST_EXPONENT else None
+
+
+def _fraction(sign: str, whole: str | None, above: str, below: str) -> Fraction | None:
+    over, under = _decimal(above), _decimal(below)
+    if not under or (whole and (over < 0 or under < 0)):
+        return None
+    value = over / under + (_decimal(whole) if whole else 0)
+    return -value if sign == "-" else value

@@ -30,7 +30,11 @@ CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
 _READ_BY_OTHERS = (
     "api",
     "boards",
+    "data",
+    "failures",
+    "fetchers",
     "foreign_flags",
+    "metrics",
     "named_models",
     "http_servers",
     "renamed",

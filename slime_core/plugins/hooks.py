@@ -1,8 +1,8 @@
 """The hooks of a process: their specifications, their implementations, and the functions that flags name.
 
-`manager.build_manager` registers the installed hook plugins, then `launch.resolver` registers the functions that flags
-name. Code that calls a hook holds a `Hooks`. The functions of flags run last, in the order given, so that a run's own
-flags take precedence over installed plugins.
+`manager.build_manager` registers the installed hook plugins, then `launch.components` registers the functions that
+flags name. Code that calls a hook holds a `Hooks`. The functions of flags run last, in the order given, so that a run's
+own flags take precedence over installed plugins.
 """
 
 from __future__ import annotations

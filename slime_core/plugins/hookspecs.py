@@ -11,7 +11,7 @@ thread. Its return value is not used, and an exception ends the run with one lin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from slime_core.protocols.traits import EditTraits
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
+    from slime_core.launch.drive import RunParts
     from slime_core.launch.prepare import Prepared
     from slime_core.learning.report import TrainedRollout
     from slime_core.plugins.registry import Registry
@@ -61,6 +62,14 @@ def slime_preflight(run: Prepared) -> list[Finding] | None:
 @hookspec
 def slime_run_start(args: Args, run_dir: Path) -> None:
     """Act at the start of a run: the run directory exists, nothing is loaded yet."""
+
+
+@hookspec
+def slime_loop(args: Args, parts: RunParts) -> Callable[..., Any] | None:
+    """Return an async function to run in place of `slime_core.loop.train`, with the same arguments, or None.
+
+    Without `--async` it must not wait for anything that an event loop turns.
+    """
 
 
 @hookspec

@@ -152,7 +152,7 @@ COMPONENTS = (
         construct=Call("(args)"),
         by_name=True,
         traits=RewardTraits,
-        prefixes={"boxed_": "slime_core.plugins.boxed:boxed"},
+        prefixes={"boxed_": "slime_core.plugins.answers:boxed"},
     ),
     Kind(
         name="generators",

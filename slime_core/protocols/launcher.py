@@ -1,7 +1,11 @@
-"""The launcher protocol: a launcher builds the stages of a run and decides in which process each stage lives."""
+"""The launcher protocol: a launcher builds the stages of a run and decides in which process each stage lives.
+
+`gpu_layout` tells launchers and engines which GPUs (on CPU: places) training and inference take.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.protocols.traits import LauncherTraits
@@ -26,3 +30,34 @@ class Launcher(Protocol):
             ConfigError: A setting is wrong; nothing has been started.
             SlimeError: A stage raised it, in any process.
         """
+
+
+@dataclass(frozen=True)
+class GpuLayout:
+    """Numbers are counted over the whole cluster, node after node."""
+
+    total: int
+    """GPUs of training and inference together."""
+    trainer: int
+    """Training has those before this number."""
+    first_engine: int
+    """Number of inference's first GPU."""
+
+
+def gpu_layout(args: Args, *, trainer: int, rollout: int) -> GpuLayout:
+    """Return the row that the settings select of this table, which is THUDM/slime's (placement_group.py).
+
+    disaggregated: training first, inference after it; --colocate: both from 0; --debug-train-only and engines
+    elsewhere: training only; --debug-rollout-only: inference only.
+
+    Args:
+        args: The run's settings.
+        trainer: GPUs that training would take.
+        rollout: GPUs of the engines that this run starts; 0 where they are elsewhere.
+    """
+    if args.debug_rollout_only:
+        trainer = 0
+    if args.debug_train_only:
+        rollout = 0
+    first = 0 if args.colocate else trainer
+    return GpuLayout(max(trainer, first + rollout), trainer, first)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from slime_core.distributions import provided
 from slime_core.errors import RolloutError, rollout_name
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
-from slime_core.rollout.fate import baseline_reward
 from slime_core.rollout.reward import number_problem
 from slime_core.sample import LARGEST_SCORE, Group, Sample, SampleStatus, TrainBatch, is_score
 from slime_core.sample.admission import Sealed, admit
@@ -58,7 +58,7 @@ def make_batch(
     Args:
         args: The run's settings; `reward_key` picks from mapping rewards.
         rollout_id: Number of the rollout, for the batch and for messages.
-        groups: The rollout's groups; an element may itself be a list of fan-out siblings.
+        groups: The rollout's groups, with fan-out siblings in place (`rollout.stage.flatten`).
         estimator: Its `shape_rewards` sees the trainable samples of the whole rollout; None leaves rewards as they are.
         post_process_rewards: Replaces `shape_rewards`; gets the trainable samples only.
         convert_samples: Replaces everything here, reward shaping included; gets all samples.
@@ -68,7 +68,7 @@ def make_batch(
         RolloutError: No samples; admission refuses all of them; a missing or non-finite reward; or a column
             that only some of the trainable samples have.
     """
-    lists = [_flatten(group) for group in groups]
+    lists = list(groups)
     samples = [sample for members in lists for sample in members]
     if not samples:
         raise RolloutError(f"{rollout_name(rollout_id)} returned no samples; nothing to train on")
@@ -156,24 +156,6 @@ def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
 
 
 # -- samples and groups ----------------------------------------------------------------------------------
-
-
-def _flatten(group: Any) -> list[Sample]:
-    """Return a prompt's samples as a flat list; fan-out siblings, nested as a list, must share a rollout id."""
-    flat: list[Sample] = []
-    for member in group:
-        if isinstance(member, Sample):
-            flat.append(member)
-            continue
-        siblings = _flatten(member)
-        ids = {s.rollout_id for s in siblings}
-        if len(siblings) > 1 and (len(ids) > 1 or None in ids):
-            raise RolloutError(
-                f"samples {[s.index for s in siblings]} came from one generate call but have rollout ids"
-                f" {sorted(ids, key=str)}; set the same rollout_id on all of them"
-            )
-        flat.extend(siblings)
-    return flat
 
 
 def _group_indices(lists: Sequence[Sequence[Sample]]) -> list[int]:
@@ -275,21 +257,10 @@ def _raw_reward(args: Args, sample: Sample) -> float:
 
 def _baselines(args: Args, samples: Sequence[Sample], estimator: AdvantageEstimator) -> list[float] | None:
     """Return the reward of each sample's greedy baseline, or None if the estimator needs no baseline."""
-    if estimator is None or not estimator.needs_greedy_baseline:
+    if not estimator.needs_greedy_baseline:
         return None
-    rewards = []
-    for sample in samples:
-        try:
-            reward = baseline_reward(args, sample)
-        except (ValueError, KeyError) as error:
-            raise RolloutError(f"{_name(sample)}: {error}") from error
-        if reward is None:
-            raise RolloutError(
-                f"{_name(sample)} has no greedy baseline, which {type(estimator).__name__} needs; a rollout function of"
-                ' your own makes it with context.runner.run_group, or sets sample.metadata["greedy_baseline"]'
-            )
-        rewards.append(reward)
-    return rewards
+    found: list[float] = provided("slime.data", "greedy_baseline").baselines(args, samples, type(estimator).__name__)
+    return found
 
 
 def _spread(source: str, rewards: Sequence[float], kept: Sequence[int], samples: Sequence[Sample]) -> list[float]:

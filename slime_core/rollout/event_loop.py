@@ -1,4 +1,4 @@
-"""Event loops of a rollout stage, and a meter of how late they run.
+"""Event loops of a rollout stage.
 
 `StageRunner` runs the loop of a synchronous run in the calling thread, only while the stage is called. `LoopThread`
 runs the loop of an asynchronous run all the time, in a thread of its own. Rollouts, evaluations and weight updates are
@@ -9,16 +9,7 @@ called from different threads and share the event loop of the engine::
     trainer thread      run(weight update) --/
 
 `run` blocks the calling thread, so it must not be called in the loop itself. A coroutine awaits a blocking call with
-`in_thread`. `LoopLag` measures how late the loop runs, with a timer that fires every 20 ms::
-
-    due      |-- 20 ms --|            |-- 20 ms --|
-    went off             |..lag..|                |lag|       perf/event_loop_lag_max, _p99: of all lags
-                          callbacks that ran meanwhile
-
-Every other callback in the loop (responses, deadlines, turns of other samples) is as late as the timer. The lag is wall
-time, so it includes a busy machine and an engine that computes in this loop (`embedded`).
-`perf/event_loop_lag_cpu_max` is the part in which the loop's own thread computed; it does not include callbacks that
-slept.
+`in_thread`. A plugin measures how late the loop runs (`LoopLag`).
 """
 
 from __future__ import annotations
@@ -26,14 +17,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from slime_core.errors import RolloutError
 from slime_core.waits import current, leave_behind
+from slime_core.workers.call import on_thread
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -42,6 +34,19 @@ CLOSE_DEADLINE = 10.0
 """Seconds for the tasks left in an event loop to end once they are cancelled."""
 GRACE = 2.0
 """Seconds after CLOSE_DEADLINE within which the thread must end."""
+
+
+class LoopLag(Protocol):
+    """A meter of the lag of one event loop."""
+
+    def follow(self, runner: object) -> None:
+        """Start measuring if the runner's loop always runs (a `LoopThread`'s); call it in the loop."""
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Measure during a part of a coroutine."""
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics since the last call."""
 
 
 class LoopThread:
@@ -101,23 +106,11 @@ class LoopThread:
             raise
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        """Run a blocking call in a daemon thread of its own and return its result.
+        """Run a blocking call in a daemon thread and return its result.
 
         If the wait is cancelled, the thread still finishes the call.
         """
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result = call(*args)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        future.set_running_or_notify_cancel()  # from here on, cancelling the wait does not touch the future
-        threading.Thread(target=run, name="slime-rollout-stage", daemon=True).start()
-        return await asyncio.wrap_future(future)
+        return await on_thread(partial(call, *args))
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
@@ -186,83 +179,3 @@ async def end_tasks() -> None:
             logger.warning("%s did not end within %.0f s of being cancelled", task.get_coro(), CLOSE_DEADLINE)
             leave_behind(task)
     await asyncio.get_running_loop().shutdown_asyncgens()
-
-
-INTERVAL = 0.02
-"""Seconds between two timer calls; a longer callback is always detected, and underestimated by at most this time."""
-_SHARE = 0.99
-_KEPT = 1 << 20
-"""Maximum number of lags kept until `take` is called: five hours."""
-
-
-class LoopLag:
-    """The lag of one event loop; call `counting` in the loop and `take` from any thread."""
-
-    def __init__(self, *, counts: bool = True) -> None:
-        """Create the meter; `counts=False` measures nothing, for loops with simulated time."""
-        self._counts = counts
-        self._lock = threading.Lock()
-        self._lags: list[float] = []
-        self._cpu_max = 0.0
-        self._users = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = self._cpu = 0.0
-
-    def follow(self, runner: object) -> None:
-        """Start measuring if the runner's loop always runs (a `LoopThread`'s); call it in the loop."""
-        if not isinstance(runner, asyncio.Runner):
-            self.begin()
-
-    def begin(self) -> None:
-        """Start measuring; call it in the loop. Each `begin` needs an `end`."""
-        self._users += 1
-        if self._users == 1 and self._counts:
-            self._set(asyncio.get_running_loop())
-
-    def end(self) -> None:
-        """Stop measuring after the last `end`; the current lag is recorded."""
-        self._users -= 1
-        if not self._users and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._note(asyncio.get_running_loop().time())
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Measure during a part of a coroutine: `begin` and `end` as a context manager."""
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
-
-    def take(self) -> dict[str, float]:
-        """Return `perf/event_loop_lag_{max,p99,cpu_max}` in seconds since the last call; empty without measurements."""
-        with self._lock:
-            lags, self._lags = self._lags, []
-            cpu_max, self._cpu_max = self._cpu_max, 0.0
-        if not lags:
-            return {}
-        lags.sort()
-        return {
-            "perf/event_loop_lag_max": lags[-1],
-            "perf/event_loop_lag_p99": lags[min(int(_SHARE * len(lags)), len(lags) - 1)],
-            "perf/event_loop_lag_cpu_max": cpu_max,
-        }
-
-    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._due = loop.time() + INTERVAL
-        self._cpu = time.thread_time()
-        self._timer = loop.call_at(self._due, self._beat, loop)
-
-    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._note(loop.time())
-        self._set(loop)
-
-    def _note(self, now: float) -> None:
-        lag = max(0.0, now - self._due)
-        computed = time.thread_time() - self._cpu
-        with self._lock:
-            if len(self._lags) < _KEPT:
-                self._lags.append(lag)
-            self._cpu_max = max(self._cpu_max, min(lag, computed))

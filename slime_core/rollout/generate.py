@@ -14,22 +14,19 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.data.tokenizer import encode_prompt, encode_rendered
 from slime_core.data.tools import prompt_tools
+from slime_core.distributions import provided
 from slime_core.errors import RolloutError
-from slime_core.protocols import Args, GenerateContext, GenerateTraits
+from slime_core.protocols import Args, GenerateContext
 from slime_core.rollout.deadlines import GroupClock, ended
 from slime_core.rollout.fate import (
     FINISHED,
     GROUP_TIMEOUT,
-    attach_baseline,
-    baseline_lack,
-    baseline_sample,
-    greedy_params,
     remove_if_masked,
 )
 from slime_core.rollout.gate import GatedEngine, Hold, Place
@@ -41,27 +38,12 @@ from slime_core.sample.fan_out import executions
 from slime_core.sample.multimodal import image_token_of
 from slime_core.waits import by_deadline, waiting
 
+if TYPE_CHECKING:
+    from slime_core.plugins.adapters import GenerateCaller
+
 logger = logging.getLogger(__name__)
 
 _DIGITS = re.compile(r"\d+")
-
-
-class Generator(Protocol):
-    """A resolved generate function (`plugins.adapters.GenerateCaller`)."""
-
-    label: str
-    traits: GenerateTraits
-
-    async def call(
-        self,
-        args: Args,
-        sample: Sample,
-        sampling_params: Mapping[str, Any],
-        *,
-        evaluation: bool = False,
-        context: GenerateContext | None = None,
-    ) -> Sample | list[Sample]:
-        """Generate; may raise anything."""
 
 
 def sampling_seed(seed: int, *parts: object) -> int:
@@ -103,6 +85,22 @@ class Timeline(Protocol):
         """Write the buffered records."""
 
 
+class Extra(Protocol):
+    """An extra response of each group, which is not trained on (`slime_data.greedy_baseline`)."""
+
+    def extra_sample(self, group: Group) -> Sample | None:
+        """Return the sample to generate; None if the group has its extra response."""
+
+    def extra_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return its sampling settings."""
+
+    def attach(self, samples: Iterable[Sample], siblings: Sequence[Sample]) -> None:
+        """Store its outcome in the group's samples."""
+
+    def lack(self, group: Sequence[Sample]) -> str | None:
+        """Return why a finished group has no usable extra response: "aborted", or a reason to drop it; else None."""
+
+
 class SampleRunner:
     """A runner of the generate function, then the reward, for the samples of a group; limits concurrency."""
 
@@ -111,9 +109,9 @@ class SampleRunner:
         args: Args,
         engine: GatedEngine,
         tokenizer: Any,
-        generator: Generator,
+        generator: GenerateCaller,
         rewards: RewardStage,
-        resolve_generator: Callable[[str], Generator],
+        resolve_generator: Callable[[str], GenerateCaller],
         *,
         greedy_baseline: bool = False,
         hooks: RolloutHooks | None = None,
@@ -128,13 +126,14 @@ class SampleRunner:
         """True while a rollout winds down: samples that have not started are left unchanged."""
         self.greedy_baseline = greedy_baseline
         """Whether training groups get an extra greedy response, whose reward is stored in the samples' metadata."""
+        self._extra: Extra | None = provided("slime.data", "greedy_baseline") if greedy_baseline else None
         self.last_end = float("-inf")
         """Time when the last sample ended, successful or not, by the event loop's clock."""
         self.timeline: Timeline | None = None
         """Recorder of the times when samples begin and end."""
         self._resolve_generator = resolve_generator
         self._image_token = image_token_of(args.hf_checkpoint)
-        self._generators: dict[str, Generator] = {}
+        self._generators: dict[str, GenerateCaller] = {}
         self._failures_in_a_row = 0
         self._failures: Counter[tuple[str, str]] = Counter()
         self._text_makers: set[str] = set()
@@ -166,9 +165,11 @@ class SampleRunner:
         """
         args = self.args if args is None else args
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
-        extra = baseline_sample(group) if self.greedy_baseline and not evaluation else None
+        extra = self._extra.extra_sample(group) if self._extra and not evaluation else None
         asked = self.timeline.now() if self.timeline else 0.0
-        samples = [(s, params) for s in group] + ([] if extra is None else [(extra, greedy_params(params))])
+        samples = [(s, params) for s in group]
+        if self._extra and extra is not None:
+            samples.append((extra, self._extra.extra_params(params)))
         cut_by = clock if clock is not None and clock.cuts else None
         done = sample_done if cut_by is None else lambda _: None  # `_cut` calls it, also for samples that it cuts off
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
@@ -193,9 +194,9 @@ class SampleRunner:
                     self.timeline.scored(finished, started)
             for siblings in results:
                 self._count(siblings)
-            if extra is not None:
+            if self._extra and extra is not None:
                 finished = [sample for siblings in results[:-1] for sample in siblings]
-                attach_baseline([*group, *finished], results[-1])
+                self._extra.attach([*group, *finished], results[-1])
             return finished
 
     async def _run_sample(
@@ -233,8 +234,8 @@ class SampleRunner:
             place.leave()
 
     def baseline_lack(self, group: Group) -> str | None:
-        """Return why a finished group lacks the greedy baseline that it needs (see `fate.baseline_lack`), or None."""
-        return baseline_lack(group) if self.greedy_baseline else None
+        """Return why a finished group lacks the greedy baseline that it needs (see `Extra.lack`), or None."""
+        return self._extra.lack(group) if self._extra else None
 
     def count_failures(self, group: Group) -> None:
         """Count samples that the caller marked as failed. Raises RolloutError when too many fail in a row."""
@@ -327,7 +328,7 @@ class SampleRunner:
         except Exception as error:  # fields of user code may hold anything
             return f"{type(error).__name__}: {error}"
 
-    def _generator_of(self, sample: Sample) -> Generator:
+    def _generator_of(self, sample: Sample) -> GenerateCaller:
         spec = sample.generate_function_path or sample.metadata.get("generate_function_path")
         if not spec:
             return self.generator
@@ -365,7 +366,7 @@ class SampleRunner:
         return f"{where}: {reason}"
 
 
-def _check_images(sample: Sample, generator: Generator) -> None:
+def _check_images(sample: Sample, generator: GenerateCaller) -> None:
     """Raise RolloutError for a sample whose images would not reach the model."""
     if not sample.multimodal_inputs:
         return

@@ -10,16 +10,14 @@ import math
 import statistics
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+from slime_core.distributions import entry_points
 from slime_core.protocols import Args
-from slime_core.rollout.evaluate import pass_at_k as pass_at_k
-from slime_core.rollout.evaluate import score_values
-from slime_core.rollout.fate import baseline_reward
 from slime_core.sample import NOT_SAMPLED, Group, Sample, SampleStatus, is_score
 from slime_core.sample.fan_out import execution_rewards, executions, mean, shares, weighted_mean
-from slime_core.sample.routed_experts import RoutedExperts
 
 
 def stats(values: Sequence[float], name: str) -> dict[str, float]:
@@ -49,22 +47,18 @@ def shared_stats(values: Sequence[float], samples: Sequence[Sample], name: str) 
     return found
 
 
-def pass_rates(rewards_by_prompt: Iterable[Sequence[float]]) -> dict[str, float]:
-    """Return `pass@k` for k = 1, 2, 4, ... up to the smallest group, averaged over prompts; correct means reward 1."""
-    groups = [list(rewards) for rewards in rewards_by_prompt if len(rewards)]
-    if not groups:
-        return {}
-    smallest = min(len(g) for g in groups)
-    powers = [2**i for i in range(smallest.bit_length()) if 2**i <= smallest]
-    return {f"pass@{k}": statistics.fmean(pass_at_k(len(g), sum(r == 1 for r in g), k) for g in groups) for k in powers}
-
-
 def has_repetition(text: str) -> bool:
     """Return True if the last 10,000 characters compress more than tenfold (THUDM/slime's test for loops)."""
     if len(text) <= 10_000:
         return False
     tail = text[-10_000:].encode()
     return len(tail) / len(zlib.compress(tail)) > 10
+
+
+@cache
+def _offered(name: str) -> list[Callable[..., dict[str, float]]]:
+    """Return the functions of the entry-point group `slime.metrics`: of (args, groups), samples, or an evaluation."""
+    return [entry.load() for offered, entry, _ in entry_points("slime.metrics") if offered == name]
 
 
 def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -87,7 +81,9 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     if any(s.spec_info.spec_verify_ct for s in samples):
         metrics["spec_accept_rate"] = mean_of([s.spec_info.spec_accept_rate for s in samples])
         metrics["spec_accept_length"] = mean_of([s.spec_info.spec_accept_length for s in samples])
-    return metrics | tool_metrics(samples) | noted_metrics(samples)
+    for further in _offered("samples"):
+        metrics |= further(samples)
+    return metrics | noted_metrics(samples)
 
 
 def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -95,30 +91,18 @@ def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
     The mean of a name is over the executions that have it. Values that are not finite numbers are skipped.
     """
-    noted: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for given, weight in _written(samples, "sample_metrics"):
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for given, weight in noted(samples, "sample_metrics"):
         for name, value in given.items():
             if is_score(value):
-                noted[str(name)].append((value, weight))
-    return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(noted.items())}
+                found[str(name)].append((value, weight))
+    return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(found.items())}
 
 
-def _written(samples: Sequence[Sample], key: str) -> list[tuple[Mapping[Any, Any], float]]:
+def noted(samples: Sequence[Sample], key: str) -> list[tuple[Mapping[Any, Any], float]]:
     """Return the mappings that user code left in the samples' metadata under `key`, each with its sample's share."""
     found = [(s.metadata[key], weight) for s, weight in zip(samples, shares(samples)) if key in s.metadata]
     return [(given, weight) for given, weight in found if isinstance(given, Mapping)]
-
-
-def routing_replay_fraction(samples: Sequence[Sample]) -> float:
-    """Return the fraction of predicting tokens whose routed experts are known."""
-    weights = shares(samples)
-    total = math.fsum(w * max(0, len(s.tokens) - 1) for w, s in zip(weights, samples))
-    known = math.fsum(
-        w * RoutedExperts.of(s.rollout_routed_experts).num_known()
-        for w, s in zip(weights, samples)
-        if s.rollout_routed_experts is not None
-    )
-    return known / total if total else 0.0
 
 
 def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) -> dict[str, float]:
@@ -126,15 +110,12 @@ def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) ->
     samples = [s for group in groups for s in group]
     weights = shares(samples)
     metrics = {f"rollout/{k}": v for k, v in sample_metrics(samples).items()}
-    rewards = _rewards(args, samples)
+    rewards = reward_values(args, samples)
     if rewards:
         metrics["rollout/raw_reward"] = statistics.fmean(rewards)
-    means = [statistics.fmean(of) for group in groups if (of := _rewards(args, group))]
+    means = [statistics.fmean(of) for group in groups if (of := reward_values(args, group))]
     if len(means) > 1:  # responses to one prompt are similar: prompts count, not samples
         metrics["rollout/raw_reward_stderr"] = statistics.stdev(means) / math.sqrt(len(means))
-    baselines = [value for g in groups if g and (value := baseline_reward(args, g[0])) is not None]
-    if baselines:
-        metrics["rollout/greedy_baseline_reward"] = statistics.fmean(baselines)
     for reward, count in _constant_groups(args, groups).items():
         metrics[f"rollout/zero_std/count_{reward}"] = float(count)
     others = [s.token_weight_versions.count(NOT_SAMPLED) for s in samples]
@@ -146,64 +127,12 @@ def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) ->
     turns = [(s.metadata["num_turns"], w) for w, s in zip(weights, samples) if "num_turns" in s.metadata]
     if turns:
         metrics["rollout/num_turns"] = weighted_mean(*zip(*turns))
-    if args.use_rollout_routing_replay:
-        metrics["rollout/routing_replay_fraction"] = routing_replay_fraction(samples)
-    category = args.log_reward_category
-    if category:
-        metrics |= {f"rollout/error_cat/{kind}": v for kind, v in _categories(category, samples).items()}
-    if args.log_passrate:
-        metrics |= {f"rollout/passrate/{k}": v for k, v in pass_rates(_rewards_by_group(args, samples)).items()}
-    if args.log_multi_turn:
-        metrics |= {f"rollout/multi_turn/{k}": v for k, v in multi_turn_metrics(args, samples).items()}
-    if args.log_correct_samples:
-        members = executions(samples)
-        correct = [siblings for siblings in members if _rewards(args, siblings) == [1]]
-        metrics["rollout/correct/ratio"] = len(correct) / len(members)
-        of_correct = sample_metrics([s for siblings in correct for s in siblings])
-        metrics |= {f"rollout/correct/{k}": v for k, v in of_correct.items()}
+    for further in _offered("rollout"):
+        metrics |= further(args, groups)
     return metrics
 
 
-def _categories(key: str, samples: Sequence[Sample]) -> dict[str, float]:
-    """Return value of the reward's entry `key` -> share of all executions."""
-    weights = shares(samples)
-    kinds: dict[str, list[float]] = defaultdict(list)
-    for weight, sample in zip(weights, samples):
-        if isinstance(sample.reward, Mapping):
-            kinds[str(sample.reward[key])].append(weight)
-    return {kind: math.fsum(found) / math.fsum(weights) for kind, found in kinds.items()}
-
-
-def multi_turn_metrics(args: Args, samples: Sequence[Sample]) -> dict[str, float]:
-    """Return the metrics of `--log-multi-turn`: response lengths and rounds (THUDM/slime's names).
-
-    `raw_response_length` counts every response token, `wo_obs_response_length` those with loss mask 1; `clip_ratio` is
-    the share of responses at least `--rollout-max-response-len` long. Rounds are `metadata["round_number"]`, else
-    `metadata["num_turns"]`.
-    """
-    raw, weights = [s.response_length for s in samples], shares(samples)
-    metrics = _spread(raw, weights, "raw_response_length/response_length")
-    limit = args.rollout_max_response_len
-    if limit is not None:
-        metrics["raw_response_length/response_length_clip_ratio"] = weighted_mean([n >= limit for n in raw], weights)
-    effective = [s.effective_response_length for s in samples]
-    metrics |= _spread(effective, weights, "wo_obs_response_length/response_length")
-    rounds = [s.metadata.get("round_number", s.metadata.get("num_turns")) for s in samples]
-    known = [(float(r), w) for r, w in zip(rounds, weights) if r is not None]
-    counts, of_known = [r for r, _ in known], [w for _, w in known]
-    return metrics | (_spread(counts, of_known, "multi_turn_metric/round_number") if known else {})
-
-
-def _spread(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float]:
-    """Return `name_{mean,max,min}`."""
-    return {
-        f"{name}_mean": weighted_mean(values, weights),
-        f"{name}_max": float(max(values)),
-        f"{name}_min": float(min(values)),
-    }
-
-
-def _rewards(args: Args, samples: Sequence[Sample]) -> list[float]:
+def reward_values(args: Args, samples: Sequence[Sample]) -> list[float]:
     """Return one reward per execution that has one; skip rewards only `--custom-reward-post-process-path` can read."""
     scored = [s for s in samples if s.reward is not None]
     numbers = [s for s in scored if type(s.reward) is float or not isinstance(s.get_reward_value(args), Mapping)]
@@ -214,21 +143,14 @@ def _constant_groups(args: Args, groups: Sequence[Group]) -> Counter[float]:
     """Count the rewards (to one digit) of the groups in which every execution got the same reward."""
     counts: Counter[float] = Counter()
     for group in groups:
-        rewards = set(_rewards(args, group))
+        rewards = set(reward_values(args, group))
         if len(rewards) == 1 and len(executions(group)) > 1:
             counts[round(rewards.pop(), 1)] += 1
     return counts
 
 
-def _rewards_by_group(args: Args, samples: Iterable[Sample]) -> list[list[float]]:
-    groups: dict[int | None, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        groups[sample.group_index].append(sample)
-    return [_rewards(args, group) for group in groups.values()]
-
-
 def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return `eval/<data set>` (mean reward) and `eval/<data set>/...`; pass@k and majority@k by `score_values`."""
+    """Return `eval/<data set>` (mean reward) and `eval/<data set>/...`, and what plugins add."""
     metrics: dict[str, float] = {}
     for name, columns in data.items():
         rewards, samples = columns["rewards"], columns.get("samples") or []
@@ -242,33 +164,6 @@ def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         metrics |= {f"eval/{name}/{k}": v for k, v in details.items()}
         if not aligned and "failed" in columns:
             metrics[f"eval/{name}/failed_ratio"] = columns["failed"] / len(rewards)
-        scores = score_values(columns)
-        metrics |= {f"eval/{name}-{k}": mean(values) for k, values in scores.items() if k != "reward"}
-    return metrics
-
-
-STATS = "tool_stats"
-"""In a sample's metadata: {tool: {"calls", "errors", "seconds", ...}}, written by generators that call tools."""
-_NAMES = {"errors": "error_ratio"}
-"""Sum -> name of the metric, if different."""
-
-
-def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return `tools/<tool>/{calls,error_ratio,seconds,...}`; empty if no sample called a tool.
-
-    Values that are not finite numbers, and tools without calls, are skipped: a user's generator may write them too.
-    """
-    sums: dict[str, dict[str, float]] = defaultdict(lambda: {"calls": 0.0, "errors": 0.0, "seconds": 0.0})
-    for stats, weight in _written(samples, STATS):
-        for tool, counts in stats.items():
-            for name, value in counts.items() if isinstance(counts, Mapping) else ():
-                if is_score(value):
-                    sums[tool][name] = sums[tool].get(name, 0.0) + weight * value
-    metrics: dict[str, float] = {}
-    executed = sum(shares(samples)) if sums else 0.0
-    for tool, found in sorted(sums.items()):
-        calls = found.pop("calls")
-        if calls > 0:
-            metrics[f"tools/{tool}/calls"] = calls / executed
-            metrics |= {f"tools/{tool}/{_NAMES.get(name, name)}": value / calls for name, value in found.items()}
+        for further in _offered("eval"):
+            metrics |= {f"eval/{name}-{k}": value for k, value in further(columns).items()}
     return metrics

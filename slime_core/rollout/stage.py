@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,16 +22,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.data.dumps import dump_path, newest_version, write_samples
 from slime_core.data.ledger import Ledger, RecordedSource
+from slime_core.distributions import offered
 from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.plugins.resolve import resolve
-from slime_core.protocols import Args, RolloutEngine
+from slime_core.protocols import AdvantageEstimator, Args, RolloutEngine
 from slime_core.rollout import state
-from slime_core.rollout.batch import make_batch, refuse_bad
+from slime_core.rollout.batch import ConvertSamples, RewardPostProcess, make_batch, refuse_bad
 from slime_core.rollout.deadlines import TIMEOUT, Interruptible, cancel_all, evaluated
 from slime_core.rollout.event_loop import LoopLag, StageRunner
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import Generator, SampleRunner, Timeline
+from slime_core.rollout.generate import SampleRunner, Timeline
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.pool import RolloutContext, shape_of
@@ -43,6 +45,7 @@ from slime_core.workers.call import on_thread
 if TYPE_CHECKING:
     import torch
 
+    from slime_core.plugins.adapters import GenerateCaller
     from slime_core.rollout.evaluate import EvalRecord
     from slime_core.rollout.event_loop import LoopThread
     from slime_core.rollout.producer import GroupProducer
@@ -76,14 +79,14 @@ class RolloutParts:
     tokenizer: Any = None
     engine: RolloutEngine | None = None
     """Rollout engine; None if the rollout function needs no engine (SFT)."""
-    generator: Generator | None = None
+    generator: GenerateCaller | None = None
     rewards: RewardStage | None = None
     filters: FilterStage | None = None
-    resolve_generator: Callable[[str], Generator] | None = None
-    estimator: Any = None
+    resolve_generator: Callable[[str], GenerateCaller] | None = None
+    estimator: AdvantageEstimator | None = None
     """Estimator that shapes the rewards; None leaves them unchanged."""
-    post_process_rewards: Callable[..., Any] | None = None
-    convert_samples: Callable[..., Any] | None = None
+    post_process_rewards: RewardPostProcess | None = None
+    convert_samples: ConvertSamples | None = None
     needs_address: bool = False
     """True if user code may post to `args.sglang_router_ip` and `args.sglang_router_port`; the engine serves there."""
     hooks: Any = None
@@ -116,7 +119,8 @@ class RolloutStage:
         self._producer: GroupProducer | None = None
         """The continuous generation, if `never_stops`."""
         self.trail = state.LedgerTrail()
-        self._lag = LoopLag(counts=getattr(self._loop, "in_real_time", True))
+        lag = offered("slime.metrics", "loop_lag")
+        self._lag: LoopLag | None = lag and lag(counts=getattr(self._loop, "in_real_time", True))
         self._released: set[str] = set()
         """Parts of its memory that the engine has released; kept here, since the loop may start again after a trainer's
         failure in the middle of a step."""
@@ -173,7 +177,8 @@ class RolloutStage:
             greedy_baseline=getattr(parts.estimator, "needs_greedy_baseline", False), hooks=parts.user,
         )  # fmt: skip
         runner.timeline = parts.timeline
-        self._lag.follow(self._loop)
+        if self._lag:
+            self._lag.follow(self._loop)
         self._context = RolloutContext(runner, parts.filters, ledger=self.ledger, eval_record=parts.eval_record)
 
     @named("the end of all rollouts", deadline=_STOP_DEADLINE, then="the run stops")
@@ -332,7 +337,7 @@ class RolloutStage:
                 rollout_name(rollout_id),
             )
         metrics["perf/rollout_time"] = seconds
-        metrics |= self._lag.take()
+        metrics |= self._lag.take() if self._lag else {}
         metrics["perf/tokens_per_sec"] = sum(s.response_length for s in samples) / seconds
         if self._context is not None:
             metrics["perf/engine_held_time"] = held
@@ -394,7 +399,7 @@ class RolloutStage:
             if evaluation and is_async:
                 name = f"evaluation at {rollout_name(rollout_id)}"
                 running = evaluated(self._evaluations, running, name, self.args.eval_timeout)
-            with self._lag.counting():
+            with self._lag.counting() if self._lag else nullcontext():
                 results.append(await running)
 
         self._loop.run(keep_result())

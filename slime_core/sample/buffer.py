@@ -27,6 +27,8 @@ class BufferBase:
     drops: bool = False
     """True if the buffer may discard a group that was given back (too old, no room)."""
 
+    stored_as: str = ""
+    """Name of the class in checkpoints; empty: its module and name."""
     num_dropped: int = 0
     """Groups that a filter function removed without returning them, over the run."""
 

@@ -1,7 +1,8 @@
 """Images of a sample, and a processor's output for training, in forms that JSON, pickle and copies keep.
 
-The data source (`data/images.py`) makes them, `Sample` stores them, generate functions hand `Sample.image_data` to the
-engine and the trainer gets `TrainInputs` with its batch. Only the standard library is imported until a value is read.
+The data source (`slime_data.images`) makes them, `Sample` stores them, generate functions hand `Sample.image_data` to
+the engine and the trainer gets `TrainInputs` with its batch. Only the standard library is imported until a value is
+read.
 `Sample.multimodal_inputs["images"]` holds texts, a path or a `data:` URL each, never pixels. An image named by path is
 read again whenever it is needed, so the file must not move. A web address, which a user's function may put there, is
 stored and sent unchanged; neither slime nor a server that it starts fetches it.

@@ -1,6 +1,6 @@
 """Long-lived worker processes in which plain rewards run, killed and replaced when a call overruns or kills them.
 
-`launch.resolver.Resolver` makes one pool per run; `plugins.adapters.RewardCaller` hands calls to it;
+`launch.components.Resolver` makes one pool per run; `plugins.adapters.RewardCaller` hands calls to it;
 `plugins.reward_worker` runs inside each process. One thread owns each process: it starts it, writes calls, and waits
 for results until the deadline. If a result is late, it kills the process and all its children, so only the samples of
 that call are lost. A call whose process is killed by a signal is repeated once in a new process, since the call is

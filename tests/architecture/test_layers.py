@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,8 @@ def _component_names() -> set[str]:
     for path in [ROOT / "pyproject.toml", *(p / "pyproject.toml" for p in PLUGINS)]:
         groups = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {})
         groups.pop("slime.contracts", None)  # its names are kinds, as those of the next
-        groups.pop("slime.signatures", None)
+        for group in ("slime.signatures", "slime.api", "slime.data", "slime.failures", "slime.metrics"):
+            groups.pop(group, None)
         groups.pop("slime.commands", None)  # its names are words like rewards and tokens
         names |= {n for group, entries in groups.items() if group.startswith("slime.") for n in entries}
     return names
@@ -111,6 +113,31 @@ def test_a_name_that_a_plugin_has_says_where() -> None:
 def test_core_imports_no_plugin_package() -> None:
     for file in CORE.rglob("*.py"):
         assert not {name.split(".")[0] for name in _imports(file)} & PACKAGES.keys(), file
+
+
+def _imported_modules(file: Path, modules: set[str]) -> set[str]:
+    """Return the modules of the core that a file imports, inside functions too, but not for the type checker alone."""
+    typing = {
+        node
+        for block in nodes(file, ast.If)
+        if ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    found = {alias.name for node in nodes(file, ast.Import) if node not in typing for alias in node.names}
+    for node in nodes(file, ast.ImportFrom):
+        if node not in typing:
+            found |= {
+                n if (n := f"{node.module}.{alias.name}") in modules else str(node.module) for alias in node.names
+            }
+    return found & modules
+
+
+def test_the_core_has_no_import_cycle() -> None:
+    places = {file: file.relative_to(ROOT).with_suffix("").parts for file in CORE.rglob("*.py")}
+    modules = {".".join(parts).removesuffix(".__init__"): file for file, parts in places.items()}
+    graph = {name: _imported_modules(file, modules.keys() - {name}) for name, file in modules.items()}
+    TopologicalSorter(graph).prepare()
 
 
 def test_no_module_is_named_for_nothing() -> None:

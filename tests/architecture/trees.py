@@ -17,6 +17,7 @@ LOCKSTEP = sorted(
     for place in (
         "agents/base_url/slime_agent_base_url",
         "commands/slime_commands",
+        "data/slime_data",
         "embedded/slime_embedded",
         "engines/sglang/slime_engine_sglang",
         "environments/slime_environments/session",

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import pickle
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from slime_core.errors import ConfigError
 from slime_core.workers.messages import pack_args, unpack_args
 from tests.conftest import TinyRun
 
-Load = Callable[..., Settings]
 RUN = "--hf-checkpoint m --prompt-data p --rm-type math --rollout-batch-size 2 --num-rollout 1"
 
 
@@ -54,16 +52,6 @@ def test_what_is_given_chooses(words: str, trainer: str, engine: str) -> None:
     s = load(words)
     for name, expected in (("train_backend", trainer), ("rollout_engine", engine)):
         assert f"{getattr(s.args, name)} ({s.origins[name]})" == expected
-
-
-def test_files_and_the_environment_choose_as_well(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("expert_model_parallel_size: 2\n")
-    s = load(f"--config {file}", SLIME_ROLLOUT_NUM_GPUS="2")
-    assert str(s.origins["train_backend"]) == f"auto: because of {file}:1: expert_model_parallel_size"
-    assert str(s.origins["rollout_engine"]) == "auto: because of --rollout-num-gpus (SLIME_ROLLOUT_NUM_GPUS env)"
-    file.write_text("tensor_model_parallel_size: null\n")
-    assert load(f"--config {file}").args.train_backend == "embedded"
 
 
 def test_what_was_chosen_is_what_is_shown_and_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

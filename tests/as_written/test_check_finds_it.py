@@ -22,6 +22,7 @@ def _found(capsys: pytest.CaptureFixture[str], argv: list[str], subject: str) ->
     return [(f["level"], f["message"]) for f in findings if f["subject"] == subject and f["level"] != "ok"]
 
 
+@pytest.mark.slow
 def test_a_component_that_is_not_there_is_found_by_both_commands(tiny: TinyRun, tmp_path: Path, slime: Slime) -> None:
     (tmp_path / "rm.py").write_text("import not_installed_anywhere\n\ndef reward(args, sample):\n    return 1.0\n")
     argv = tiny.argv(tmp_path / "run", custom_rm_path=tmp_path / "rm.py")

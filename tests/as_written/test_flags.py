@@ -26,7 +26,7 @@ def test_newer_flags_are_errors() -> None:
     owners, _ = find_owners(["--no-plugins"], {})
     for flag in NEWER:
         with pytest.raises(ConfigError, match=re.escape(f"unknown flag {flag}")):
-            SettingsParser(owners).read_all([flag, "1"], Lists(owners, {}), [flag, "1"])
+            SettingsParser(owners).read_foreign([flag, "1"], Lists(owners, {}), [flag, "1"])
 
 
 def test_what_an_error_says_to_type_instead_of_a_refused_flag_is_there() -> None:

@@ -14,7 +14,6 @@ from slime_commands.init.command import TEMPLATES
 from slime_core.cli.main import main
 from slime_core.config import load_settings
 
-ROOT = Path(__file__).parents[2]
 SLIME = str(Path(sys.executable).with_name("slime"))
 SMALL = ["--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--eval-interval", "2"]
 
@@ -61,14 +60,8 @@ def test_a_place_that_cannot_be_written(empty: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.startswith("slime: error: slime init: cannot write file")
 
 
-def test_a_run_file_that_is_not_there(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--config", "run.yaml"]) == 2
-    said = capsys.readouterr().err
-    assert said == "slime: error: --config 'run.yaml' (flag): no such file; `slime init` lists those it can write\n"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", sorted({*TEMPLATES} - {"smollm2"}))  # tests/integration/test_real_model.py
 def test_a_template_trains(template: str, empty: Path) -> None:
     subprocess.run([SLIME, "init", template], check=True)
     command = ["sft"] if template == "sft" else ["train", *SMALL]

@@ -72,12 +72,6 @@ def _without(argv: list[str], flag: str) -> list[str]:
     return argv[:at] + argv[end:]
 
 
-def test_exceptions_are_scripts() -> None:
-    assert set(EXCEPTIONS) | set(MODELS) <= set(SCRIPTS)
-    assert set(WHEN_STARTED) <= set(MODELS)
-    assert len(SCRIPTS) == 34
-
-
 @pytest.mark.slow
 def test_the_command(slime: Slime) -> None:
     done = slime("check", "--flags-only", "--json", *SCRIPTS["scripts_run-qwen3-4B.sh"])
@@ -149,9 +143,3 @@ def test_a_model_is_refused_by_name_or_numbers_if_its_family_has_no_plugin(name:
 
 def _words(name: str, value: object) -> list[str]:
     return [f"--{name}"] if value is True else [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-
-
-def test_the_name_of_evaluation_data_that_is_a_path_alone() -> None:
-    words = f"{OTHER} --num-rollout 1 --eval-prompt-data /data/aime-2024.jsonl@[0:9] --eval-max-response-len 9"
-    (data,) = check_flags(words.split()).args.eval_datasets
-    assert (data.name, data.path) == ("aime-2024", "/data/aime-2024.jsonl@[0:9]")

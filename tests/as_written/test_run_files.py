@@ -10,7 +10,6 @@ import pytest
 from slime_core.cli.main import main
 from slime_core.config import load_settings
 from slime_core.config.spec import flag_specs
-from slime_core.errors import ConfigError
 from tests.conftest import TinyRun
 
 ROOT = Path(__file__).parents[2]
@@ -71,13 +70,6 @@ def test_where_the_meaning_is_unknown_a_dot_marks_a_path(elsewhere: Path) -> Non
     assert args.sglang_chat_template == "./runs/chat.jinja"
 
 
-def test_an_evaluation_file_names_what_is_beside_it(elsewhere: Path) -> None:
-    Path("runs/run.yaml").write_text("eval_config: eval.yaml\n")
-    [held] = show("--config", "runs/run.yaml").eval_datasets
-    assert (held.path, held.answer_path) == ("runs/data/held.jsonl", "runs/answers.py:last")
-    assert (held.environment_path, held.rm_type) == ("runs/worlds.py:Signs", "math")
-
-
 def test_flags_and_variables_name_what_is_in_the_working_directory(elsewhere: Path) -> None:
     env = {"SLIME_REF_LOAD": "ref"}
     argv = ["--config", "runs/run.yaml", "--hf-checkpoint", "models/tiny", "--custom-rm-path", "rm.py"]
@@ -101,12 +93,6 @@ def test_the_record_of_a_run_is_a_run_file(elsewhere: Path) -> None:
     for name in ("hf_checkpoint", "prompt_data", "custom_rm_path", "save", "load"):
         assert getattr(again, name) == str(elsewhere / getattr(settings.args, name))
     assert again.plugins == {"search": {"corpus": str(elsewhere / "runs/corpus.jsonl"), "index": "as is"}}
-
-
-def test_an_error_names_the_file_that_was_looked_for(elsewhere: Path) -> None:
-    Path("runs/run.yaml").write_text("eval_config: missing.yaml\n")
-    with pytest.raises(ConfigError, match=r"--eval-config 'runs/missing.yaml' \(runs/run.yaml:1\): no such file"):
-        show("--config", "runs/run.yaml")
 
 
 def test_every_setting_that_speaks_of_files_says_what_it_holds() -> None:

@@ -67,11 +67,6 @@ MESSAGE = {
 }
 
 
-def test_a_single_image_is_a_list_of_one() -> None:
-    assert Sample(multimodal_inputs={"images": REMOTE}).to_dict()["multimodal_inputs"] == {"images": [REMOTE]}
-    assert Sample(multimodal_inputs={"images": None}).to_dict()["multimodal_inputs"] == {"images": None}
-
-
 @pytest.mark.parametrize("image", [REMOTE, {"url": REMOTE}, {"type": "image_url", "url": REMOTE}])
 def test_an_image_by_its_address_is_stored_and_sent_and_no_server_is_asked_to_fetch_it(
     image: Any, tmp_path: Path
@@ -85,13 +80,6 @@ def test_an_image_by_its_address_is_stored_and_sent_and_no_server_is_asked_to_fe
     assert read_samples(tmp_path / "dump.json")[0].multimodal_inputs == {"images": [REMOTE]}
     with pytest.raises(ValueError, match="not fetched from the web; save it"):
         sample.image_data()
-
-
-def test_experts_in_the_seed_s_type_are_kept_as_they_are() -> None:
-    sample = Sample(prompt="x", tokens=[1, 2, 3], response_length=1, rollout_routed_experts=[[0, 1], [2, 3]])
-    stored = sample.to_dict()
-    assert Sample.from_dict(json.loads(json.dumps(stored))).rollout_routed_experts == [[0, 1], [2, 3]]
-    assert stored["rollout_routed_experts"] is not sample.rollout_routed_experts
 
 
 def test_counters_of_speculation_and_tokens_kept_as_tensors() -> None:

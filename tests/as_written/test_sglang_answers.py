@@ -6,24 +6,20 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from slime_engine_sglang.api import transport
 from slime_engine_sglang.api.versions import TESTED_VERSIONS, untested
-from slime_engine_sglang.environment import SERVER_SIDE
 from slime_engine_sglang.weights.check import checksums
 from slime_engine_sglang.weights.protocol import server_facts
 
 from slime_core.errors import EngineError, SlimeError
-from tests.unit.engines.sglang_api.servers import Reaction, engine_at, servers
+from tests.unit.engines.sglang.api.servers import Reaction, engine_at, servers
 
 ANSWERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("sglang_answers.json").read_text())
 """Version -> path -> answer; of /server_info what slime reads, without what a clock says."""
@@ -128,16 +124,3 @@ async def test_weights_that_cannot_be_read_back_are_one_clear_error(change: Chan
 
 
 # -- inside the servers ----------------------------------------------------------------------------
-
-
-def test_the_plugin_names_what_a_version_has_otherwise(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("sglang", "sglang.srt", "sglang.srt.utils", "sglang.srt.utils.weight_checker"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.syspath_prepend(str(SERVER_SIDE / "plugin"))
-    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
-    cpu = importlib.import_module("slime_sglang_plugin.cpu")
-    monkeypatch.setattr(cpu.metadata, "version", lambda _: "0.6.1")
-    cpu.apply()
-    assert "slime: weight_checker is left out, SGLang 0.6.1 has its place otherwise: ImportError(" in caplog.text

@@ -87,12 +87,6 @@ def test_in_every_mode(tiny: TinyRun, tmp_path: Path, slime: Slime, extra: dict[
     assert len(commits(tmp_path / "run")) == (2 if "save_interval" in extra else 1)
 
 
-def test_nothing_is_committed_where_nothing_is_trained(tiny: TinyRun, tmp_path: Path, slime: Slime) -> None:
-    done = slime("train", *argv_of(tiny, tmp_path / "run", debug_rollout_only=True, keep_checkpoints=2))
-    assert commits(tmp_path / "run") == []
-    assert "--keep-checkpoints 2 (flag) has no effect with --debug-rollout-only: nothing is trained" in done.stderr
-
-
 @pytest.mark.slow
 def test_a_second_command_takes_a_directory_of_its_own(tiny: TinyRun, tmp_path: Path) -> None:
     """Without --save and --run-dir, neither command is refused, and neither writes over the other's files."""

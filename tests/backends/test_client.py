@@ -1,6 +1,6 @@
 """The client against real SGLang servers and the real router: what only they can show.
 
-What goes wrong on purpose and fast is in tests/unit/engines/sglang_api.
+What goes wrong on purpose and fast is in tests/unit/engines/sglang/api.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slime_core.config import Args
 from slime_core.errors import EngineError
 from slime_core.sample import GenerationOutput
 from tests.backends.conftest import Running
-from tests.unit.engines.sglang_api.servers import Server, answer, servers
+from tests.unit.engines.sglang.api.servers import Server, answer, servers
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 

@@ -196,6 +196,7 @@ def test_a_sample_is_generated_again_from_its_page(browser: Any, url: str) -> No
         assert page.locator(".card .tokens").count() == 2
 
 
+@pytest.mark.slow
 def test_a_timeline_has_engine_tools_rewards_trainer_and_waits_apart(browser: Any, tmp_path: Path) -> None:
     run = MadeRun(tmp_path / "run", rollouts=1).write()
     with in_thread(serve(run)) as url, page_of(browser) as page:
@@ -209,22 +210,7 @@ def test_a_timeline_has_engine_tools_rewards_trainer_and_waits_apart(browser: An
         }  # fmt: skip
 
 
-def test_a_bar_of_the_histogram_filters_the_table(browser: Any, url: str) -> None:
-    with page_of(browser) as page:
-        page.goto(f"{url}/#/rollout?run=.&rollout=0")
-        shows(page, "rollout")
-        rows = page.locator("tbody tr.row")
-        everything = rows.count()
-        bars = page.locator(".histogram").nth(1).locator("rect.area")
-        seen = []
-        for i in range(bars.count()):
-            bars.nth(i).click()
-            seen.append(rows.count())
-        assert sum(seen) == everything
-        bars.last.click()
-        assert rows.count() == everything
-
-
+@pytest.mark.slow
 def test_smoothing_and_zoom_of_the_built_page(browser: Any, url: str) -> None:
     if server.static_folder().name != "built":
         pytest.skip("the page is not built: make view-assets")
@@ -303,6 +289,7 @@ def test_a_name_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
         assert page.evaluate("window.owned") is None
 
 
+@pytest.mark.slow
 def test_a_live_run_is_followed_without_a_click(browser: Any, tmp_path: Path) -> None:
     run = MadeRun(tmp_path / "run", rollouts=2).write()
     with in_thread(serve(run)) as url, page_of(browser) as page:
@@ -316,20 +303,9 @@ def test_a_live_run_is_followed_without_a_click(browser: Any, tmp_path: Path) ->
         assert "null" not in page.locator("main").inner_text()
 
 
-def test_the_page_as_it_is_in_a_checkout_without_node(
-    browser: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "static_folder", lambda: server.HERE / "page")
-    with in_thread(serve(run_dir)) as url, page_of(browser) as page:
-        page.goto(url)
-        shows(page, "run")
-        page.locator(".chart svg.sketch").first.wait_for()
-        page.locator("td a[href*='#/sample?']").first.click()
-        shows(page, "sample")
-        assert page.locator(".tokens .s-sampled").count() > 0
-
-
-@pytest.mark.parametrize(("folder", "curve"), [("built", ".chart .uplot"), ("page", ".chart svg.sketch")])
+@pytest.mark.parametrize(
+    ("folder", "curve"), [pytest.param("built", ".chart .uplot", marks=pytest.mark.slow), ("page", ".chart svg.sketch")]
+)
 def test_a_report_is_read_without_a_server(
     browser: Any, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, curve: str
 ) -> None:

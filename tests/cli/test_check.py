@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,13 +72,6 @@ def test_what_the_reward_pays_by_mistake_is_told(tiny: TinyRun, tmp_path: Path, 
     _, findings = _check(*tiny.argv(tmp_path / "run", rm_type=None, custom_rm_path=spec))
     (told,) = [finding for finding in findings if finding["subject"] == "reward"]
     assert told["level"] == level, told
-
-
-@pytest.mark.slow
-def test_a_file_may_stand_first(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
-    shown = slime("config", "show", "--changed", *tiny.argv()).stdout
-    (tmp_path / "run.yaml").write_text(shown)
-    assert "ready to run" in slime("check", tmp_path / "run.yaml", "--run-dir", tmp_path / "out").stdout
 
 
 REWARDS = {
@@ -223,36 +214,6 @@ def test_strict_counts_warnings(tiny: TinyRun, tmp_path: Path) -> None:
     assert _check("--strict", *tiny.argv(custom_rm_path=reward, run_dir=tmp_path / "out"))[0] == 1
 
 
-HOOKS = {
-    "dynamic_sampling_filter_path": "def filter(args, samples):\n    return 'yes'\n",
-    "buffer_filter_path": "def buffer_filter(args, rollout_id, buffer, num_samples):\n    return None\n",
-    "custom_reward_post_process_path": "def post_process_rewards(args, samples):\n    return [1.0] * len(samples)\n",
-    "custom_convert_samples_to_train_data_path": "def convert_samples(args, samples):\n    return samples\n",
-    "rollout_sample_hook_path": "def sample_hook(args, sample):\n    return 7\n",
-    "custom_generate_function_path": (
-        "async def generate(args, sample, sampling_params, context):\n"
-        "    sample.response_length = 3\n    return sample\n"
-    ),
-    "advantage_estimator": (
-        "from slime_core import EstimatorBase\n\n\nclass estimator(EstimatorBase):\n"
-        "    def shape_rewards(self, args, inputs):\n        return [0.0]\n"
-    ),
-}
-
-
-@pytest.mark.slow
-def test_hooks_that_answer_nonsense(tiny: TinyRun, tmp_path: Path) -> None:
-    for flag, code in HOOKS.items():
-        (tmp_path / f"{flag}.py").write_text(code)
-    status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", **{f: tmp_path / f"{f}.py" for f in HOOKS}))
-    assert status == 1
-    errors = [f["message"] for f in findings if f["level"] == "error"]
-    assert len(errors) == len(HOOKS), errors
-    for flag in HOOKS:
-        (message,) = [e for e in errors if f"--{flag.replace('_', '-')}" in e]
-        assert "returned" in message
-
-
 MAPPING = (
     "def reward_func(args, sample, **kwargs):\n    return {'score': float(len(sample.response) % 3), 'acc': True}\n"
 )
@@ -344,16 +305,6 @@ def test_train_checks_first(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None
     assert done.returncode == 2
     assert "returned str" in done.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-@pytest.mark.slow
-def test_bfloat16_on_a_cpu_that_is_slow_at_it(tiny: TinyRun, tmp_path: Path) -> None:
-    """oneDNN held to AVX2 is such a CPU; the product is measured, whatever this machine can do."""
-    command = [sys.executable, "-m", "slime_core", "check", *map(str, tiny.argv(tmp_path / "run")), "--bf16"]
-    slow = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    done = subprocess.run([*command, "--device", "cpu"], env=slow, capture_output=True, text=True, check=True)
-    assert "--dtype 'bfloat16' (derived: bf16): a product takes this CPU" in done.stdout
-    assert "times as long as in float32; without it the run is faster" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from slime_engine_sglang import plan_command as engines
 
-from slime_core.errors import ConfigError
 from tests.conftest import TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -54,25 +53,6 @@ def test_processes_of_one_cpu_engine_are_bound_to_cores(monkeypatch: pytest.Monk
     assert len(server["environment"]["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == 2
 
 
-def test_a_file_may_stand_first_and_evaluation_has_no_trainer(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("hf_checkpoint: /m\nrollout_engine: sglang\nrollout_num_gpus: 2\n")
-    assert "\n  default/0  regular  0     0 " in plan(tmp_path / "run.yaml", "--num-gpus", 2, "--for", "eval")
-    with pytest.raises(ConfigError, match=r"rollout-num-gpus 2 .*run.yaml:3.* needs 10 GPUs, but 2 are visible"):
-        plan(tmp_path / "run.yaml", "--num-gpus", 2)
-
-
-def test_overrides_are_those_of_the_server(tmp_path: Path) -> None:
-    file = tmp_path / "m.yaml"
-    file.write_text("sglang:\n- name: a\n  server_groups:\n  - {num_gpus: 1, overrides: {mem_fraction_statik: 0.5}}\n")
-    with pytest.raises(ConfigError, match=rf"{file}:4: model 'a', regular group.*mem_fraction_static"):
-        plan(*MODEL, "--num-gpus", 0, "--sglang-config", file)
-
-
-def test_sizes_of_an_engine() -> None:
-    with pytest.raises(ConfigError, match=r"pp-size 3.*does not divide the engine's 4 GPUs"):
-        plan(*MODEL, "--num-gpus", 0, "--rollout-num-gpus-per-engine", 4, "--sglang-pp-size", 3)
-
-
 def test_an_engine_without_servers_has_no_plan(slime: Slime) -> None:
     done = slime("engines", "plan", "--hf-checkpoint", "/m", check=False)
     assert done.returncode == 2
@@ -80,19 +60,6 @@ def test_an_engine_without_servers_has_no_plan(slime: Slime) -> None:
         "slime: error: --rollout-engine 'embedded' (default) starts no servers, so there is no plan; type"
         " --rollout-engine sglang\n"
     )
-
-
-def test_help_and_misspelling() -> None:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert engines.run(["--help"]) == engines.run(["plan", "--help"]) == 0
-    assert "--num-gpus N" in out.getvalue()
-    for argv, message in (
-        (["plans"], "unknown action 'plans'"),
-        (["plan", "--num-gpus", "-1"], "must not be negative"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            engines.run(argv)
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from slime_core import __version__
 from slime_core.cli import main as frame
 from slime_core.errors import CheckpointError, ConfigError, PluginNotFoundError, SlimeError
 from slime_core.protocols import Command
-from tests.cli.start_up import cost
 from tests.conftest import without_start
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,15 +42,6 @@ def test_settings_load_no_torch(argv: list[str], tmp_path: Path) -> None:
     assert modules.isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize(
-    ("argv", "most"),
-    [pytest.param(["--help"], 2, id="help"), pytest.param(["config", "show"], 6, id="config show")],
-)
-@pytest.mark.slow
-def test_answers_at_once(argv: list[str], most: float, tmp_path: Path) -> None:
-    assert cost(["-m", "slime_core", *argv], tmp_path) < most
-
-
 def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert frame.main([]) == 0
     text = capsys.readouterr().out
@@ -62,11 +52,6 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for spelling in ("--version", "-V", "version"):
         assert frame.main([spelling]) == 0
         assert capsys.readouterr().out == f"slime {__version__}\n"
-
-
-def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert frame.main(["trian"]) == 2
-    assert capsys.readouterr().err == "slime: error: unknown command 'trian'. Did you mean train?\n"
 
 
 @pytest.mark.parametrize(
@@ -83,14 +68,6 @@ def test_errors_are_one_line_and_a_status(
     assert frame.main(["config"]) == status
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "slime: error: no\n")
-
-
-def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(argv: list[str]) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv: Command(stop))
-    assert frame.main(["config"]) == 130
 
 
 def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:

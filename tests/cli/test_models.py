@@ -41,23 +41,9 @@ def test_list_says_who_can_train_a_family(capsys: pytest.CaptureFixture[str]) ->
     assert len(text.splitlines()) == 46
 
 
-def test_show(capsys: pytest.CaptureFixture[str]) -> None:
-    text = slime(capsys, "show", "deepseek-v3")
-    assert "parameters               671,026,404,352\n" in text
-    assert "latent                   q_rank 1536 kv_rank 512 qk_size 128 rope_size 64 value_size 128\n" in text
-    found = json.loads(slime(capsys, "show", "qwen3-4B", "--length", "1", "--json"))
-    assert found["train_flops_per_token"] == 3 * found["forward_flops_per_token"]
-    assert found["forward_flops_per_token"] == pytest.approx(2 * found["parameters"], rel=0.01)
-    assert "must be at least 1" in slime(capsys, "show", "qwen3-4B", "--length", "0", status=2)
-
-
 def test_args_are_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     script = Path(__file__).parents[2] / "scripts" / "models" / "glm4-9B.sh"
     assert slime(capsys, "args", "glm-z1-9B") in script.read_text()
-
-
-def test_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Did you mean glm4-9B?" in slime(capsys, "args", "glm-4-9b", status=2)
 
 
 def test_no_command_of_it_loads_torch() -> None:
@@ -105,10 +91,6 @@ def checkpoint(tmp_path: Path) -> Path:
 
     write_config(tmp_path, find_preset("qwen3-4B").config)
     return tmp_path
-
-
-def test_a_run_of_the_model_starts(checkpoint: Path) -> None:
-    check("qwen3-4B", checkpoint)
 
 
 def test_a_run_of_another_model_of_the_family_lists_the_differences(checkpoint: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.main import main
-from slime_core.plugins import commands as plugin_commands
 from tests.strangers import forgotten, install
 
 SETTINGS = """'`slime hello`: say hello.'
@@ -116,13 +115,6 @@ def test_a_bad_one_is_one_line_and_stops_no_other(
 
 
 @pytest.mark.usefixtures("acme")
-def test_no_such_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    install(tmp_path, "acme-bad", {COMMANDS: {"bad": "acme_gone.deep"}})
-    assert rows(capsys)["bad"].startswith("not usable (acme-bad)")
-    assert "no module 'acme_gone'" in refusal(capsys, "bad")
-
-
-@pytest.mark.usefixtures("acme")
 def test_names_that_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = {"hello": "acme_other", "plugins": "acme_other"}
     install(tmp_path, "acme-other", {COMMANDS: taken}, acme_other=SETTINGS.replace("'hello'", "'other'"))
@@ -134,15 +126,6 @@ def test_names_that_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "is offered by acme-commands 1.0" in refusal(capsys, "hello")
     assert main(["acme-other:hello"]) == 7
     assert capsys.readouterr().out == "other\n"
-
-
-@pytest.mark.usefixtures("acme")
-def test_unknown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal(capsys, "helo") == "slime: error: unknown command 'helo'. Did you mean hello?\n"
-    assert "Commands: check, compare" in (said := refusal(capsys, "frobnicate"))
-    assert "pip install" not in said
-    monkeypatch.setattr(plugin_commands, "installed", lambda distribution: None)
-    assert "pip install slime-rl" in refusal(capsys, "frobnicate")
 
 
 def test_from_a_plugin_directory(

@@ -59,16 +59,6 @@ def test_list_reads_descriptions_from_folders(tmp_path: Path, capsys: pytest.Cap
     assert [row.split("  ")[-1].strip()[:22] for row in rows] == ["Half a point", "not usable (acme-odd):"]
 
 
-def test_list_json_of_one_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, "acme-reward", "acme", REWARD)
-    assert main(["plugins", "list", "--kind", "reward", "--json", "--plugin-dir", str(tmp_path)]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {row["kind"] for row in rows} == {"rewards"}
-    (acme,) = [row for row in rows if row["name"] == "acme"]
-    assert acme["distribution"] == "acme-reward"
-    assert acme["folder"] == str(tmp_path / "acme-reward")
-
-
 def test_check_reports_conflicts_and_broken_plugins_which_list_survives(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,15 +138,6 @@ def test_show_has_options_hash_and_what_to_type(tmp_path: Path, capsys: pytest.C
     assert (found[2], len(found[3])) == ("sha256", 64)
 
 
-def test_show_a_hook_plugin(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins", "show", "hooks/jsonl"]) == 0
-    shown = capsys.readouterr().out
-    assert "slime_log_metrics" in shown
-    assert "every installed one is told" in shown
-    assert main(["plugins", "show", "hooks/jsonnl"]) == 2
-    assert "no hook plugin 'jsonnl'. Did you mean 'jsonl'?" in capsys.readouterr().err
-
-
 def test_functions_of_hooks_are_shown_and_loaded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def log_eval(rollout_id, args, data, extra_metrics):\n    return True\n")
@@ -168,14 +149,6 @@ def test_functions_of_hooks_are_shown_and_loaded_too(tmp_path: Path, capsys: pyt
     assert "has no 'log'" in capsys.readouterr().err
     assert main(["plugins", "new", "slime_log_eval", "mine", "--dir", str(tmp_path)]) == 0
     assert (tmp_path / "slime-hook-mine").is_dir()
-
-
-def test_list_of_hooks_and_in_safe_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins", "list", "--kind", "hooks", "--json"]) == 0
-    assert "jsonl" in {row["name"] for row in json.loads(capsys.readouterr().out)}
-    write(tmp_path, "acme-reward", "acme", REWARD)
-    assert main(["plugins", "list", "--no-plugins", "--plugin-dir", str(tmp_path)]) == 0
-    assert "acme" not in capsys.readouterr().out
 
 
 def test_list_says_what_is_left_out(
@@ -215,12 +188,6 @@ def test_check_runs_the_bare_suite_of_what_has_no_tests(tmp_path: Path, capsys: 
     assert "it raised TypeError" in bad
     assert "found reward(sample)" in lines["rewards/worse (acme-worse 1.0)"]["message"]
     assert "tests passed" in lines[f"rewards:{file}"]["message"]
-
-
-def test_check_says_why_a_folder_offers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "pyproject.toml").write_text("[project\n")
-    assert main(["plugins", "check", str(tmp_path)]) == 2
-    assert f"({tmp_path / 'pyproject.toml'}: TOMLDecodeError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -264,11 +231,6 @@ def test_trace_reports_components_and_hooks(tiny: TinyRun, tmp_path: Path, slime
     (step,) = [row for row in rows if row[:2] == ["slime_log_metrics", "slime-rl-core:jsonl"]]
     assert int(step[2]) > 0
     assert float(step[3]) > 0
-
-
-def test_trace_needs_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins", "trace"]) == 2
-    assert "name the command to run (train, sft, eval, rollout)" in capsys.readouterr().err
 
 
 def test_help_ends_with_the_options_of_what_is_selected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,13 +87,6 @@ def test_kept_settings_do_not_have_them_and_say_so(tmp_path: Path) -> None:
     assert PASSWORD in settings.to_yaml(whole=True), "what is handed to another machine's job"
 
 
-def test_what_is_no_secret_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = told(capsys, "config", "show", "--input-key", "question", "--set", "plugins.mine.end_token=<|end|>")
-    assert "input_key: question" in shown
-    assert "<|end|>" in shown
-    assert secrets.MARK not in shown
-
-
 def test_a_server_that_cannot_start(capsys: pytest.CaptureFixture[str]) -> None:
     told(capsys, "serve", "--hf-checkpoint", f"/nowhere/{PASSWORD}", "--api-key", PASSWORD)
 

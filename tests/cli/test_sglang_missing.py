@@ -47,9 +47,3 @@ def test_an_interpreter_that_is_not_there(tiny: TinyRun, slime: Slime, tmp_path:
     assert done.returncode == 2
     assert "no Python interpreter; expected that of the environment SGLang is installed in" in done.stderr
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_other_engines_need_none(tiny: TinyRun, slime: Slime) -> None:
-    done = slime("check", *tiny.argv(num_rollout=1, no_preflight=None), SLIME_ENGINE_PYTHON="")
-    assert "ready to run" in done.stdout

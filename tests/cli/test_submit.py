@@ -37,11 +37,6 @@ def test_wrong_before_anything_is_sent(argv: list[str], message: str, monkeypatc
         run(argv)
 
 
-def test_a_second_address_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="says which cluster; remove it"):
-        run([*NOWHERE, "--no-check", "train", *RUN, "--rm-type", "math", "--ray-address", "auto"])
-
-
 def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work, folder, there = (tmp_path / name for name in ("work", "job", "there"))
     for directory in (work, folder):

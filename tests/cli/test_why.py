@@ -57,22 +57,6 @@ def test_an_overdue_wait(run_dir, capsys) -> None:
     assert "OVERDUE  weights" in capsys.readouterr().out
 
 
-def test_time_since_the_heartbeat_counts(run_dir, capsys) -> None:
-    row = _foreign(run_dir, "node9-7", 20.0)
-    _foreign(run_dir, "node9-7", 20.0, waits=[{**row, "deadline": 10.0}])
-    assert main(["why", str(run_dir)]) == 3
-    assert re.search(r"     2[5-9]\.", capsys.readouterr().out)
-
-
-def test_oldest_wait_first_and_silent_processes_are_said_so(run_dir, capsys) -> None:
-    row = _foreign(run_dir, "node9-7", 1.0)
-    _foreign(run_dir, "node9-8", 45.0, role="rank 2", pid=8, waits=[{**row, "age": 300.0}])
-    assert main(["why", str(run_dir)]) == 0
-    out = capsys.readouterr().out
-    assert out.index("rank 2") < out.index("rank 1")
-    assert re.search(r"SILENT for (4[5-9]|5\d) s", out)
-
-
 def test_nothing_is_running(run_dir, capsys) -> None:
     assert main(["why", str(run_dir)]) == 2
     assert "no run has written there" in capsys.readouterr().err

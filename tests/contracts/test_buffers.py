@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_testing_contracts.samples import scored_group
 
@@ -57,7 +57,6 @@ def test_the_built_ins_are_all_here() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 @given(operations=OPERATIONS)
-@settings(max_examples=60, deadline=None)
 def test_no_group_is_lost_or_doubled(name: str, operations: list[tuple[str, int, bool]]) -> None:
     buffer, made, rollout = build(name), 0, 0
     held: list[Group] = []  # drawn and not yet decided on

@@ -21,7 +21,6 @@ from slime_core.config import Args
 from slime_core.config.spec import flag_specs
 from slime_core.workers.pool import WorkerPool
 from tests.conftest import TinyRun
-from tests.run_files import metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -124,21 +123,6 @@ def test_custom_generate_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -
     for sample in found:
         fed_back = "wrong<|end|>" in sample["response"]
         assert (0 in sample["loss_mask"]) == fed_back
-
-
-@pytest.mark.slow
-def test_custom_filter_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    path = EXAMPLES / "custom_filter.py"
-    (tmp_path / "rm.py").write_text("def reward(args, sample):\n    return float(sample.group_index % 2)\n")
-    argv = tiny.argv(
-        tmp_path / "run", num_rollout=2, custom_rm_path=tmp_path / "rm.py", over_sampling_batch_size=8,
-        dynamic_sampling_filter_path=path, buffer_filter_path=path, eval_interval=None, eval_prompt_data=None,
-        dynamic_sampling_budget=3,
-    )  # fmt: skip
-    slime("train", *argv)
-    drops = [{k: v for k, v in line.items() if "drop_" in k} for line in metrics(tmp_path / "run")]
-    assert any("rollout/dynamic_filter/drop_too_easy" in d for d in drops)
-    assert any("rollout/dynamic_filter/drop_too_hard" in d for d in drops)
 
 
 def test_third_party_plugin_from_its_folder(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:

@@ -123,14 +123,6 @@ def test_generate_function_and_group_reward(tiny: TinyRun, slime: Slime, tmp_pat
     assert any(" So the answer is " in json.loads(line)["response"] for line in lines)
 
 
-def test_mapping_reward(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    path = tmp_path / "my_scores.py"
-    path.write_text(FILES["docs/how-to/write-a-reward.md", "my_scores"])
-    argv = tiny.argv(tmp_path / "run", num_rollout=1, custom_rm_path=path, reward_key="score", eval_reward_key="right")
-    slime("train", *argv)
-    assert "eval/held" in (tmp_path / "run/metrics.jsonl").read_text()
-
-
 def test_run_file_of_the_quick_start(slime: Slime, tmp_path: Path) -> None:
     block = next(b for b in blocks((ROOT / "docs/quickstart.md").read_text(), "yaml") if "hf_checkpoint" in b)
     (tmp_path / "run.yaml").write_text(block)

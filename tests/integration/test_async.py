@@ -108,17 +108,6 @@ def test_train_async_py_is_slime_train_async() -> None:
     assert "--async (flag) and --colocate (flag) exclude each other" in said.stderr
 
 
-def test_the_supervised_recipe_of_thudm_slime(tmp_path: Path) -> None:
-    """train_async.py, --debug-train-only and an SFT rollout function: rows are tokenized while the trainer trains."""
-    run = run_loop(
-        tmp_path, 2, async_training=True, debug_train_only=True, n_samples_per_prompt=1,
-        rollout_function_path="slime.rollout.sft_rollout.generate_rollout", loss_type="sft_loss",
-        compute_advantages_and_returns=False, prompt_data=write_rows(tmp_path / "rows.jsonl", 16),
-    )  # fmt: skip
-    assert all(loss > 0 for loss in run.metric("train/loss"))
-    assert run.samples[1][0].index == 4
-
-
 def test_a_rollout_function_that_may_generate_is_refused_without_engine(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--debug-train-only \(argument debug_train_only\) starts no engine"):
         run_loop(tmp_path, 2, debug_train_only=True, rollout_function_path="generate")

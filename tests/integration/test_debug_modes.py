@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 from slime_core.data.dumps import read_samples
-from tests.conftest import SLIME, TinyRun
+from tests.conftest import TinyRun
 from tests.run_files import json_lines
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -76,13 +74,6 @@ def test_what_a_run_saves(saved: Path) -> None:
             assert row["log_probs"] == pytest.approx(sample.rollout_log_probs, abs=1e-4) or rollout_id == 1
 
 
-def test_the_second_export_is_the_model_of_the_checkpoint(saved: Path) -> None:
-    assert (saved / "hf/1/model.safetensors").read_bytes() == (saved / "run" / WEIGHTS).read_bytes()
-    names = {p.name for p in (saved / "hf/0").iterdir()}
-    assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
-    assert not names & {"manifest.json", "state.json", "data_source.json", "trainer"}
-
-
 def test_a_part_of_the_saved_groups_and_files_of_thudm_slime(
     tiny: TinyRun, saved: Path, slime: Slime, tmp_path: Path
 ) -> None:
@@ -130,50 +121,3 @@ def test_rollouts_only(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     for name in ("rollout_0000000.jsonl", "rollout_0000001.jsonl"):
         one, other = (read_samples(d / "rollouts" / name) for d in (tmp_path / "run", tmp_path / "other"))
         assert [(s.tokens, s.reward) for s in one] == [(s.tokens, s.reward) for s in other]
-
-
-HOOKS = """
-import os
-from pathlib import Path
-
-def sample_hook(args, sample, rollout_id, evaluation):
-    sample.metadata["rank"] = os.environ.get("RANK", "0")
-
-def sample_filter(args, groups):
-    groups[0][0].remove_sample = True
-
-def log_rollout(rollout_id, args, samples, extra_metrics, rollout_time):
-    extra_metrics["rollout/ranks"] = float(len({s.metadata["rank"] for s in samples}))
-    Path(args.run_dir, f"logged_{rollout_id}_by_{os.environ['RANK']}").touch()
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_share_hooks_and_dumps(tiny: TinyRun, saved: Path, tmp_path: Path) -> None:
-    """Hooks run on rank 0; the train data of both ranks is in one file, as one process writes it."""
-    (tmp_path / "hooks.py").write_text(HOOKS)
-    hooks = tmp_path / "hooks.py"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", SLIME, "train"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0"}
-    flags = {
-        "num_rollout": 1, "eval_interval": None, "rollout_sample_hook_path": hooks, "save_interval": None,
-        "rollout_sample_filter_path": hooks, "custom_rollout_log_function_path": hooks,
-        "dump_details": tmp_path / "details",
-    }  # fmt: skip
-    done = subprocess.run(
-        [*launcher, *tiny.argv(tmp_path / "two", **flags)], timeout=120, capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json_lines(tmp_path / "two/metrics.jsonl")[0]["rollout/ranks"] == 1
-    assert [p.name for p in (tmp_path / "two").glob("logged_*")] == ["logged_0_by_0"]
-    rows = json_lines(tmp_path / "details/train_data/0.jsonl")
-    assert [row["sample_indices"] for row in rows] == list(range(16))
-    assert sum(not any(row["loss_masks"]) for row in rows) == 1
-    # One process, training on what two have generated, writes the same rows up to rounding.
-    one = {"load_debug_rollout_data": tmp_path / "details/rollout_data/{rollout_id}.jsonl", "eval_interval": None}
-    one |= {"num_rollout": 1, "save_interval": None, "save_debug_train_data": tmp_path / "one_{rollout_id}.jsonl"}
-    subprocess.run([SLIME, "train", *tiny.argv(tmp_path / "one", **one)], check=True, timeout=120, capture_output=True)
-    for two_rank, one_rank in zip(rows, json_lines(tmp_path / "one_0.jsonl"), strict=True):
-        assert two_rank["tokens"] == one_rank["tokens"]
-        for name in ("advantages", "returns", "log_probs", "rewards"):
-            assert two_rank[name] == pytest.approx(one_rank[name], abs=1e-5)

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from slime_testing_contracts import LoopRun
 
 from tests.conftest import TinyRun
-from tests.run_files import metrics
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -48,29 +46,3 @@ def test_or_is_filled_with_dropped_groups(run_loop: Callable[..., LoopRun], tmp_
         assert line["rollout/dynamic_filter/drop_not_a_fourth"] == 6
         assert line["rollout/dynamic_filter/kept_exhausted"] == 2
         assert (line["rollout/groups_drawn"], line["train/steps"]) == (8, 2)
-
-
-def test_or_has_fewer_steps(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    done = slime("train", *_argv(tiny, tmp_path, dynamic_sampling_on_exhausted="shrink"))
-    assert "the budget is spent, so it has 2 groups instead of 4" in done.stderr
-    assert [line["train/steps"] for line in metrics(tmp_path / "run")] == [1, 1]
-
-
-@pytest.mark.parametrize("buffer", ["priority", "stratified"])
-def test_with_a_buffer_by_name(run_loop: Callable[..., LoopRun], buffer: str) -> None:
-    lines = run_loop(2, buffer_filter_path=buffer, over_sampling_batch_size=6, partial_rollout=True).steps
-    assert [line["rollout/buffer/waiting_groups"] for line in lines] == [2, 2]
-    assert ("rollout/stratified/passed_prompts" in lines[0]) == (buffer == "stratified")
-
-
-def test_replay_without_a_correction_is_refused_before_anything_starts(
-    tiny: TinyRun, slime: Slime, tmp_path: Path
-) -> None:
-    flags = {**PLAIN, "buffer_filter_path": "replay"}
-    done = slime("train", *tiny.argv(tmp_path / "run", **flags), check=False)
-    assert done.returncode != 0
-    assert "needs --use-tis or --use-rollout-logprobs" in done.stderr
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    flags = {**PLAIN, "buffer_filter_path": "replay", "use_tis": True}
-    slime("train", *tiny.argv(tmp_path / "run", overwrite=True, **flags))
-    assert [line["rollout/replayed_groups"] for line in metrics(tmp_path / "run")] == [0, 1]

@@ -7,7 +7,6 @@ none with other weights than those wanted while it ran, and what happened is in 
 from __future__ import annotations
 
 import asyncio
-import errno
 import random
 import signal
 import threading
@@ -34,7 +33,6 @@ from slime_runs.events import EventLog
 from slime_runs.files import read_lines
 
 from slime_core.config import Args
-from slime_core.errors import WeightSyncError
 from slime_core.sample import GenerationOutput
 from tests.engine_processes import EmbeddedServer, ForkedProcess, SmallRouter
 from tests.tiny_models import make_model, one_thread
@@ -200,70 +198,6 @@ def rig(weights: Weights, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-async def test_a_server_killed_in_the_middle_of_answers(rig: Rig) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(60))
-        await asyncio.sleep(0.4)
-        rig.servers[0].send(signal.SIGKILL)
-        await load
-        await rig.all_ready()
-        await rig.load(20, over=0.1)
-        assert rig.events().count("restarted") >= 1
-        assert rig.supervisor.take_metrics()["engine/restarts"] >= 1
-
-
-@pytest.mark.slow
-async def test_a_server_frozen_in_the_middle_of_answers(rig: Rig) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(40))
-        await asyncio.sleep(0.3)
-        rig.servers[1].freeze()
-        await load
-        await rig.all_ready()
-        await rig.load(20, over=0.1)
-        assert "restarted" in rig.events()
-
-
-@pytest.mark.slow
-async def test_the_router_killed_in_the_middle_of_answers(rig: Rig) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(60))
-        await asyncio.sleep(0.4)
-        rig.router.send(signal.SIGKILL)
-        await load
-        async with asyncio.timeout(DEADLINE_S):
-            while "router_restarted" not in rig.events():
-                await asyncio.sleep(0.02)
-        await rig.load(20, over=0.1)
-        async with asyncio.timeout(DEADLINE_S):
-            while await asyncio.to_thread(rig.router.workers) != {worker.url for worker in rig.workers}:
-                await asyncio.sleep(0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "freeze"])
-async def test_a_server_lost_in_the_middle_of_an_update(rig: Rig, how: str) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(40, over=0.5))
-        rig.servers[0].freeze()  # so that the update reaches it and is not answered
-        update = rig.background(rig.update(2))
-        await asyncio.sleep(0.2)
-        if how == "kill":
-            rig.servers[0].send(signal.SIGKILL)
-        await update
-        await load
-        await rig.all_ready()
-        assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["2", "2"]
-        await rig.load(20, over=0.1)
-        assert rig.updates.last is not None
-        assert rig.updates.last.version == 2
-
-
-@pytest.mark.slow
 async def test_an_update_that_every_server_misses(rig: Rig) -> None:
     """Nobody took it, and yet nobody serves the old weights afterwards."""
     async with rig.running():
@@ -281,22 +215,6 @@ async def test_an_update_that_every_server_misses(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-async def test_weights_that_every_server_refuses(rig: Rig, tmp_path: Path) -> None:
-    """The update fails at once, no server is restarted, and the old weights serve."""
-    rig.args.rollout_health_check_timeout = 30.0  # one that is slow is not restarted either
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(30, over=0.5))
-        with pytest.raises(WeightSyncError, match="every server that answers refused the weights"):
-            await rig.updates.from_directory(tmp_path / "nothing", 2)
-        await load
-        assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["1", "1"]
-        await rig.load(20, over=0.1)
-        assert rig.events() == []
-        assert rig.pool.version_wanted == 1
-
-
-@pytest.mark.slow
 async def test_a_stranger_at_a_servers_port_answers_nobody(rig: Rig) -> None:
     async with rig.running():
         await rig.update(2)
@@ -307,41 +225,6 @@ async def test_a_stranger_at_a_servers_port_answers_nobody(rig: Rig) -> None:
         await rig.all_ready()
         assert rig.servers[0].alive
         await rig.load(20, over=0.1)
-
-
-@pytest.mark.slow
-async def test_weights_changed_behind_our_back(rig: Rig) -> None:
-    async with rig.running():
-        await rig.update(1)
-        load = rig.background(rig.load(60, over=1.5))
-        await asyncio.sleep(0.2)
-        body = {"model_path": str(rig.weights.directories[2]), "weight_version": "77"}
-        await asyncio.to_thread(rig.servers[1].post, "/update_weights_from_disk", body)
-        await load
-        await rig.all_ready()
-        await rig.load(20, over=0.1)  # which meets those weights at the latest
-        async with asyncio.timeout(DEADLINE_S):
-            while "restarted" not in rig.events():
-                await asyncio.sleep(0.02)
-
-
-@pytest.mark.slow
-async def test_a_full_disk_ends_no_recovery(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of events cannot be written; servers come back all the same."""
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(EventLog, "write", full)
-    async with rig.running():
-        rig.servers[0].send(signal.SIGKILL)
-        async with asyncio.timeout(DEADLINE_S):
-            while rig.servers[0].starts < 2:
-                await asyncio.sleep(0.02)
-        await rig.all_ready()
-        async with asyncio.timeout(DEADLINE_S):
-            while rig.supervisor.take_metrics()["engine/restarts"] != 1:  # told once it is ready
-                await asyncio.sleep(0.02)
 
 
 def _faults(rig: Rig, chance: random.Random) -> Callable[[], object]:

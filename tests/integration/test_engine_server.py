@@ -17,7 +17,6 @@ from slime_serving.native import serve_in_loop
 
 from slime_core.cli.main import main
 from slime_core.config import Args
-from slime_core.errors import EngineError
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
@@ -170,14 +169,6 @@ async def test_mistakes_are_answered_400_with_the_reason(client: httpx.AsyncClie
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_body_that_is_no_json(client: httpx.AsyncClient) -> None:
-    answer = await client.post("/generate", content=b"{", headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert "JSON" in answer.json()["error"]["message"]
-    assert (await client.get("/generate")).status_code == 405
-    assert (await client.get("/nothing")).status_code == 404
-
-
 async def test_information_routes(client: httpx.AsyncClient, model: tuple[Path, Any]) -> None:
     for path in ("/health", "/health_generate"):
         assert (await client.get(path)).status_code == 200
@@ -291,13 +282,6 @@ async def test_a_stop_string_counts_from_the_minimum_length_on(client: httpx.Asy
     assert free.startswith(late["choices"][0]["text"])
 
 
-async def test_a_taken_port_is_one_clear_line(engine: EmbeddedEngine) -> None:
-    host, port, stop = await serve_in_loop(engine, "127.0.0.1", 0)
-    with pytest.raises(EngineError, match=f"{port}.*--port"):
-        await serve_in_loop(engine, host, port)
-    await stop()
-
-
 def test_serve_on_a_taken_port_is_one_line_and_status_1(
     model: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,20 +293,6 @@ def test_serve_on_a_taken_port_is_one_line_and_status_1(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"127.0.0.1:{port}" in error
-
-
-def test_serve_on_no_model_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--hf-checkpoint", str(tmp_path), "--port", "0"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "config.json" in error
-
-
-async def test_asking_for_log_probs_keeps_the_prefix_cache(client: httpx.AsyncClient) -> None:
-    params = {"max_new_tokens": 2, "ignore_eos": True}
-    body = {"input_ids": list(range(20, 60)), "sampling_params": params, "return_logprob": True}
-    assert (await post(client, "/generate", body))["meta_info"]["cached_tokens"] == 0
-    assert (await post(client, "/generate", body))["meta_info"]["cached_tokens"] == 39
 
 
 @pytest.mark.parametrize(("n", "rid"), [(1, "mine"), (2, "mine_1")])

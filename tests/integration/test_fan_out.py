@@ -97,18 +97,3 @@ def test_full_async_keeps_executions_whole_over_an_interruption_and_a_restart(pa
         check_whole(samples, 4)
     assert sum(first.steps[-1][name] for name in first.steps[-1] if "/staleness/hist_" in name) == 16
     assert problems(first) == []
-
-
-@pytest.mark.slow
-def test_what_a_partial_rollout_gives_back_goes_on_whole(tmp_path: Path) -> None:
-    """Groups in excess wait in the buffer with all their siblings, over a commit."""
-    settings = {"partial_rollout": True, "over_sampling_batch_size": 7, "save_interval": 1}
-    first = run(tmp_path / "a", "fanned", **settings)
-    rest = run(
-        tmp_path / "b", "fanned", steps=STEPS, load=first.run_dir / "checkpoints" / "rollout_0000000", **settings
-    )
-    assert sum(first.metric("rollout/surplus_groups_kept")) > 0
-    for samples in [*first.samples, *rest.samples]:
-        check_whole(samples, 4)
-    assert rest.metric("rollout/raw_reward") == pytest.approx(first.metric("rollout/raw_reward")[1:])
-    assert problems(first) == []

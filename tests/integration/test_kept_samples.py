@@ -11,12 +11,11 @@ import pytest
 import torch
 from slime_runs import Run
 from slime_runs.files import FOLDER, file_name, sample_files, write_file
-from slime_runs.index import Facts, Filter, is_thinned
-from slime_runs.store import SampleStore, _Writer
+from slime_runs.index import Filter, is_thinned
+from slime_runs.store import SampleStore
 from slime_runs.view.server import make_app
 from starlette.testclient import TestClient
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample import Sample
 from tests.conftest import TinyRun
 from tests.toy_trainer import make_args
@@ -57,11 +56,6 @@ def test_every_sample_is_kept_with_what_it_was_paid(run_dir: Path) -> None:
         assert sum(scores) / len(scores) == pytest.approx(means[rollout + 1])
 
 
-def test_evaluations_before_and_after_the_first_rollout_are_two(run_dir: Path) -> None:
-    names = [path.name for path in sample_files(run_dir / "samples") if path.name.startswith("eval")]
-    assert names == [f"eval_{n:07}.jsonl.zst" for n in range(5)]
-
-
 def test_what_is_typed_shows_it(run_dir: Path, slime: Any) -> None:
     text = slime("show", run_dir).stdout
     assert "ended, 4 of 4 rollouts" in text
@@ -77,11 +71,6 @@ def test_what_is_typed_shows_it(run_dir: Path, slime: Any) -> None:
     assert str(run_dir) in listed
 
 
-def test_a_file_is_read_as_saved_rollouts_are(run_dir: Path) -> None:
-    first = sample_files(run_dir / "samples")[0]
-    assert all(sample.tokens for sample in read_samples(first))
-
-
 @pytest.mark.slow
 def test_what_was_kept_trains_another_run(run_dir: Path, tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     """The form is that of --save-debug-rollout-data."""
@@ -92,11 +81,6 @@ def test_what_was_kept_trains_another_run(run_dir: Path, tiny: TinyRun, slime: A
     again, first = Run(tmp_path / "run"), Run(run_dir)
     assert [v for _, v in again.series("rollout/raw_reward")] == [v for _, v in first.series("rollout/raw_reward")]
     assert [v for _, v in again.series("train/loss")] == pytest.approx([v for _, v in first.series("train/loss")])
-
-
-def test_rewards_are_scored_again_from_what_was_kept(run_dir: Path, tiny: TinyRun, slime: Any) -> None:
-    done = slime("rewards", "replay", run_dir, "--with", tiny.root / "rm.py", check=False)
-    assert "64" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("damage", ["no footer", "torn file", "file gone", "no JSON"])
@@ -164,35 +148,6 @@ async def reward(args, sample):
     assert "dropped (dropped)" in shown
 
 
-def test_the_budget_costs_the_same_after_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files whose size is asked for at one write: not all that there are."""
-    writer, asked = _Writer(tmp_path, 10**9), list[str]()
-    row = {"index": 0, "tokens": [1], "prompt": "p", "response": "", "kept": {"fate": "trained", "score": 1.0}}
-    stat = Path.stat
-
-    def counted(self: Path, **keywords: Any) -> Any:
-        asked.append(self.name)
-        return stat(self, **keywords)
-
-    monkeypatch.setattr(Path, "stat", counted)
-    costs = []
-    for rollout in range(60):
-        before = len(asked)
-        writer.write(file_name(rollout), Facts([[row]]), [b"{}\n"])
-        costs.append(len(asked) - before)
-    assert costs[-1] == costs[30] < 30
-
-
-def test_none_and_so_many(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    for wrong in ("some", "0", "-3", "1.5"):
-        refused = slime("check", *tiny.argv(tmp_path / "wrong", log_samples=wrong), check=False).stderr
-        assert f"--log-samples '{wrong}' (flag): expected all, none, or how many samples" in refused
-    slime("train", *tiny.argv(tmp_path / "none", num_rollout=1, log_samples="none"))
-    assert not (tmp_path / "none" / "samples").exists()
-    slime("train", *tiny.argv(tmp_path / "some", num_rollout=2, log_samples=3))
-    assert len(list(Run(tmp_path / "some").samples(Filter(data_set="")))) == 6
-
-
 @pytest.mark.slow
 def test_old_rollouts_make_room(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     save = tmp_path / "run"
@@ -202,14 +157,6 @@ def test_old_rollouts_make_room(tiny: TinyRun, slime: Any, tmp_path: Path) -> No
     assert sum(path.stat().st_size for path in files) <= 30_000
     assert not is_thinned(files[-1])
     assert any(map(is_thinned, files)) or len(files) < 9
-
-
-@pytest.mark.slow
-def test_overwriting_a_run_takes_its_samples_along(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    save = tmp_path / "run"
-    slime("train", *tiny.argv(save, num_rollout=3))
-    slime("train", *tiny.argv(save, num_rollout=1, overwrite=True))
-    assert {s.entry.rollout for s in Run(save).samples(Filter(data_set=""))} == {0}
 
 
 def test_a_last_file_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

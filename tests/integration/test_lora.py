@@ -39,18 +39,6 @@ def test_engines_serve_the_merged_weights_bit_for_bit(slime: Slime, tiny: TinyRu
     assert (config["r"], config["base_model_name_or_path"]) == (8, str(tiny.root / "model"))
 
 
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
-    slime("train", *tiny.argv(tmp_path / "straight", **LORA, num_rollout=4))
-    half = tmp_path / "half"
-    slime("train", *tiny.argv(half, **LORA, num_rollout=2))
-    slime("train", *tiny.argv(half, **LORA, num_rollout=4, load=half))
-    one, two = (path / "checkpoints" / "rollout_0000003" for path in (tmp_path / "straight", half))
-    for name in ("adapter/adapter_model.safetensors", "model.safetensors", "trainer/optimizer.safetensors"):
-        assert (one / name).read_bytes() == (two / name).read_bytes(), name
-    assert rows(half)[-1] == rows(tmp_path / "straight")[-1]
-
-
 def test_it_learns(run_loop: Callable[..., LoopRun]) -> None:
     run = run_loop(12, lr="3e-2", custom_rm_path="slime_testing_contracts.tiny.digits", lora_rank=8)
     rewards = run.metric("rollout/raw_reward")
@@ -83,8 +71,3 @@ def test_a_trainer_that_has_no_adapters_refuses_them(slime: Slime, tiny: TinyRun
     done = slime("train", *argv, check=False)
     assert done.returncode == 2, done.stderr
     assert "--lora-rank 4 (flag) has no effect with" in done.stderr
-
-
-def test_commands_that_train_nothing_take_the_same_file(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
-    argv = tiny.argv(lora_rank=4, num_rollout=1)
-    slime("rollout", *argv, "--run-dir", str(tmp_path / "rollout"))

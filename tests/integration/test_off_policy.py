@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.conftest import SLIME, TinyRun
+from tests.conftest import TinyRun
 from tests.docs.test_snippets import FILES
 from tests.run_files import metrics
 
@@ -62,37 +58,3 @@ def test_the_functions_of_the_page(tiny: TinyRun, tmp_path: Path, slime, name: s
     values = [line[key] for line in metrics(tmp_path / "run")]
     assert values[0] == pytest.approx(1.0, abs=1e-4)
     assert any(value != values[0] for value in values)
-
-
-@pytest.mark.slow
-def test_a_neutral_correction_trains_the_same_weights(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    """On fresh data of the embedded pair w is 1 up to rounding, and so is its effect."""
-    flags = {"num_rollout": 1, "eval_prompt_data": None, "eval_interval": None}
-    slime("train", *tiny.argv(tmp_path / "plain", **flags))
-    slime("train", *tiny.argv(tmp_path / "tis", **flags, use_tis=True))
-    plain, tis = (metrics(tmp_path / name)[-1] for name in ("plain", "tis"))
-    assert tis["train/pg_loss"] == pytest.approx(plain["train/pg_loss"], rel=1e-4, abs=1e-6)
-    assert tis["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-4)
-    assert torch.isfinite(torch.tensor(tis["train/ois"]))
-
-
-@pytest.mark.slow
-def test_two_ranks_correct_like_one(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    """Stale tokens, weights normalised over the step, rejection and sequence masking, on one process and on two."""
-    flags = {
-        **STALE, "custom_tis_function_path": "mis", "tis_level": "sequence", "tis_batch_normalize": True,
-        "use_rs": True, "rs_level": "geometric", "rs_lower_bound": 0.99, "rs_upper_bound": 1.01, "use_opsm": True,
-    }  # fmt: skip
-    slime("train", *tiny.argv(tmp_path / "one", **flags))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
-    two = [*launcher, SLIME, "train", *tiny.argv(tmp_path / "two", **flags)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0"}
-    done = subprocess.run(two, timeout=120, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    keys = ("pg_loss", "grad_norm", "mis_batch_norm_factor", "mis_rejected_fraction", "opsm_clipfrac")
-    pairs = list(zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True))
-    assert any(0 < first["train/mis_rejected_fraction"] < 1 for first, _ in pairs)
-    for first, second in pairs:
-        for key in keys:
-            expected = pytest.approx(second[f"train/{key}"], rel=1e-3, abs=1e-5)
-            assert first[f"train/{key}"] == expected, (key, first["step"])

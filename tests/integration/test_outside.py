@@ -288,17 +288,6 @@ def test_the_core_alone_says_what_brings_the_rest(core_alone: Outside, tiny: Tin
     assert done.stderr.endswith("pip install slime-rl\n")
 
 
-def test_the_core_alone_says_what_serves_its_engine(
-    core_alone: Outside, parts: dict[str, str], tiny: TinyRun, tmp_path: Path
-) -> None:
-    """To a generate function as THUDM/slime has them, which asks over HTTP."""
-    (tmp_path / "theirs.py").write_text("async def generate(args, sample, sampling_params):\n    return sample\n")
-    flags = {**parts, "custom_generate_function_path": f"{tmp_path / 'theirs.py'}:generate"}
-    done = core_alone.slime("train", *tiny.argv(tmp_path / "run", **flags), check=False)
-    assert done.returncode != 0
-    assert "nothing installed serves the embedded engine; type: pip install slime-rl" in done.stderr
-
-
 @pytest.mark.parametrize("reward", [None, "math"])
 def test_the_core_trains_with_strangers_parts(
     reward: str | None, core_alone: Outside, parts: dict[str, str], tiny: TinyRun, tmp_path: Path
@@ -409,37 +398,3 @@ def test_a_strangers_engine_trainer_launcher_and_command_are_used(
     trained = [line for line in lines if "train/loss" in line]
     assert len(trained) == 3
     assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-3 for line in trained)
-
-
-def test_a_plugin_for_another_api_names_both_versions_and_what_to_type(
-    outside: Outside, stranger: Path, tiny: TinyRun, tmp_path: Path
-) -> None:
-    module = outside.site / "slime_reward_digits_outside" / "__init__.py"
-    before = module.read_text()
-    module.write_text(f"{before}\n\nslime_api = 7\n")
-    try:
-        done = outside.slime(
-            "train", *tiny.argv(tmp_path / "run", custom_rm_path=None, rm_type="digits_outside"), check=False
-        )
-        checked = outside.slime("plugins", "check", "slime-reward-digits-outside", check=False)
-    finally:
-        module.write_text(before)
-    assert checked.returncode == 1
-    for text in (checked.stdout, done.stderr):
-        assert f"is written for version 7 of the API of rewards, slime-rl-core {slime_core.__version__} has 1" in text
-        assert "pip install --upgrade slime-rl-core" in text
-    assert done.returncode == 2
-
-
-def test_a_broken_stranger_stops_no_safe_mode(outside: Outside, tiny: TinyRun, tmp_path: Path) -> None:
-    outside.slime("plugins", "new", "hooks", "bad_outside", "--dir", tmp_path)
-    folder = tmp_path / "slime-hook-bad-outside"
-    (folder / "slime_hook_bad_outside" / "__init__.py").write_text("1 / 0\n")
-    where = {"SLIME_PLUGIN_DIR": str(folder)}
-    assert "hooks" in outside.slime("plugins", "list", **where).stdout
-    argv = tiny.argv(tmp_path / "run", custom_rm_path=None, rm_type="math", num_rollout=1)
-    stopped = outside.slime("rollout", *argv, check=False, **where)
-    assert stopped.returncode == 2
-    assert "ZeroDivisionError" in stopped.stderr
-    assert stopped.stderr.rstrip().endswith("To run without it: --no-plugins")
-    assert "rollout 1: 16 samples" in outside.slime("rollout", *argv, "--no-plugins", **where).stdout

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from tests.backends.whole_runs import hold, running
@@ -75,44 +72,6 @@ def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, t
     assert "2 of 4 rollouts done" in done.stdout
     assert timeless(save) == timeless(unkilled)
     assert _files(save) == _files(unkilled)
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(tiny: TinyRun, unkilled: Path, tmp_path: Path, free_port: int) -> None:
-    save = tmp_path / "run"
-    argv = [SLIME, "train", *tiny.argv(save, **{**FLAGS, "num_rollout": 2}, distributed_timeout_minutes=1)]
-    processes = []
-    for rank in range(2):
-        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "OMP_NUM_THREADS": "1"}
-        processes.append(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True))
-    try:
-        errors = "".join(process.communicate(timeout=120)[1] for process in processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], errors
-    for name in ("critic/model.safetensors", "model.safetensors"):
-        one, two = (load_file(_commit(run, 1) / name) for run in (unkilled, save))
-        for key in one:
-            torch.testing.assert_close(two[key], one[key], rtol=1e-4, atol=1e-5, msg=f"{name} {key}")
-    assert (_commit(save, 1) / "critic" / "trainer" / "rng_1.json").is_file()
-
-
-@pytest.mark.slow
-def test_what_a_critic_needs_is_said_before_anything_starts(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
-    done = slime("train", *tiny.argv(tmp_path / "a", num_critic_only_steps=2), check=False)
-    assert "'grpo' has no critic to train; type --advantage-estimator ppo" in done.stderr
-    done = slime("train", *tiny.argv(tmp_path / "b", **{**FLAGS, "critic_load": tmp_path}), check=False)
-    assert "no model there. Looked for" in done.stderr
-    flags = {"num_rollout": 1, "eval_interval": None, "eval_prompt_data": None}
-    slime("train", *tiny.argv(tmp_path / "plain", **flags))
-    load = tmp_path / "plain"
-    done = slime("train", *tiny.argv(load, **{**FLAGS, "load": load, "kl_coef": 0.0}), check=False)
-    assert "it was saved by a run without a critic" in done.stderr
-    done = slime("train", *tiny.argv(tmp_path / "fine", **{**FLAGS, **flags, "load": load, "finetune": True}))
-    assert "everything else starts over" in done.stdout
 
 
 @pytest.mark.slow

@@ -150,9 +150,3 @@ def test_samples_of_a_long_timeline_are_added_up_as_far_as_they_are_kept(tmp_pat
         file.write(b'{"e":"rollout","t":[1795020000.0,1795020001.0],"r":50}\n')
     assert profile(run)["advice"] == ["generating and scoring are known up to rollout 12 alone, and left out"]
     assert profile(run)["generating"] == 0
-
-
-def test_a_run_without_a_timeline_is_not_profiled(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    done = slime("train", *tiny.argv(tmp_path, profile=True, no_trace=True), check=False)
-    assert done.returncode == 2
-    assert "--profile (flag) is made of what --no-trace (flag) leaves out; remove one" in done.stderr

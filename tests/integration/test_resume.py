@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import random
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -57,32 +54,6 @@ def _killed(argv: list[str], lines: int, seconds: float = 0.0, held: Path | None
     return process.wait() == -signal.SIGKILL
 
 
-@pytest.mark.slow
-def test_same_command_twice_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, tmp_path: Path) -> None:
-    """The second time in an interpreter of its own, with other hashes."""
-    subprocess.run([SLIME, "train", *tiny.argv(tmp_path / "again", **FLAGS)], check=True, timeout=120)
-    assert timeless(tmp_path / "again") == timeless(unkilled)
-    assert _files(tmp_path / "again") == _files(unkilled)
-
-
-@pytest.mark.slow
-def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
-    seed = time.time_ns() % 1_000_000
-    print(f"kill points from seed {seed}")
-    rng = random.Random(seed)
-    save = tmp_path / "run"
-    argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save, overwrite=True)]
-    # The first kill comes long before the end; later ones fall anywhere, start-up and the end included.
-    kills = _killed(argv, rng.randint(1, 3), rng.uniform(0, 0.2), held=tmp_path)
-    for _ in range(3):
-        kills += _killed(argv, rng.randint(0, 3), rng.uniform(0, 0.5))
-    done = slime(*argv[1:])
-    assert kills
-    assert "resumed from" in done.stdout or "starting from" in done.stdout
-    assert timeless(save) == timeless(unkilled)
-    assert _files(save) == _files(unkilled)
-
-
 @pytest.mark.parametrize("buffer", ["replay", "curriculum"])
 @pytest.mark.slow
 def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_path: Path, buffer: str) -> None:
@@ -107,23 +78,6 @@ def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_pat
     assert _files(save) == _files(whole)
 
 
-@pytest.mark.slow
-def test_with_few_places_runs_repeat_and_resume_bitwise_too(tiny: TinyRun, tmp_path: Path) -> None:
-    """Who gets a place next must depend on no reward's speed: a few at a time, in places that wait for each other."""
-    flags = {**FLAGS, "sglang_server_concurrency": 5, "eval_interval": None, "eval_prompt_data": None}
-    runs = [tmp_path / "one", tmp_path / "two", tmp_path / "killed"]
-    for save in runs[:2]:
-        subprocess.run([SLIME, "train", *tiny.argv(save, **flags)], check=True, timeout=120, capture_output=True)
-    argv = [SLIME, "train", *tiny.argv(runs[2], **flags, load=runs[2])]
-    assert _killed(argv, 3, held=tmp_path)
-    subprocess.run(argv, check=True, timeout=120, capture_output=True)
-    shown = timeless(runs[0])
-    assert sum(line["rollout/groups_given_back"] for line in shown) > 0
-    for save in runs[1:]:
-        assert timeless(save) == shown
-        assert _files(save) == _files(runs[0])
-
-
 @pytest.mark.parametrize("stop_after", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_resume_from_each_commit(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any, stop_after: int) -> None:
     """As if killed right after that commit, with everything later lost."""
@@ -134,25 +88,6 @@ def test_resume_from_each_commit(tiny: TinyRun, unkilled: Path, tmp_path: Path, 
     assert f"{stop_after} of {ROLLOUTS} rollouts done" in done.stdout
     assert timeless(save) == timeless(unkilled)
     assert _files(save) == _files(unkilled)
-
-
-@pytest.mark.slow
-def test_no_prompt_is_skipped_and_none_trained_twice(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
-    """With one sample dump per rollout, the groups trained over a killed and resumed run are those of the epoch."""
-    save = tmp_path / "run"
-    template = str(tmp_path / "dump" / "{rollout_id}.jsonl")
-    flags = {**FLAGS, "load": save, "save_debug_rollout_data": template, "over_sampling_batch_size": None}
-    argv = [SLIME, "train", *tiny.argv(save, **flags)]
-    assert _killed(argv, 4, 0.1, held=tmp_path)  # after the first commit
-    slime(*argv[1:])
-    trained = [
-        {json.loads(line)["group_index"] for line in (tmp_path / "dump" / f"{r}.jsonl").read_text().splitlines()}
-        for r in range(ROLLOUTS)
-    ]
-    assert [len(groups) for groups in trained] == [4] * ROLLOUTS
-    everything = sorted(g for groups in trained for g in groups)
-    assert len(set(everything)) == len(everything) == 4 * ROLLOUTS
-    assert everything == list(range(4 * ROLLOUTS))
 
 
 def test_torn_and_foreign_checkpoints_are_refused(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime) -> None:

@@ -56,25 +56,6 @@ def test_a_weighted_sum_keeps_its_terms(tiny: TinyRun, slime: Slime, tmp_path: P
         assert terms["score"] == pytest.approx(terms["digits"] + 2.0 * terms["boxed_math"] + 0.5 * penalty)
 
 
-@pytest.mark.slow
-def test_a_weighted_sum_trains_and_names_the_code_of_its_terms(
-    tiny: TinyRun, slime: Slime, tmp_path: Path, weighted: Path
-) -> None:
-    slime("train", *tiny.argv(tmp_path / "run", **SHORT, rm_type="weighted_sum"), "--config", weighted)
-    used = {p["name"] for p in json.loads((tmp_path / "run/summary.json").read_text())["plugins"]}
-    assert {"weighted_sum", "boxed_math", "length_penalty", str(tiny.root / "rm.py")} <= used
-
-
-def test_a_remote_reward_by_either_name(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    with ScriptedService(lambda asked: len(asked.body["response"]) / 100) as service:
-        for name in ("remote_rm", "remote"):
-            argv = tiny.argv(tmp_path / name, **SHORT, rm_type=name, rm_url=service.url)
-            slime("rollout", *argv)
-            assert all(s["reward"] == len(s["response"]) / 100 for s in samples(tmp_path / name))
-    assert len(service.asked) == 32
-    assert all(set(asked.body) == {"prompt", "response", "label"} for asked in service.asked)
-
-
 def test_a_service_that_refuses_fails_samples_with_its_words(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     flaky = iter([(403, b"closed today"), *[0.5] * 99])
     with ScriptedService(lambda asked: next(flaky)) as service:
@@ -122,6 +103,7 @@ async def test_a_judge_behind_our_own_server(make_text_model: Models) -> None:
         await engine.stop()
 
 
+@pytest.mark.slow
 def test_a_reward_of_another_project_and_what_check_says_of_it(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     code = (
         "def reward_func(completions, label, **kwargs):\n"

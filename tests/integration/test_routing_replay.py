@@ -31,16 +31,6 @@ def test_the_engines_experts_are_replayed_in_every_rollout(slime: Slime, tiny_mo
 
 
 @pytest.mark.slow
-def test_without_the_engines_the_log_prob_pass_is_replayed(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
-    slime("train", *tiny_moe.argv(tmp_path / "two", use_routing_replay=True, num_rollout=2))
-    rows = _rows(tmp_path / "two")
-    assert all(0 < row["train/routing_mismatch"] < 0.5 for row in rows)
-    assert "rollout/routing_replay_fraction" not in rows[0]
-    slime("train", *tiny_moe.argv(tmp_path / "one", use_routing_replay=True, num_rollout=1, num_steps_per_rollout=1))
-    assert _rows(tmp_path / "one")[0]["train/routing_mismatch"] == 0.0, "one step trains the weights that recorded"
-
-
-@pytest.mark.slow
 def test_bitwise_on_policy_with_experts(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
     slime("train", *tiny_moe.argv(tmp_path / "run", true_on_policy_mode=True, use_rollout_routing_replay=True))
     assert [row["train/train_rollout_logprob_abs_diff_max"] for row in _rows(tmp_path / "run")] == [0.0] * 4
@@ -70,18 +60,6 @@ def test_partial_samples_keep_their_experts_over_a_resume(slime: Slime, tiny_moe
     rows = _rows(tmp_path / "run")
     assert len(rows) == 4
     assert [row["rollout/routing_replay_fraction"] for row in rows] == [1.0] * 4
-
-
-@pytest.mark.slow
-def test_a_dump_trains_as_the_rollout_did(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
-    dumps = tmp_path / "dump" / "{rollout_id}.jsonl"
-    flags = {"use_rollout_routing_replay": True, "num_rollout": 1, "eval_interval": None, "eval_prompt_data": None}
-    slime("train", *tiny_moe.argv(tmp_path / "run", save_debug_rollout_data=dumps, **flags))
-    slime("train", *tiny_moe.argv(tmp_path / "again", load_debug_rollout_data=dumps, **flags))
-    (first,), (second,) = _rows(tmp_path / "run"), _rows(tmp_path / "again")
-    assert first["train/routing_mismatch"] > 0
-    for name in ("train/loss", "train/grad_norm", "train/routing_mismatch", "rollout/routing_replay_fraction"):
-        assert first[name] == second[name], name
 
 
 @pytest.mark.slow

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_hooks.invariants.samples import sampled_among
 
-from slime_core import Sample
 from tests.conftest import TinyRun
 
 FLAGS: dict[str, Any] = {
@@ -31,13 +29,6 @@ def test_engine_and_trainer_agree_over_what_was_sampled_among(slime, tiny: TinyR
     sizes = [row["rollout/sampled_among"] for row in _rows(tmp_path / "run")]
     assert all(1 <= size <= 20 for size in sizes)
     assert [row["rollout/sampled_among_share"] for row in _rows(tmp_path / "run")] == [size / vocab for size in sizes]
-
-
-def test_how_many_ids_tokens_were_sampled_among() -> None:
-    """Tokens that nothing cut, and samples without tokens, are left out."""
-    samples = [Sample(rollout_top_p_token_offsets=offsets) for offsets in ([0, 2, 2, 5], None, [0])]
-    assert sampled_among(samples, 10) == {"rollout/sampled_among": 2.5, "rollout/sampled_among_share": 0.25}
-    assert sampled_among(samples[1:], 10) == {}
 
 
 @pytest.mark.slow

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slime_runs import Run
-from slime_runs.shadows import rank_correlation, summary
+from slime_runs.shadows import summary
 from slime_runs.view.server import make_app
 from starlette.testclient import TestClient
 
@@ -96,15 +95,6 @@ def test_one_that_is_not_there_is_refused_before_anything_starts(tiny: TinyRun, 
     assert "--shadow-filter-path" in done.stderr
     assert "none_such" in done.stderr
     assert not (tmp_path / "samples").exists()
-
-
-def test_the_rank_correlation_is_spearmans() -> None:
-    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1.0)
-    assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
-    # By hand: ranks 1.5 1.5 3 4 and 1 2 3.5 3.5.
-    assert rank_correlation([0, 0, 1, 2], [5, 6, 7, 7]) == pytest.approx(4 / 4.5)
-    assert rank_correlation([1, 1], [1, 2]) is None
-    assert json.dumps(rank_correlation([1, 1], [1, 2])) == "null"
 
 
 def test_the_page_shows_what_they_differ_on(runs: tuple[Run, Run, str]) -> None:

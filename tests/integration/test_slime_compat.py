@@ -92,17 +92,6 @@ def test_groups_generated_while_the_trainer_trains(tiny: TinyRun, slime: Slime, 
 
 
 @pytest.mark.slow
-def test_a_stream_per_sample(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    path = "slime.rollout.sglang_streaming_rollout.generate_streaming"
-    metrics = train(slime, tiny, tmp_path, custom_generate_function_path=path)
-    last = [m for m in metrics if "train/loss" in m][-1]
-    assert last["train/train_rollout_logprob_abs_diff"] < 1e-4
-    samples = json_lines(tmp_path / "samples/0.jsonl")
-    assert {s["status"] for s in samples} <= {"completed", "truncated"}
-    assert all([e["name"] for e in s["trace"]["events"]] == ["sglang_generate_stream"] * 2 for s in samples)
-
-
-@pytest.mark.slow
 def test_a_data_source_a_buffer_filter_and_the_default_rollout_wrapped(
     tiny: TinyRun, slime: Slime, tmp_path: Path
 ) -> None:
@@ -143,19 +132,6 @@ def test_a_loss_and_the_names_of_its_launch_scripts(tiny: TinyRun, slime: Slime,
         assert step["train/distance_to_engine"] < 1e-6
     rewards = [m["rollout/raw_reward"] for m in metrics if "rollout/raw_reward" in m]
     assert max(rewards[3:]) > rewards[0]
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_from_its_checkpoint(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    flags = {
-        "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout",
-        "data_source_path": "own_source.MarkingSource", "save_interval": 1,
-    }  # fmt: skip
-    train(slime, tiny, tmp_path, **flags)
-    train(slime, tiny, tmp_path, **{**flags, "num_rollout": 2, "load": tmp_path})
-    first, second = (json_lines(tmp_path / f"samples/{i}.jsonl") for i in range(2))
-    assert {s["row"] for s in first}.isdisjoint(s["row"] for s in second)
-    assert max(s["index"] for s in first) + 1 == min(s["index"] for s in second)
 
 
 def test_what_is_not_there_is_said_before_anything_starts(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:

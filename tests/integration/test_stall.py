@@ -108,7 +108,7 @@ KEEPS_THE_LOOP = """
 import asyncio, os, time
 from slime_core.waits import watchdog
 
-watchdog.GRACE = 1.0
+watchdog.GRACE = 0.5
 
 async def generate(args, sample, sampling_params):
     keep()
@@ -146,11 +146,11 @@ def test_a_call_that_keeps_the_event_loop_ends_the_run_and_is_named(
     keeps_the_loop: Callable[..., list[str]], slime: Slime, flag: str, function: str, mode: dict[str, Any]
 ) -> None:
     """No deadline of the loop can fire; the one on which the run depends is kept elsewhere, too."""
-    limits = {"rollout_timeout": 3, "rollout_stall_timeout": 4}
+    limits = {"rollout_timeout": 1, "rollout_stall_timeout": 2}
     done = slime("train", *keeps_the_loop(flag, function, **limits, **mode), check=False, timeout=100)
     assert done.returncode == 75, done.stderr
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("slime: error")]
-    assert "not done within 4 s" in said
+    assert "not done within 2 s" in said
     assert re.search(rf"mine\.py(:\w+)?', {function} \(now at .*mine\.py:\d+\) keeps the event loop", said), said
 
 

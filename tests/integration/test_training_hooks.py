@@ -7,48 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from tests.conftest import TinyRun
 from tests.run_files import metrics
 
 QUIET = {"eval_interval": None, "eval_prompt_data": None, "num_rollout": 2, "save_interval": 2}
 
-LOSS = """
-import torch
-from slime_core.ops import clipped_surrogate, response_log_probs
-
-def loss(args, batch, logits, sum_of_sample_mean):
-    log_probs, entropy = response_log_probs(
-        logits, batch["unconcat_tokens"], batch["response_lengths"], args.rollout_temperature, with_entropy=True
-    )
-    ppo_kl = torch.cat(batch["log_probs"]) - torch.cat(log_probs)
-    per_token, _ = clipped_surrogate(ppo_kl, torch.cat(batch["advantages"]), args.eps_clip, args.eps_clip_high)
-    value = sum_of_sample_mean(per_token)
-    return value, {"pg_loss": value, "entropy_loss": sum_of_sample_mean(torch.cat(entropy))}
-"""
-
 POST = """
 def post(args, rollout_id, rollout_data):
     for part in rollout_data["advantages"]:
         part.mul_(0.0)
 """
-
-
-@pytest.mark.slow
-def test_a_custom_loss_trains_like_the_built_in(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
-    (tmp_path / "mine.py").write_text(LOSS)
-    flags = {**QUIET, "use_dynamic_batch_size": True, "max_tokens_per_gpu": 200, "adam_eps": "1e-3"}
-    flags |= {"rollout_temperature": 0.9}
-    slime("train", *tiny.argv(tmp_path / "plain", **flags))
-    custom = {"loss_type": "custom_loss", "custom_loss_function_path": tmp_path / "mine.py"}
-    slime("train", *tiny.argv(tmp_path / "custom", **flags, **custom))
-    for a, b in zip(metrics(tmp_path / "custom"), metrics(tmp_path / "plain"), strict=True):
-        for name in ("loss", "pg_loss", "entropy_loss", "grad_norm"):
-            assert a[f"train/{name}"] == pytest.approx(b[f"train/{name}"], rel=1e-3, abs=1e-5), name
-    files = [tmp_path / name / "checkpoints/rollout_0000001/model.safetensors" for name in ("custom", "plain")]
-    found, expected = map(load_file, files)
-    assert all((found[name] - expected[name]).abs().max() < 1e-4 for name in expected)
 
 
 def test_the_data_hook_has_the_last_word(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:

@@ -283,7 +283,7 @@ REPORT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("finished", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_evaluation_has_a_state_and_its_scores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: bool
 ) -> None:
@@ -417,22 +417,6 @@ def test_a_run_that_has_begun_and_one_that_was_moved_away(tmp_path: Path) -> Non
     assert view.ask("pulses") != before
 
 
-def test_records_without_config_and_commits_elsewhere_are_a_run(tmp_path: Path) -> None:
-    """A copy without `config.yaml` is in the list; `--save` and `--run-dir` are two directories of one run."""
-    runs = tmp_path / "runs"
-    for name in ("apart", "copied"):
-        MadeRun(runs / name).write()
-    (runs / "copied" / "config.yaml").unlink()
-    told = inside(runs).ask("group", run="apart", rollout=2, group=9)["events"]
-    (tmp_path / "saved").mkdir()
-    (runs / "apart" / "checkpoints").rename(tmp_path / "saved" / "checkpoints")
-    with (runs / "apart" / "config.yaml").open("a") as config:
-        config.write(f"save: {tmp_path / 'saved'}  # flag\n")
-    view = inside(runs)
-    assert {run["run"] for run in view.ask("runs")["runs"]} == {"apart", "copied"}
-    assert view.ask("group", run="apart", rollout=2, group=9)["events"] == told != []
-
-
 def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("odd", "sound"):
         MadeRun(tmp_path / name, rollouts=1).write()
@@ -451,17 +435,6 @@ def test_what_cannot_be_read_is_said_and_hides_no_other_run(tmp_path: Path, monk
     assert states == {"odd": "unreadable", "sound": "ended"}
     for number in (2**63, -(2**64)):
         assert view.client.get("api/rollout", params={"run": "sound", "rollout": number}).status_code == 400
-
-
-def test_a_run_that_grows_is_followed(tmp_path: Path) -> None:
-    run = MadeRun(tmp_path / "run", rollouts=3).write()
-    view = inside(run)
-    first = view.ask("pulse")
-    assert view.ask("metrics", name=["train/loss"], since=-1)["step"] == [0, 1, 2, 3]
-    MadeRun(run, rollouts=5).write()  # its own files anew, and two more: as after a resume
-    assert view.ask("pulse")["stamp"] != first["stamp"]
-    assert view.ask("metrics", name=["train/loss"], since=2)["step"] == [3, 4, 5]
-    assert view.ask("run")["rollouts"]["rollout"] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="addresses of Linux")

@@ -84,17 +84,6 @@ def test_a_resumed_run_starts_a_chain_of_its_own(tiny: TinyRun, slime: Slime, tm
     assert weights_of(run_dir) == weights_of(reference)
 
 
-@pytest.mark.slow
-def test_the_directory_of_another_run_is_refused(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    slime("train", *tiny.argv(tmp_path / "one", **DELTA, num_rollout=1, update_weight_disk_dir=shared))
-    done = slime(
-        "train", *tiny.argv(tmp_path / "two", **DELTA, num_rollout=1, update_weight_disk_dir=shared), check=False
-    )
-    assert done.returncode == 2
-    assert f"{shared} holds weight versions of {tmp_path / 'one'}" in done.stderr
-
-
 @contextmanager
 def process(*argv: Any, starts: str) -> Iterator[str]:
     """A command that serves; the rest of the line that says so."""

@@ -138,7 +138,8 @@ class World:
             data_source=source, rollout_function=generate_rollout,
             eval_function=self._evaluate if settings.eval_interval else None, tokenizer=source.tokenizer,
             engine=self.engine,  # type: ignore[arg-type]
-            generator=SimulatedGenerator(7, **shares), rewards=RewardStage(args, reward, _no_other),
+            generator=SimulatedGenerator(7, **shares),  # type: ignore[arg-type]
+            rewards=RewardStage(args, reward, _no_other),
             filters=FilterStage(args, self.filter if settings.filtered else None, "simulated"),
             resolve_generator=_no_other,
         )  # fmt: skip

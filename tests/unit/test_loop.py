@@ -128,12 +128,6 @@ def test_metrics_of_all_verbs_meet_in_the_step(fakes: Fakes) -> None:
     assert 0 not in fakes.metrics
 
 
-def test_an_interval_pushes_after_every_other_rollout_and_after_the_last(fakes: Fakes) -> None:
-    fakes.run(num_rollout=5, update_weights_interval=2)
-    order = [word for word in fakes.said if word.startswith(("push", "train"))]
-    assert order == words("push, train 0, train 1, push, train 2, train 3, push, train 4, push")
-
-
 def test_a_run_goes_on_where_it_is_told_to(fakes: Fakes) -> None:
     assert fakes.run(start=3, num_rollout=4, eval_interval=4) == 4
     assert fakes.said == words(
@@ -247,9 +241,3 @@ def test_an_interrupted_rollout_repeats_the_last_commit_with_what_was_given_back
     assert fakes.run(num_rollout=9, save_interval=1) == 2
     assert fakes.said[-2:] == words("before_save, save 1")
     assert fakes.said.count("save 1") == 2
-
-
-def test_an_interrupted_first_rollout_has_nothing_to_commit(fakes: Fakes) -> None:
-    fakes.interrupted_at = 0
-    assert fakes.run() == 0
-    assert fakes.said == ["push"]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from slime_core.errors import EngineError
-from slime_core.ports import reserve, url_host
+from slime_core.ports import reserve
 
 UVICORN = """
 import sys, uvicorn
@@ -112,16 +112,6 @@ def test_blocks_are_consecutive_and_do_not_overlap() -> None:
             block.close()
 
 
-def test_a_chosen_first_port_and_others_elsewhere() -> None:
-    with reserve() as free:
-        chosen = free[0]
-    with reserve(3, first=chosen) as block:
-        assert block[0] == chosen
-        assert block[2] == block[1] + 1
-        with pytest.raises(EngineError):
-            reserve(first=block[2])
-
-
 def test_the_kernel_does_not_hand_out_a_reserved_port() -> None:
     with reserve(20) as block:
         taken = {block[i] for i in range(20)}
@@ -129,7 +119,3 @@ def test_the_kernel_does_not_hand_out_a_reserved_port() -> None:
             with socket.socket() as other:
                 other.bind(("127.0.0.1", 0))
                 assert other.getsockname()[1] not in taken
-
-
-def test_url_host() -> None:
-    assert [url_host(h) for h in ("127.0.0.1", "::1", "[::1]", "node-3")] == ["127.0.0.1", "[::1]", "[::1]", "node-3"]

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_data.tool_parsers import tool_parser
+
 from slime import _missing
 from slime_core.config.schema import Args
-from slime_core.data.tools import AUTO, tool_parser
+from slime_core.data.tools import AUTO
 from slime_core.tools import ToolParser
 
 _SGLANG = {

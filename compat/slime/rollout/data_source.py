@@ -114,8 +114,9 @@ class RolloutDataSource(DataSource):
         """
         args = self.args
         if self._dataset is None and self._source.rows is not None:
+            from slime_data.images import load_processor
+
             from slime.utils.data import Dataset
-            from slime_core.data.images import load_processor
 
             self._dataset = Dataset(
                 args.prompt_data,

@@ -42,7 +42,7 @@ def compute_pass_rate(
     Raises:
         ValueError: The numbers do not fit together.
     """
-    from slime_core.rollout.metrics import pass_rates
+    from slime_runs.sample_metrics import pass_rates
 
     if group_ids is not None:
         groups: dict[Any, list[float]] = {}

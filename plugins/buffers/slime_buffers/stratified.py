@@ -45,6 +45,11 @@ class Buffer(BufferBase):
         """Number of waiting groups."""
         return sum(map(len, self._queues.values()))
 
+    def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
+        """Read the shares again, which may change between rollouts."""
+        super().begin_rollout(rollout_id, weight_version)
+        self._options = options(self.args, "stratified", Options)
+
     def add(self, groups: list[Group]) -> None:
         """Append each group to the queue of its source."""
         for group in groups:

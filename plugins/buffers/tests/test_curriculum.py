@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 from slime_buffers.curriculum import Buffer
 
@@ -66,33 +64,6 @@ def test_what_passes_is_told() -> None:
     buffer = make(pass_reward=0.0, skip_probability=1.0)
     buffer.observe([scored(0, -1.0, 0.0)], True)
     assert buffer.wants(Sample(row=0))
-
-
-def test_groups_without_a_row_or_a_reward_say_nothing() -> None:
-    buffer = make()
-    buffer.observe([scored(None, 0.0), scored(3, None, None)], True)
-    assert buffer.take_metrics()["rollout/curriculum/known_prompts"] == 0
-
-
-def test_draws_are_seeded_and_survive_a_resume() -> None:
-    def run(buffer: Buffer, resume: bool) -> list[bool]:
-        found = []
-        for turn in range(300):
-            if resume and turn % 7 == 0:
-                state = json.loads(json.dumps(buffer.state_dict()))
-                buffer = make()
-                buffer.load_state_dict(state)
-            row = turn % 11
-            if buffer.wants(Sample(row=row)):
-                found.append(True)
-                buffer.observe([scored(row, float(row > 5), float(turn % 3 == 0))], turn % 2 == 0)
-            else:
-                found.append(False)
-        return found
-
-    plain = run(make(), False)
-    assert run(make(), True) == plain
-    assert run(make(seed=2), False) != plain
 
 
 def test_an_empty_band_is_refused() -> None:

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import random
-
 import pytest
 from slime_buffers.priority import Buffer
 
@@ -59,19 +56,6 @@ def test_partial_groups(partial: str, expected: list[int]) -> None:
     interrupted[0].status = SampleStatus.ABORTED
     buffer.add([group(0, (1.0,), 1), group(1, (1.0,), 4), interrupted])
     assert order(buffer) == expected
-
-
-def test_it_is_the_order_of_a_sort() -> None:
-    rng = random.Random(0)
-    groups = [group(i, (rng.random(),), rng.randrange(5)) for i in range(200)]
-    buffer = make(reward=2.0, staleness=0.5)
-    buffer.add(groups)
-    keys = [2.0 * g[0].reward - 0.5 * g[0].token_weight_versions[0] for g in groups]  # type: ignore[operator]
-    expected = sorted(range(200), key=lambda i: (-keys[i], i))
-    half = order(buffer, 100)
-    restored = make(reward=2.0, staleness=0.5)
-    restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
-    assert half + order(restored, 200) == expected
 
 
 def test_an_infinite_weight_is_refused() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 from slime_buffers.replay import Buffer
 
@@ -109,27 +107,6 @@ def test_only_whole_groups_that_were_trained_on_are_kept() -> None:
     buffer.observe([trained(3, 0)], False)
     buffer.begin_rollout(1, 1)
     assert buffer.take(4) == []
-
-
-def test_random_order_is_seeded_and_survives_a_resume() -> None:
-    options = {"share": 0.5, "order": "random", "max_uses": 2, "max_age": 50}
-
-    def run(buffer: Buffer, rollouts: range, resume: bool) -> list[list[int | None]]:
-        found = []
-        for rollout in rollouts:
-            if resume:
-                state = json.loads(json.dumps(buffer.state_dict()))
-                buffer = Buffer(args(options=options))
-                buffer.load_state_dict(state)
-            buffer.begin_rollout(rollout, rollout)
-            taken = buffer.take(4)
-            found.append(indices(taken))
-            buffer.observe([*taken, *(trained(4 * rollout + i, rollout) for i in range(2))], True)
-        return found
-
-    plain = run(Buffer(args(options=options)), range(20), False)
-    assert run(Buffer(args(options=options)), range(20), True) == plain
-    assert run(Buffer(args(options=options, rollout_seed=2)), range(20), False) != plain
 
 
 @pytest.mark.parametrize(

@@ -56,35 +56,12 @@ def test_groups_without_a_source_are_one_of_their_own() -> None:
     assert Counter(sources(buffer.take(3))) == {"-": 2, "a": 1}
 
 
-def drawn(buffer: Buffer, data: str, count: int) -> str:
-    """The sources of `count` fresh prompts of data that is read round and round."""
-    found, position = "", 0
-    while len(found) < count:
-        row = position % len(data)
-        if buffer.wants(prompt(data[row], row)):
-            found += data[row]
-        position += 1
-    return found
-
-
-def test_fresh_prompts_have_equal_shares_too() -> None:
-    found = drawn(make(), "aaaab", 200)
-    assert abs(found.count("a") - found.count("b")) <= 4
-
-
 def test_every_prompt_is_used_in_the_end() -> None:
     buffer, used, data = make(max_passes=3, look_ahead=1000), Counter(), "a" * 20 + "b"
     for _epoch in range(8):
         for row, source in enumerate(data):
             used[row] += buffer.wants(prompt(source, row))
     assert min(used.values()) >= 2, "passed over three times at most, in eight epochs"
-
-
-def test_it_does_not_look_further_ahead_than_told() -> None:
-    buffer = make(look_ahead=2, max_passes=100)
-    assert drawn(buffer, "b" + "a" * 30, 4) == "baaa"
-    assert buffer.take_metrics() == {"rollout/stratified/passed_prompts": 2.0}
-    assert buffer.take_metrics() == {"rollout/stratified/passed_prompts": 0.0}
 
 
 def test_a_share_of_nothing_is_refused() -> None:

@@ -37,10 +37,6 @@ def test_rewards_are_shaped_before_the_group_statistics() -> None:
     assert inputs.rewards == [1.0, 1.0, 0.0]
 
 
-def test_without_a_penalty_no_limit_is_needed() -> None:
-    assert DAPO(make_args(None, overlong_penalty=0)).overlong(10**6) == 0.0
-
-
 @pytest.mark.parametrize(
     ("limit", "options", "complaint"),
     [

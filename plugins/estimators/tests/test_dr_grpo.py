@@ -18,10 +18,5 @@ def test_uneven_groups_against_numpy() -> None:
     assert DrGRPO(ARGS).shape_rewards(ARGS, inputs) == pytest.approx(expected, abs=1e-12)
 
 
-def test_fan_out_siblings_count_once() -> None:
-    inputs = RewardInputs([1, 1, 1, 0], [0] * 4, [0, 0, 0, 1], [5] * 4, [False] * 4)
-    assert DrGRPO(ARGS).shape_rewards(ARGS, inputs) == [0.5, 0.5, 0.5, -0.5]
-
-
 def test_it_cannot_do_with_the_deviation() -> None:
     assert DrGRPO.requires == {"grpo_std_normalization": False}

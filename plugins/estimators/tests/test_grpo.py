@@ -49,30 +49,13 @@ def test_trls_numbers() -> None:
     assert ours == pytest.approx(TRL_GROUP, abs=1e-6)
 
 
-def test_groups_go_by_index_whatever_the_order() -> None:
-    mixed = shape([1, 5, 0, 5, 0, 9, 1, 5], [7, 3, 7, 3, 7, 3, 7, 3])
-    assert mixed[::2] == pytest.approx(shape([1, 0, 0, 1], [7] * 4))
-    assert mixed[1::2] == pytest.approx(shape([5, 5, 9, 5], [3] * 4))
-
-
 def test_uneven_groups_are_normalised_each_on_its_own() -> None:
     assert shape([1, 0, 2, 4, 6], [0, 0, 1, 1, 1])[2:] == pytest.approx([-1, 0, 1], abs=1e-5)
-
-
-def test_switches() -> None:
-    assert shape([1, 0, 0, 1], [0] * 4, grpo_std_normalization=False) == [0.5, -0.5, -0.5, 0.5]
-    assert shape([1, 0, 0, 1], [0] * 4, rewards_normalization=False) == [1, 0, 0, 1]
 
 
 def test_a_group_of_one_and_a_group_of_equals_get_nothing() -> None:
     assert shape([3.0], [0]) == [0.0]
     assert shape([0.1, 0.1, 0.1], [0, 0, 0]) == pytest.approx([0, 0, 0], abs=1e-9)
-
-
-def test_fan_out_siblings_count_once() -> None:
-    # Rollout 0 was split into three samples; the group still has four members.
-    split = shape([1, 1, 1, 0, 0, 1], [0] * 6, [0, 0, 0, 1, 2, 3])
-    assert split == pytest.approx([0.866024] * 3 + [-0.866024] * 2 + [0.866024], abs=1e-6)
 
 
 def test_the_advantage_is_broadcast_over_the_response() -> None:

@@ -34,10 +34,6 @@ def test_uneven_groups_against_numpy() -> None:
     assert shape(rewards.tolist(), groups.tolist()) == pytest.approx(expected, abs=1e-12)
 
 
-def test_siblings_count_once() -> None:
-    assert shape([1.0, 1.0, 0.0], [0] * 3, [0, 0, 1]) == [1.0, 1.0, -1.0]
-
-
 def test_nobody_solved_it_and_a_group_of_one() -> None:
     assert shape([0.0, 0.0, 1.0], [0, 0, 1]) == [0.0, 0.0, 0.0]
 

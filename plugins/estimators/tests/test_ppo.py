@@ -86,17 +86,3 @@ def test_it_is_the_double_sum_in_float64(seed: int) -> None:
         advantages, returns = by_definition(rewards[i], values[i], masks[i], kl[i], **settings)
         torch.testing.assert_close(result.advantages[i], torch.tensor(advantages, dtype=torch.float64))
         torch.testing.assert_close(result.returns[i], torch.tensor(returns, dtype=torch.float64))
-
-
-def test_without_discount_and_lambda_1_returns_are_the_reward() -> None:
-    """The critic is a baseline only: R = reward, A = reward - V."""
-    result = run([2.0], [[0.5, -1.0, 3.0]], [[1, 1, 1]])
-    torch.testing.assert_close(result.returns[0], torch.full((3,), 2.0))
-    torch.testing.assert_close(result.advantages[0], torch.tensor([1.5, 3.0, -1.0]))
-
-
-def test_a_fully_masked_sample_and_no_samples() -> None:
-    result = run([5.0, 1.0], [[0.1, 0.2], [0.0]], [[0, 0], [1]])
-    assert result.advantages[0].tolist() == result.returns[0].tolist() == [0.0, 0.0]
-    assert result.advantages[1].tolist() == [1.0]
-    assert run([], [], []).advantages == []

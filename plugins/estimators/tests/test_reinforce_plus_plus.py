@@ -47,11 +47,5 @@ def test_samples_of_different_length_match_a_serial_reference() -> None:
         torch.testing.assert_close(row, torch.tensor(expected[::-1]), rtol=1e-5, atol=1e-5)
 
 
-def test_a_fully_masked_sample_gets_zeros() -> None:
-    masked, other = returns_of([5.0, 1.0], [[0.1, 0.2], [0.0]], [[0, 0], [1]], kl_coef=0.1, gamma=1.0)
-    assert masked.tolist() == [0.0, 0.0]
-    assert other.tolist() == [1.0]
-
-
 def test_it_demands_and_brings_whitening() -> None:
     assert ReinforcePlusPlus.requires == ReinforcePlusPlus.defaults == {"normalize_advantages": True}

@@ -36,8 +36,3 @@ def test_trls_numbers() -> None:
 
 def test_a_group_of_one_gets_nothing() -> None:
     assert shape([3.0, 1.0, 2.0], [0, 1, 1]) == [0.0, -1.0, 1.0]
-
-
-def test_siblings_are_not_each_others_baseline() -> None:
-    # Rollout 0 came back as two samples worth 1 and 0; the other members of the group are worth 1 and 0.
-    assert shape([1.0, 0.0, 1.0, 0.0], [0] * 4, [0, 0, 1, 2]) == pytest.approx([0.5, -0.5, 0.75, -0.75])

@@ -24,11 +24,6 @@ def test_the_mean_reward_may_be_what_counts(rewards: tuple[float, ...], kept: bo
     assert decide(*rewards, of="reward", low=0.5, high=0.6).keep is kept
 
 
-def test_both_ends_belong_to_the_band() -> None:
-    assert decide(1.0, 0.0, 0.0, 0.0, low=0.25, high=0.25)
-    assert not decide(1.0, 1.0, 0.0, 0.0, low=0.25, high=0.25)
-
-
 def test_what_passes_is_told() -> None:
     assert decide(0.5, 0.4, pass_reward=0.5)
     assert not decide(0.5, 0.4, pass_reward=0.4)

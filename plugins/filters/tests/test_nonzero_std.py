@@ -24,9 +24,3 @@ def test_the_threshold_is_on_the_unbiased_deviation() -> None:
     # [0, d]: the unbiased deviation is d / sqrt(2)
     assert not decide(0.0, 1.41e-6)
     assert decide(0.0, 1.42e-6)
-
-
-def test_reward_key() -> None:
-    same, different = {"score": 1.0, "acc": 0.0}, {"score": 1.0, "acc": 1.0}
-    assert not decide(same, different, reward_key="score")
-    assert decide(same, different, reward_key="acc")

@@ -117,7 +117,11 @@ def test_a_run_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
 @needs_isolation
 @pytest.mark.parametrize(
     ("test_command", "reward"),
-    [("echo 0.25", 0.25), ("echo passed 3 of 4: -1.5e0", -1.5), ("echo none", 0.0), ("echo 1; exit 1", 0.0), ("", 0.0)],
+    [
+        ("echo passed 3 of 4: -1.5e0", -1.5),
+        ("echo 1; exit 1", 0.0),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("echo 0.25", 0.25), ("echo none", 0.0), ("", 0.0)]),
+    ],
 )
 def test_a_printed_reward_is_the_number_at_the_end(test_command: str, reward: float) -> None:
     own: Any = {"program": f"{PROGRAMS}:ask", "reward": "printed", "test_command": test_command}

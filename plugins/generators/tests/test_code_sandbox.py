@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from slime_generators.code_sandbox import HISTORY, STATS, find_code, generate
-from slime_sandbox_local import SandboxError, isolation_here, pool_of
+from slime_sandbox_local import SandboxError, isolation_here
 from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
@@ -162,18 +162,6 @@ def test_turns_and_tokens_are_limited() -> None:
 )
 def test_code_is_found(turn: str, form: Any, code: str | None) -> None:
     assert find_code(turn, form) == code
-
-
-def test_pools_are_shared_by_equal_limits() -> None:
-    from slime_sandbox_local import SandboxLimits
-
-    async def look() -> None:
-        args = Args(sandbox_concurrency=3, sandbox_isolation="require")
-        assert pool_of(args, SandboxLimits()) is pool_of(args, SandboxLimits())
-        assert pool_of(args, SandboxLimits()) is not pool_of(args, SandboxLimits(memory_mb=5))
-        assert pool_of(args, SandboxLimits()).size == 3
-
-    asyncio.run(look())
 
 
 def test_a_machine_that_cannot_isolate_ends_the_run_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus, SlimeError
 from slime_core.config import Args
-from slime_core.errors import ConfigError
 
 TOKENIZER = CharTokenizer()
 ROLES = [
@@ -129,16 +128,6 @@ def test_a_function_may_reward_each_role(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_reasoning_stays_with_the_role_that_thought() -> None:
-    _, critic = run(ScriptedEngine(["<think>hm</think>3", "no", "2"]), prompt())
-    assert text(critic.prompt_tokens).endswith("was answered 3<|end|><|assistant|>")
-
-
-def test_braces_in_answers_are_text() -> None:
-    _, critic = run(ScriptedEngine([r"\boxed{critic}", "no", "2"]), prompt())
-    assert r"\boxed{critic}" in text(critic.prompt_tokens)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -155,10 +144,3 @@ def test_braces_in_answers_are_text() -> None:
 def test_options_that_do_not_fit(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SlimeError, match=message):
         run(ScriptedEngine([]), prompt(), plugins={"multi_agent": given})
-
-
-def test_a_rendered_prompt_has_no_question() -> None:
-    sample = prompt()
-    sample.prompt = "<|user|>1+1=?<|end|><|assistant|>"
-    with pytest.raises(ConfigError, match="leave --apply-chat-template out"):
-        run(ScriptedEngine([]), sample, apply_chat_template=True)

@@ -83,14 +83,6 @@ def test_chat_rows_are_continued_by_their_template() -> None:
     assert "<|tool|>higher<|end|>" in TOKENIZER.decode(tools.response_tokens)
 
 
-def test_a_first_observation_follows_text() -> None:
-    drawn = row(first="1 to 9")
-    sample = run(ScriptedEngine(["5"]), drawn)
-    assert sample is not drawn, "another prompt is another sample: the rollout refuses a changed one"
-    assert run(ScriptedEngine(["5"]), (same := row())) is same
-    assert TOKENIZER.decode(sample.prompt_tokens) == f"Guess: {TEMPLATE.replace('{observation}', '1 to 9')}"
-
-
 @pytest.mark.parametrize(
     ("rule", "reward"), [("sum", 0.875), ("last", 1.0), ("environment", {"score": 0.5, "guesses": 2.0}), ("none", None)]
 )
@@ -129,11 +121,6 @@ def test_a_turn_may_be_bounded_and_is_acted_on_as_it_is() -> None:
     assert engine.requests[0].sampling_params["max_new_tokens"] == 2
     assert sample.metadata["environment"]["info"] == {"raw": "55", "finish": "length", "action": "55"}
     assert sample.status == SampleStatus.COMPLETED
-
-
-def test_an_action_is_text_and_the_turn_tells_the_rest() -> None:
-    sample = run(ScriptedEngine(["go"]), row(), "Once")
-    assert sample.metadata["environment"]["info"] == {"raw": "go<|end|>", "finish": "stop", "action": "go"}
 
 
 # -- interrupted samples -----------------------------------------------------------------------------------
@@ -185,13 +172,6 @@ def test_nothing_done_is_gone_on_from_where_reset_shows_the_same() -> None:
     changed = run(ScriptedEngine(["5"]), changed)
     assert changed.metadata["environment"]["restarts"] == ["reset showed something else than before"]
     assert "1 to 9<" in TOKENIZER.decode(changed.prompt_tokens)
-
-
-def test_the_policy_for_interrupted_samples_is_kept() -> None:
-    sample = run(ScriptedEngine(["5"]), interrupted("Remembering"), "Remembering", own={"resume": "restart"})
-    assert sample.metadata["environment"]["restarts"] == ["resume = 'restart'"]
-    with pytest.raises(PluginError, match="resume = 'fail'"):
-        run(ScriptedEngine([]), interrupted("Remembering"), "Remembering", own={"resume": "fail"})
 
 
 def test_a_cancellation_during_a_step_is_gone_on_from_before_it(world: Any) -> None:
@@ -315,12 +295,6 @@ def test_what_an_environment_raises_names_it_and_its_line(world: Any) -> None:
     with pytest.raises(PluginError, match=r"step 1 raised RuntimeError: the world is broken \(at .*guessing.py:\d+"):
         run(ScriptedEngine(["3"]), row(), "Raising")
     assert world.CLOSED == ["Raising"]
-
-
-def test_a_close_that_raises_is_recorded_and_no_more() -> None:
-    sample = run(ScriptedEngine(["5"]), row(), "Closing")
-    assert sample.status == SampleStatus.COMPLETED
-    assert "RuntimeError: cannot close" in sample.metadata["environment"]["close_error"]
 
 
 def test_settings_that_cannot_be_are_told() -> None:

@@ -14,7 +14,7 @@ from slime_generators.search import corpus as corpus_module
 from slime_generators.search.corpus import open_corpus
 from slime_generators.search.documents import Document, read_document
 from slime_generators.search.server import read_answer
-from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
+from slime_testing_contracts import CharTokenizer, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
@@ -111,11 +111,6 @@ def test_one_of_corpus_and_url() -> None:
             run(["x"], **options)
 
 
-def test_a_corpus_that_is_not_there_is_told_before_a_query_needs_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="No such file"):
-        run(["an answer without a query"], corpus=str(tmp_path / "corpus.jsonl"))
-
-
 def test_limits(corpus: Path) -> None:
     sample = run(lambda request: "<search>Peru</search>", corpus=str(corpus), max_turns=2)
     assert sample.status == SampleStatus.TRUNCATED
@@ -129,14 +124,6 @@ def test_limits(corpus: Path) -> None:
     assert "<information>error: the query is empty</information>" in sample.response
     sample = run(["<search>zebra</search>", "x"], corpus=str(corpus))
     assert "<information>nothing found</information>" in sample.response
-
-
-def test_an_interruption_is_picked_up(corpus: Path) -> None:
-    sample = run(["<search>Peru</search>", Reply("<search>Fra", "abort")], corpus=str(corpus))
-    assert sample.status == SampleStatus.ABORTED
-    sample = run(["nce</search>", "done"], sample, corpus=str(corpus), top_k=1)
-    assert "Doc 1 Paris is the capital of France." in sample.response
-    assert sample.status == SampleStatus.COMPLETED
 
 
 # -- a server ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from slime_generators.self_consistency import generate
 from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
-from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core import GenerateContext, Sample
 from slime_core.config import Args
 from slime_core.errors import ConfigError
 
@@ -52,8 +52,3 @@ def test_what_cannot_be_is_told() -> None:
         run(ScriptedEngine([]), answer="f1")
     with pytest.raises(ConfigError, match="self_consistency is for evaluation"):
         run(ScriptedEngine([]), evaluation=False)
-
-
-def test_an_interrupted_candidate_puts_the_sample_back() -> None:
-    sample = run(ScriptedEngine(["1", Reply("so ", finish="abort"), "1"]), n=3)
-    assert (sample.status, sample.response_length) == (SampleStatus.ABORTED, 0)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from slime_generators.single_turn import generate
-from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
+from slime_testing_contracts import CharTokenizer, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
 
@@ -28,16 +28,6 @@ def test_the_engine_gets_prompt_params_and_session() -> None:
     assert (sample.response, sample.status) == ("2", SampleStatus.COMPLETED)
     assert sample.weight_versions == ["6"]
     assert sample.token_weight_versions == [6, 6]
-
-
-def test_two_interruptions_add_up_to_one_response() -> None:
-    engine = ScriptedEngine([Reply("one ", "abort"), Reply("two ", "abort"), "three"])
-    sample = prompt()
-    for expected in (SampleStatus.ABORTED, SampleStatus.ABORTED, SampleStatus.COMPLETED):
-        assert run(engine, sample).status == expected
-    assert sample.response == "one two three"
-    assert [r.sampling_params["max_new_tokens"] for r in engine.requests] == [20, 16, 12]
-    assert sample.loss_mask == [1] * sample.response_length
 
 
 def test_a_sample_without_prompt_tokens_is_refused() -> None:

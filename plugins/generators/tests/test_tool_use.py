@@ -11,7 +11,6 @@ from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
-from slime_core.errors import ConfigError
 from tests.sweeps import sweep
 
 TOKENIZER = CharTokenizer()
@@ -77,20 +76,6 @@ def test_an_interruption_inside_a_call_is_picked_up(masked: bool) -> None:
     text = TOKENIZER.decode(sample.response_tokens)
     assert text.endswith("<tool>408+1</tool><|end|><|tool|>409<|end|><|assistant|>409<|end|>")
     assert sample.status == SampleStatus.COMPLETED
-
-
-def test_turns_before_an_interruption_count() -> None:
-    sample = run(ScriptedEngine([CALL, CALL, Reply("", "abort")]), prompt(max_turns=3))
-    engine = ScriptedEngine(lambda request: CALL)
-    assert run(engine, sample).status == SampleStatus.TRUNCATED
-    assert len(engine.requests) == 1
-
-
-def test_the_observations_text_is_a_setting() -> None:
-    sample = run(ScriptedEngine([CALL, ANSWER]), prompt(), tool_observation="[{result}]")
-    assert CALL + "<|end|>[408]" in TOKENIZER.decode(sample.response_tokens)
-    with pytest.raises(ConfigError, match=r"has no \{result\} in it"):
-        run(ScriptedEngine([CALL]), prompt(), tool_observation="nothing")
 
 
 @sweep(

@@ -114,10 +114,6 @@ def test_results_are_cut_and_calls_are_bounded(args: Args) -> None:
     }  # fmt: skip
 
 
-def test_a_tool_may_take_the_sample(args: Args) -> None:
-    assert tool_messages(run(args, ScriptedEngine([call("who"), "ok"]))) == ["sample 7"]
-
-
 def test_a_rows_own_tools_are_what_it_may_call(args: Args) -> None:
     own = {"type": "function", "function": {"name": "who", "description": "", "parameters": {"type": "object"}}}
     sample = Sample(index=7, prompt="?", tokens=TOKENIZER.encode("?"), metadata={"tools": [own]})
@@ -146,12 +142,6 @@ def test_an_interruption_while_tools_run_calls_them_again(args: Args) -> None:
     assert tool_messages(sample) == ["error: forever did not answer within 0.05 s"]
     assert len(engine.requests) == 1
     assert sample.status == SampleStatus.COMPLETED
-
-
-def test_options_of_the_plugin(args: Args) -> None:
-    args.plugins = {"tool_use": {"max_turns": 1}}
-    sample = run(args, ScriptedEngine([call("who")]))
-    assert sample.status == SampleStatus.TRUNCATED
 
 
 class TestCalculator(ToolContract):

@@ -14,7 +14,7 @@ pytest.importorskip("verifiers")
 from slime_generators.verifiers import Options, _spec, generate
 from slime_generators.verifiers.environments import TaskRows
 from slime_testing_contracts import DataSourceContract, GeneratorContract
-from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
+from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus, options
 from slime_core.errors import ConfigError, EngineError
@@ -106,11 +106,6 @@ def test_samples_at_the_same_time_are_told_apart_and_leave_nothing_behind() -> N
     for number, (sample,) in enumerate(asyncio.run(several())):
         assert f"task {number}." in CharTokenizer().decode(sample.prompt_tokens)
         assert sample.reward == 1.0
-
-
-def test_an_interruption_gives_the_sample_back() -> None:
-    (sample,) = play(ScriptedEngine([Reply("1", "abort")]))
-    assert (sample.status, sample.response_length) == (SampleStatus.ABORTED, 0)
 
 
 def test_an_episode_that_fails_is_a_failed_sample() -> None:

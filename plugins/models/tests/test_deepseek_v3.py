@@ -75,12 +75,6 @@ def test_older_and_newer_names_of_rotary_positions_mean_the_same() -> None:
     assert megatron(newer).architecture == megatron(V3).architecture
 
 
-def test_yarn_without_mscale_scales_by_its_factor_only() -> None:
-    scaling = {name: value for name, value in YARN.items() if "mscale" not in name}
-    fields = megatron({**V3, "rope_scaling": scaling}).architecture.transformer
-    assert (fields["mscale"], fields["mscale_all_dim"]) == (1.0, 0.0)
-
-
 def test_layers_behind_the_decoder_are_carried() -> None:
     (pattern,) = megatron(V3).carried
     assert re.fullmatch(pattern, "model.layers.61.eh_proj.weight")
@@ -115,9 +109,3 @@ def test_what_megatron_does_not_compute_is_refused(change: dict[str, Any], messa
 def test_a_missing_field_is_named(missing: str) -> None:
     with pytest.raises(ConfigError, match=missing):
         megatron({name: value for name, value in V3.items() if name != missing})
-
-
-def test_all_layers_may_be_dense() -> None:
-    model = megatron({**V3, "first_k_dense_replace": 61})
-    assert model.architecture.num_experts == 0
-    assert not [row for row in model.rows if "expert" in row.megatron]

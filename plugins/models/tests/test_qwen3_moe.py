@@ -92,16 +92,6 @@ def test_which_layers_have_experts(change: dict[str, Any], layers: tuple[int, ..
     assert config.moe.layers == layers
 
 
-def test_both_names_of_the_number_of_experts() -> None:
-    renamed = {("num_local_experts" if k == "num_experts" else k): v for k, v in HF.items()}
-    assert model(renamed).moe == model(HF).moe
-
-
-def test_without_experts_it_is_dense() -> None:
-    assert model({**HF, "mlp_only_layers": [0, 1, 2]}).moe is None
-    assert model({**HF, "num_experts": 0}).moe is None
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_data.images import ImagePrompts, load_processor
 from slime_testing_contracts.tiny import tiny_model
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 
 from slime_core.config import Args
-from slime_core.data.images import ImagePrompts, load_processor
 from slime_core.errors import ConfigError, TrainError
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import MicroBatchOutput

@@ -1,159 +1,238 @@
-"""Run a training on a thread and hand its steps to the caller's thread, one at a time.
+"""Run a training beside the caller, and pass calls and steps between the two.
 
-The training thread is what makes a notebook work, whose own thread turns an event loop already::
+A training runs on a thread of this process, whose own thread may turn an event loop already, as a notebook's does. Its
+loop answers over a channel (`loops.py`)::
 
     caller    next() ------------> step -- body of the loop -- next() ----> step ...
-    training  generate, train, sync | waits in slime_step_end  | generate, train, sync ...
+    training  generate, train, sync | waits                   | generate, train, sync ...
 
-A caller that leaves the loop, and ctrl-C, end the run after the step, with a commit.
+While one training holds this process (torch's settings and the plugin registry are global to it), another runs in a
+process of its own, as does one whose trainer needs several processes: the thread starts `slime train` under a guard,
+and the loop's end of the channel is there. A caller that leaves the loop, ctrl-C, and the end of Python end the run
+with a commit.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
-import queue
 import random
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-import pluggy
-
-from slime_core import hookimpl
+from slime_core.config import Settings
 from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE
-from slime_core.errors import ConfigError
-from slime_core.launch import drain
+from slime_core.errors import ConfigError, SlimeError, TrainError
+from slime_core.observability.run_dir import run_dir_of
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE
 from slime_core.plugins.manager import OBSERVERS, forget_registry
-from slime_core.plugins.registry import Resolved
-from slime_core.sample import Group, Sample
-from slime_core.waits import waiting
+from slime_core.workers.process import Guarded, python
+from slime_python.channel import VARIABLE, Channel, Listening, ends
+from slime_python.loops import MODES
+from slime_python.steps import Step
+from slime_python.words import in_python
+
+logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2
 """Seconds between two signal checks while the caller waits."""
+_EXIT_S = 60.0
+"""Seconds that a training gets to end when Python exits."""
+_STOP_S = 30.0
 KEPT_VARIABLES = (PLUGIN_DIR_VARIABLE, ALLOW_VARIABLE, SAFE_VARIABLE)
 """Environment variables that a run may set in its process."""
-_training = threading.Lock()
-"""Lock held during a training: torch's settings and the plugin registry are global to the process."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A rollout that has been trained on."""
-
-    number: int
-    """Number of the rollout, counted from 1, as on the console; the rollout's id is one less."""
-    metrics: Mapping[str, float]
-    """Metrics of the rollout, the training and an evaluation after it, by name."""
-    groups: list[Group] = field(repr=False)
-    """Groups of samples with their rewards, in the order in which they were trained on."""
-
-    @property
-    def samples(self) -> list[Sample]:
-        """The samples of all groups."""
-        return [sample for group in self.groups for sample in group]
-
-    @property
-    def reward(self) -> float:
-        """Mean reward of the rollout; NaN if nothing was scored."""
-        return float(self.metrics.get("rollout/raw_reward", float("nan")))
+OUTPUT = "output.log"
+"""File in the run directory: output of a run in a process of its own."""
+_here = threading.Lock()
+"""Lock held by the training in this process."""
+_PLUGIN = '[project]\nname = "slime-python-caller"\n[project.entry-points."slime.plugins"]\n'
+_PLUGIN += 'caller = "slime_caller:plugin"\n'
 
 
 class Training:
-    """A training on a thread, and the hook plugin through which it reports its steps."""
+    """A training in progress.
 
-    def __init__(self, work: Callable[[], Any], *, stepwise: bool) -> None:
-        """Start `work`; with `stepwise` the training waits after each step until `next` is called again.
+    Args:
+        settings: Settings of the run.
+        mode: "train", "steps" or "calls" (`loops.MODES`).
+        alone: True to run in a process of its own, whether another training runs in this one or not.
 
-        Raises:
-            ConfigError: Another Trainer of this process is training.
-        """
-        if not _training.acquire(blocking=False):
-            raise ConfigError("another Trainer is training in this process; let it end, or leave its loop, first")
-        self.result: Any = None
-        self._work, self._stepwise = work, stepwise
-        self._groups: dict[int, list[Group]] = {}
-        self._steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
-        self._taken = threading.Event()
-        self._ending = self._ended = False
+    Raises:
+        ConfigError: The training must run in this process, and another one does.
+    """
+
+    def __init__(self, settings: Settings, mode: str, *, alone: bool = False) -> None:
+        self.mode = mode
+        self.on_tick: Callable[[], None] = lambda: None
+        """Called several times a second while the caller waits."""
+        self._settings = settings
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="slime-training", daemon=True)
+        self._interrupted = False
+        self._ended = False
+        self._waiting_step = False
+        """True while the loop waits for the caller after a step."""
+        self._process: Guarded | None = None
+        work = self._work_elsewhere if alone or not _here.acquire(blocking=False) else self._work_here
+        if work == self._work_elsewhere:
+            _refuse_objects(settings)
+            self._channel: Channel = Listening()
+            self._process = Guarded(
+                "the run", stop_s=_STOP_S, log=Path(run_dir_of(settings.args)) / OUTPUT, error=TrainError
+            )
+        else:
+            self._channel, theirs = ends()
+            self._loop = MODES[mode](theirs)
+        self._thread = threading.Thread(target=self._run, args=(work,), name="slime-training", daemon=True)
+        _active.add(self)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """True until the run has ended."""
+        return not self._ended
 
     def next(self) -> Step | None:
         """Return the next step, or None at the end; the training goes on meanwhile. Raises what ended the run."""
-        self._taken.set()
-        interrupted = False
-        while not self._ended:
-            try:
-                step = self._steps.get(timeout=_TICK_S)
-            except queue.Empty:
-                continue
-            except KeyboardInterrupt:
-                running = drain.current()
-                if running is None or not running.ask(signal.SIGINT):
-                    raise
-                interrupted = True
-                continue
-            if step is not None:
-                return step
-            self._ended = True
-            self._thread.join(_TICK_S)  # the thread puts the end as its last action
-            if self._error is not None:
-                raise self._error
-            if interrupted:
-                raise KeyboardInterrupt
-        return None
+        if self._waiting_step:
+            self._channel.send(("next", None))
+        found: Step | None = self._wait()
+        self._waiting_step = found is not None
+        return found
+
+    def call(self, verb: str, value: Any = None) -> Any:
+        """Let the loop do a call, and return its answer; None if the run has ended. Raises what ended the run."""
+        self._channel.send((verb, value))
+        return self._wait()
 
     def end(self) -> None:
-        """End the run after the step it is in, with a commit, and wait for that; nothing to do for one that ended."""
-        self._ending, self._stepwise = True, False
-        while self.next() is not None:
-            pass
+        """End the run with a commit after the step that it is in, and wait for that. Raises what ended the run."""
+        if self._ended:
+            return
+        self._channel.send(("end", None))
+        if self.mode != "calls" and not self._waiting_step:
+            self._ask()
+        self._waiting_step = False
+        while self._wait() is not None:
+            self._channel.send(("end", None))
 
-    def _run(self) -> None:
-        OBSERVERS.append(self)
+    def _wait(self) -> Any:
+        while not self._ended:
+            try:
+                if self._channel.poll(_TICK_S):
+                    return self._channel.recv()
+                self._ended = not self._thread.is_alive() and not self._channel.poll(0)
+                self.on_tick()
+            except (EOFError, OSError):  # the other process has ended, or will have in a moment
+                self._thread.join(_TICK_S)
+                self._ended = not self._thread.is_alive()
+            except KeyboardInterrupt:
+                if self._interrupted:
+                    raise
+                self._ask()
+                print("slime: ctrl-C: ending with a commit of what is trained; again to stop waiting", file=sys.stderr)
+                self._interrupted = True
+        _active.discard(self)
+        error, self._error = self._error, None
+        if self._interrupted and (error is None or self._process is not None):
+            self._interrupted = False
+            raise KeyboardInterrupt
+        if error is not None:
+            raise in_python(error)
+        return None
+
+    def _ask(self) -> None:
+        """Interrupt the rollout in progress; the run ends with a commit."""
+        if self._process is not None:
+            self._process.signal(signal.SIGINT)
+        else:
+            self._loop.interrupt()
+
+    # -- on the thread ----------------------------------------------------------------------------------------
+
+    def _run(self, work: Callable[[], None]) -> None:
         try:
-            with process_restored():
-                self.result = self._work()
+            work()
         except BaseException as error:
             self._error = error
+
+    def _work_here(self) -> None:
+        from slime_core import launch
+
+        OBSERVERS.append(self._loop)
+        try:
+            with process_restored():
+                launch.run(self._settings)
         finally:
-            OBSERVERS.remove(self)
-            _training.release()
-            self._steps.put(None)
+            OBSERVERS.remove(self._loop)
+            self._loop.forget()
+            _here.release()
 
-    # -- as an observer of plugins, and as a hook plugin ----------------------------------------------------
+    def _work_elsewhere(self) -> None:
+        assert isinstance(self._channel, Listening)
+        assert self._process is not None
+        folder = self._channel.folder / "plugin"
+        folder.mkdir()
+        (folder / "pyproject.toml").write_text(_PLUGIN, encoding="utf-8")
+        (folder / "slime_caller.py").write_text("from slime_python.elsewhere import plugin\n", encoding="utf-8")
+        places = [os.environ.get(PLUGIN_DIR_VARIABLE), str(folder)]
+        environment = {
+            **os.environ,
+            PLUGIN_DIR_VARIABLE: os.pathsep.join(filter(None, places)),
+            VARIABLE: f"{self.mode}:{self._channel.address}",
+        }
+        try:
+            self._process.start([*python(), "-m", "slime_core", "train", *self._settings.argv], environment)
+            if self._process.wait():
+                raise TrainError(_last_words(self._process))
+        finally:
+            self._process.stop()
+            self._channel.close()
 
-    def resolved(self, found: Resolved) -> None:
-        """Ignore the component; only `built` is needed."""
 
-    def built(self, manager: pluggy.PluginManager) -> None:
-        """Register this object as a hook plugin of the run."""
-        if not manager.is_registered(self):
-            manager.register(self, name="slime_python:Training")
+def _refuse_objects(settings: Settings) -> None:
+    """Raise ConfigError if the run has functions that only this process has."""
+    if any("slime_python.here:" in word for word in settings.argv):
+        raise ConfigError(
+            "another Trainer is training in this process, and this one has a function that cannot be pickled, so it"
+            " cannot run in another; let the first one end, or leave its loop, first"
+        )
 
-    @hookimpl
-    def slime_rollout_end(self, rollout_id: int, groups: list[Group], metrics: dict[str, float]) -> None:
-        """Keep the groups for the step."""
-        if self._stepwise:
-            self._groups[rollout_id] = groups
 
-    @hookimpl
-    def slime_step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        """Pass the step to the caller; wait until the caller requests the next step."""
-        if self._stepwise:
-            self._taken.clear()
-            self._steps.put(Step(rollout_id + 1, dict(metrics), self._groups.pop(rollout_id, [])))
-            with waiting("the loop over the Trainer", deadline=None, then="as long as its body takes"):
-                self._taken.wait()
-        running = drain.current()
-        if self._ending and running is not None:
-            running.asked = True
+def _last_words(process: Guarded) -> str:
+    assert process.log is not None
+    lines = process.log.read_bytes()[process.begin :].decode(errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("slime: error: ")]
+    last = errors[-1].removeprefix("slime: error: ") if errors else "\n".join(lines[-1:])
+    return f"{last or process.ending()}; its output is in {process.log}"
+
+
+_active: weakref.WeakSet[Training] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    """End every training when Python exits, with a commit, so that no process and no file of theirs is left."""
+    trainings = list(_active)
+    for training in trainings:
+        training._channel.send(("end", None))
+        training._ask()
+    until = time.monotonic() + _EXIT_S
+    for training in trainings:
+        training._thread.join(max(0.0, until - time.monotonic()))
+        if training._process is not None:
+            with suppress(SlimeError):
+                training._process.kill()
+
+
+# Before the executors of `concurrent.futures` end, which a commit needs; `atexit` comes after them.
+threading._register_atexit(_end_all)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ The last form cannot be killed when it hangs, and a warning says so.
 from __future__ import annotations
 
 import base64
+import copy
 import functools
 import hashlib
 import importlib.util
@@ -23,8 +24,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import ConfigError
-from slime_core.protocols import RewardTraits
+from slime_core import hookimpl
+from slime_core.errors import ConfigError, did_you_mean
+from slime_core.plugins.hooks import hook_specs
+from slime_core.plugins.hookspecs import PROJECT
+from slime_core.protocols import Args, RewardTraits
 from slime_python import here
 
 logger = logging.getLogger(__name__)
@@ -52,7 +56,8 @@ def spec_of(kind: str, given: Any, folder: Path) -> str:
 
     Args:
         kind: Word for messages and file names: "reward", "generate", ...
-        given: A spec, which is returned as it is; a path of a file; or a function, class or object.
+        given: A spec, which is returned as it is; a path of a file; or a function, class or object. An object that
+            cannot be called becomes a class whose objects are copies of it, since runs build these components.
         folder: Directory that a pickled object is written into.
 
     Raises:
@@ -60,26 +65,88 @@ def spec_of(kind: str, given: Any, folder: Path) -> str:
     """
     if isinstance(given, (str, Path)):
         return str(given)
-    if not callable(given) and not _is_instance(given):
+    if is_plain(given):
         raise ConfigError(
             f"argument {kind} {given!r:.80}: expected a name, a path, or a function, class or object; got"
             f" {type(given).__name__}"
         )
+    given = given if callable(given) else _class_of(given)
     return _imported(given) or _pickled(kind, given, folder) or _kept(kind, given)
+
+
+def is_plain(given: Any) -> bool:
+    """Return True for a value of a setting, which is no function, class or object."""
+    return given is None or isinstance(given, (str, Path, int, float, bytes, list, tuple, dict, set))
+
+
+def hook_directory(hooks: Any, folder: Path) -> str:
+    """Write hook plugins into a plugin directory and return it.
+
+    Args:
+        hooks: Objects, classes or modules with functions marked `@slime_core.hookimpl`; or functions named as hooks.
+        folder: Directory to write into.
+
+    Raises:
+        ConfigError: An object implements no hook.
+    """
+    entries = []
+    for given in hooks if isinstance(hooks, (list, tuple)) else [hooks]:
+        plugin = _hook_plugin(given)
+        spec = _imported(plugin) or _pickled("hook", plugin, folder) or _kept("hook", plugin)
+        where, _, name = spec.rpartition(":")
+        module = Path(where).stem
+        if not where.endswith(".py"):
+            module = f"hook_{hashlib.sha256(spec.encode()).hexdigest()[:12]}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{module}.py").write_text(f"from {where} import {name} as hook\n", encoding="utf-8")
+            name = "hook"
+        elif Path(where).parent != folder:
+            spec = str(_pickled("hook", plugin, folder))
+            module, name = Path(spec.rpartition(":")[0]).stem, "hook"
+        entries.append(f'{module} = "{module}:{name}"\n')
+    text = '[project]\nname = "hooks-of-the-script"\n[project.entry-points."slime.plugins"]\n' + "".join(entries)
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    return str(folder)
+
+
+def _hook_plugin(given: Any) -> Any:
+    """Return an object or class with hooks. Raises ConfigError if there are none."""
+    known = hook_specs()
+    if inspect.isfunction(given) and given.__name__ in known:
+        return type("Hook", (), {given.__name__: staticmethod(hookimpl(given))})
+    if not any(hasattr(getattr(given, name, None), f"{PROJECT}_impl") for name in known):
+        hint = did_you_mean(getattr(given, "__name__", ""), known)
+        raise ConfigError(
+            f"argument hooks {given!r:.80}: no function is marked @slime_core.hookimpl and named like a hook.{hint}"
+            f" Hooks: {', '.join(known)}"
+        )
+    return given
 
 
 def name_of(given: Any) -> str:
     """Return the qualified name of a function or class, or of an object's class."""
-    return str((type(given) if _is_object(given) else given).__qualname__)
+    named = type(given) if _is_object(given) else given
+    return str(getattr(named, "__qualname__", type(named).__qualname__))
 
 
-def _is_instance(given: Any) -> bool:
-    return not isinstance(given, (int, float, bytes, list, tuple, dict, set, type(None)))
+def _class_of(given: Any) -> type[Any]:
+    """Return a class whose objects begin as copies of an object, whatever settings they are built with."""
+
+    class Copied(type(given)):  # type: ignore[misc]
+        def __init__(self, args: Args | None = None, *others: Any) -> None:
+            try:
+                state = copy.deepcopy(vars(given))
+            except TypeError:  # a lock, a connection: shared
+                state = dict(vars(given))
+            vars(self).update(state)
+
+    Copied.__name__ = type(given).__name__
+    return Copied
 
 
 def _imported(given: Any) -> str | None:
     """Return the import path or file of an object that another process can import under its name."""
-    module, name = given.__module__, name_of(given)
+    module, name = str(getattr(given, "__module__", "__main__")), name_of(given)
     if module == "__main__" or "<" in name or module not in sys.modules:
         return None
     try:
@@ -133,13 +200,15 @@ def _kept(kind: str, given: Any) -> str:
     logger.warning(
         "argument %s %r: neither importable nor picklable, so it runs on a thread of this process%s", kind, given, cost
     )
-    return here.keep(kind, _on_thread(given) if kind == "reward" else given)
+    return here.keep(kind, _on_thread(given) if kind == "reward" else given, name_of(given))
 
 
 def _on_thread(reward: Any) -> Any:
     """Return the reward with the trait that keeps it in this process."""
     if inspect.iscoroutinefunction(reward):
         return reward
+    if inspect.isclass(reward):
+        return type(reward.__name__, (reward,), {"traits": RewardTraits(execution="thread")})
     called: Callable[..., Any] = reward.__call__ if _is_object(reward) else reward
 
     @functools.wraps(called)

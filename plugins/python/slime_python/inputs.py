@@ -7,6 +7,7 @@ JSONL under a name with their hash, a model as a directory in Hugging Face layou
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def data_file(name: str, data: Any, folder: Path) -> str:
     if not lines:
         raise ConfigError(f"argument {name}: no rows; give a path, a list of dicts, a DataFrame or a Dataset with rows")
     text = b"".join(lines)
-    path = folder / f"{name}-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
+    path = folder / f"{re.sub(r'[^a-zA-Z0-9_.-]+', '-', name)}-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text)
     return str(path)

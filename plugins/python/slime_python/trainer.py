@@ -11,8 +11,10 @@ function) is written into files of the run, so that worker processes and a resum
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,56 +22,29 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from slime_runs.run import Run as RunRecords
+from slime_runs.run import RunError, is_run
 
 from slime_core.config import Settings
+from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from slime_core.observability.run_dir import run_dir_of
-from slime_python.control import Step, Training, process_restored
-from slime_python.functions import name_of, spec_of
+from slime_core.plugins.kinds import KINDS
+from slime_python import here
+from slime_python.changes import CHANGES, SCHEDULE, check_change
+from slime_python.control import Training, process_restored
+from slime_python.display import Display
+from slime_python.functions import hook_directory, is_plain, name_of, spec_of
 from slime_python.inputs import data_file, model_directory
+from slime_python.records import Run
+from slime_python.steps import Batch, Step
+from slime_python.words import COMPONENTS, in_python, refuse_two_names, without
 
 T = TypeVar("T")
-COMPONENTS = {
-    "generate": "custom_generate_function_path",
-    "environment": "environment_path",
-    "dynamic_filter": "dynamic_sampling_filter_path",
-    "buffer_filter": "buffer_filter_path",
-    "estimator": "advantage_estimator",
-    "rollout": "rollout_function_path",
-    "sample_hook": "rollout_sample_hook_path",
-}
-"""Argument of a function or object -> the setting that names it."""
+_NAMING = {flag.removeprefix("--").replace("-", "_") for row in KINDS.values() for flag in row.flags}
+_NAMING |= {*COMPONENTS.values(), *(name for name in flag_specs() if name.endswith("_path"))}
+"""Settings that take a function or object, too."""
 _ONLY_TRAINING = ("load", "num_rollout", "num_epoch", "save", "run_dir", "prompt_data", "save_interval")
 _EVAL_INTERVAL = 10
-
-
-class Run(RunRecords):
-    """The records of a run: metrics, samples, checkpoints, as `slime show` reads them."""
-
-    def frame(self) -> Any:
-        """Return the metrics as a pandas DataFrame, one row per step. Raises ImportError without pandas."""
-        import pandas
-
-        return pandas.DataFrame(self.metrics()).set_index("step")
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The newest commit; None before the first."""
-        commits = sorted(self.checkpoints.glob("rollout_*"))
-        return commits[-1] if commits else None
-
-    def _repr_html_(self) -> str:
-        """Return a table of the last steps, for notebooks."""
-        names = ("rollout/raw_reward", "rollout/response_len/mean", "train/loss")
-        steps = [line for line in self.metrics() if line["step"] > 0][-10:]
-        head = "".join(f"<th>{name}</th>" for name in ("step", *names))
-        rows = "".join(
-            f"<tr><td>{line['step']}</td>" + "".join(f"<td>{line.get(name, ''):.4}</td>" for name in names) + "</tr>"
-            for line in steps
-            if all(name in line for name in names)
-        )
-        return f"<b>{self.name}</b>: {self.state()}<table><tr>{head}</tr>{rows}</table>"
 
 
 class Trainer:
@@ -86,7 +61,9 @@ class Trainer:
             unless `eval_interval` says otherwise.
         tokenizer: Of a model that is an object.
         tools: Functions that the model may call, as `--tools-path` takes them.
-        loss: Name of a loss, or a function as `--custom-loss-function-path` takes it.
+        loss: Name or class of a loss, or a function as `--custom-loss-function-path` takes it.
+        hooks: Hook plugins: objects, classes or modules with functions marked `@slime_core.hookimpl`, or functions that
+            have a hook's name.
         resume: Go on from the newest commit in `save`.
         push_to_hub: Repository of the Hugging Face hub, `org/name`, that `train` uploads the model to when the run has
             ended, as `slime push` does; the token is HF_TOKEN of the environment.
@@ -107,29 +84,39 @@ class Trainer:
 
     def __init__(
         self,
-        model: Any,
-        *,
+        model: Any = None,
+        *positional: Any,
         data: Any = None,
         reward: Any = None,
         eval_data: Any = None,
         tokenizer: Any = None,
         tools: Any = None,
         loss: Any = None,
+        hooks: Any = None,
         resume: bool = False,
         push_to_hub: str | None = None,
         **settings: Any,
     ) -> None:
+        if positional:
+            raise ConfigError(f"Trainer({model!r:.40}, {positional[0]!r:.40}): name it, as in Trainer(model, data=...)")
+        named = {"model": model, "data": data, "reward": reward, "eval_data": eval_data, "tools": tools, "loss": loss}
         if push_to_hub is not None:
             from slime_hub.push import check
 
             check(push_to_hub)
         self._push_to = push_to_hub
-        components = {name: settings.pop(name) for name in COMPONENTS if name in settings}
-        self._resume = resume
+        refuse_two_names({**settings, **named})
+        if resume and settings.get("save") is None:
+            raise ConfigError("argument resume: name the run to resume: Trainer(..., save=DIR, resume=True)")
+        self._resume, self._resuming = resume, False
+        self._training: Training | None = None
+        self._batch: Batch | None = None
+        self._updated = False
+        """True once the newest batch has been trained on."""
         place, made = _place(settings)
         self._inputs = place / "inputs"
         try:
-            given: dict[str, Any] = {**settings, "save": str(place)}
+            given: dict[str, Any] = {**self._named(settings), "save": str(place)}
             given["hf_checkpoint"] = model_directory(model, tokenizer, self._inputs / "model", resume=resume)
             if data is not None:
                 given["prompt_data"] = data_file("data", data, self._inputs)
@@ -137,15 +124,18 @@ class Trainer:
                 given["eval_prompt_data"] = self._eval_data(eval_data)
                 given.setdefault("eval_interval", _EVAL_INTERVAL)
             given |= self._reward(reward, settings) | self._loss(loss)
-            given |= {COMPONENTS[name]: self._spec(name, value) for name, value in components.items()}
             if tools is not None:
                 many = tools if isinstance(tools, (list, tuple)) else [tools]
-                given["tools_path"] = [self._spec("tool", tool) for tool in many]
+                given["tools_path"] = [self._spec("tools", tool) for tool in many]
+            if hooks is not None:
+                own = hook_directory(hooks, self._inputs / "hooks")
+                given["plugin_dir"] = [*given.get("plugin_dir", ()), own]
             self._given = given
             self.settings = self._load()
-        except BaseException:
+        except BaseException as error:
             if made:  # an empty directory until this constructor wrote into it
                 shutil.rmtree(place)
+            in_python(error)
             raise
 
     @classmethod
@@ -162,7 +152,7 @@ class Trainer:
         model = changes.pop("model", given.pop("hf_checkpoint", None))
         if model is None:
             raise ConfigError(f"{path}: no hf_checkpoint; add it, or type Trainer.from_yaml(path, model=...)")
-        return cls(model, **{**given, **changes})
+        return cls(model, **{**without(given, changes), **changes})
 
     def to_yaml(self, path: str | Path) -> None:
         """Write what this object was given as a file for `slime train --config`.
@@ -170,14 +160,19 @@ class Trainer:
         Raises:
             ConfigError: A function cannot be written to a file.
         """
-        lost = [name for name, value in self._given.items() if "slime_python.here:" in str(value)]
+        lost = [here.told(str(value)) for value in self._given.values() if here.told(str(value))]
         if lost:
             raise ConfigError(
-                f"to_yaml: {', '.join(lost)} was given as an object that cannot be pickled; put it into a module or a"
-                " file, and name that"
+                f"to_yaml({str(path)!r}): {', '.join(lost)} cannot be pickled, so no file can hold it; put it into a"
+                " module or a file, and name that"
             )
         given = self._given | self.settings.names  # names on the hub with the commits that were used
         Path(path).write_text(yaml.safe_dump(given, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in flag_specs():
+            raise ConfigError(f"trainer.{name} = ...: type trainer.change({name}={value!r:.40})")
+        super().__setattr__(name, value)
 
     # -- training ---------------------------------------------------------------------------------------------
 
@@ -188,9 +183,11 @@ class Trainer:
             SlimeError: What `slime train` would end with.
             KeyboardInterrupt: Ctrl-C; the run has committed what it had trained, and `train` resumes it.
         """
-        training = self._start(stepwise=False)
+        training = self._begin("train")
+        training.on_tick = display = Display(lambda: self.run)
         while training.next() is not None:
             pass
+        display.last()
         if self._push_to is not None and self.run.state() == "ended":
             self.push_to_hub(self._push_to)
         return self.run
@@ -217,29 +214,161 @@ class Trainer:
         """Train one rollout at a time; a loop that is left ends the run with a commit, and the next one resumes it.
 
         Raises:
-            ConfigError: Several trainer processes: they are another process's, so `train` is the way.
             SlimeError: What `slime train` would end with.
         """
-        training = self._start(stepwise=True)
+        display = Display(lambda: self.run)
+        training = self._begin("steps")
         try:
-            while (step := training.next()) is not None:
+            while True:
+                step = training.next()
+                if step is None and self._resuming:
+                    training = self._begin("steps")
+                    continue
+                display.last()
+                if step is None:
+                    return
                 yield step
+                if self._resuming:
+                    training.end()
         finally:
             training.end()
 
-    def _start(self, *, stepwise: bool) -> Training:
-        from slime_core import launch
+    def rollout(self) -> Batch:
+        """Generate the next batch, and begin or resume the run if none is in progress.
 
+        Raises:
+            ConfigError: The last batch was not trained on, or all `num_rollout` rollouts are done.
+            SlimeError: What `slime train` would end with.
+            KeyboardInterrupt: Ctrl-C; the run has committed what it had trained.
+        """
+        if self._batch is not None and not self._updated:
+            raise ConfigError(f"rollout(): batch {self._batch.number} is not trained on; type trainer.update(batch)")
+        if self._training is None or not self._training.alive:
+            if self._done() >= (self.settings.args.num_rollout or sys.maxsize):
+                raise ConfigError(
+                    f"rollout(): all {self.settings.args.num_rollout} rollouts are done; type Trainer(...,"
+                    " num_rollout=MORE, save=trainer.run.path, resume=True)"
+                )
+            self._begin("calls")
+        self._batch, self._updated = self._call("rollout()", "rollout"), False
+        assert self._batch is not None
+        return self._batch
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Take the optimizer steps of a batch and return their metrics; more than once if called more than once.
+
+        Raises:
+            ConfigError: It is not the newest batch.
+            SlimeError: What `slime train` would end with.
+        """
+        if not isinstance(batch, Batch) or self._batch is None or batch.number != self._batch.number:
+            newest = f"the newest is {self._batch.number}" if self._batch else "there is none"
+            raise ConfigError(f"update({batch!r:.60}): not the newest batch ({newest}); type batch = trainer.rollout()")
+        found: dict[str, float] = self._call("update()", "update", batch.data)
+        self._updated = True
+        return found
+
+    def sync(self) -> dict[str, float]:
+        """Make the engine serve the newest weights and return metrics; after the last rollout, end the run.
+
+        Raises:
+            ConfigError: No run is in progress.
+            SlimeError: What `slime train` would end with.
+        """
+        found: dict[str, float] = self._call("sync()", "sync")
+        if self._updated and self._batch is not None and self._batch.number == self.settings.args.num_rollout:
+            self.close()
+        return found
+
+    def change(self, **settings: Any) -> None:
+        """Change settings from the next rollout on (`CHANGES` has those that may change).
+
+        A run in this process takes them at once; another ends with a commit and resumes with them.
+
+        Raises:
+            ConfigError: A setting may not change, or its value is wrong; nothing has changed.
+        """
+        check_change(settings, self.settings.args.plugins or {})
+        before, kept = self.settings, dict(self._given)
+        self._given |= settings
+        try:
+            after = self._load()
+        except BaseException:
+            self._given = kept
+            raise
+        values = {n: getattr(after.args, n) for n in CHANGES if getattr(after.args, n) != getattr(before.args, n)}
+        alive = self._training is not None and self._training.alive
+        if alive and self._call("change()", "change", values):
+            for name, value in values.items():
+                setattr(before.args, name, value)
+            return
+        if values.keys() & SCHEDULE:  # a commit has the schedule with which it was made
+            self._given["override_opt_param_scheduler"] = True
+        if not alive:
+            self.settings = after
+            return
+        self._resuming = True
+        if self._training is not None and self._training.mode == "calls":
+            self.close()
+
+    def close(self) -> None:
+        """End the run in progress with a commit, with its processes and memory; the object stays usable.
+
+        Raises:
+            SlimeError: What `slime train` would end with.
+        """
+        training, self._training, self._batch = self._training, None, None
+        if training is not None:
+            training.end()
+
+    def __enter__(self) -> Trainer:
+        """Return the object; the end of the block closes it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _begin(self, mode: str) -> Training:
+        from slime_core.launch.launchers import settle_launcher
+        from slime_core.launch.ranks import processes_of
+        from slime_core.plugins.resolve import resolve
+
+        if self._training is not None and self._training.alive:
+            doing = {"steps": "leave `for step in trainer`", "calls": "type trainer.close()"}.get(
+                self._training.mode, "wait for its end"
+            )
+            raise ConfigError(f"this Trainer is training already; {doing} first")
         settings = self.settings = self._load()
-        self._resume = True  # from now on the commits there are this object's
-        if stepwise:
-            _refuse_other_processes(settings)
-        return Training(lambda: launch.run(settings), stepwise=stepwise)
+        self._resume, self._resuming, self._batch = True, False, None  # from now on the commits there are this object's
+        settle_launcher(settings)
+        trainer = resolve("trainers", settings.args.train_backend, origin=settings.cite("train_backend")).obj
+        ranks = settings.args.launcher == "inline" and processes_of(settings, trainer) > 1
+        self._training = Training(settings, mode, alone=ranks and mode != "train")
+        return self._training
+
+    def _call(self, said: str, verb: str, value: Any = None) -> Any:
+        """Return the answer of the run's loop. Raises ConfigError if no run is in progress that takes this call."""
+        training = self._training
+        if training is None or not training.alive:
+            raise ConfigError(f"{said}: no run is in progress; type batch = trainer.rollout()")
+        if training.mode != "calls" and verb not in ("change", "commit"):
+            raise ConfigError(f"{said}: inside `for step in trainer`, which does this itself; leave that loop first")
+        found = training.call(verb, value)
+        if not training.alive:
+            raise ConfigError(f"{said}: the run has ended")
+        return found
+
+    def _done(self) -> int:
+        """Return the number of committed rollouts."""
+        commits = sorted((Path(str(self.settings.args.save)) / "checkpoints").glob("rollout_*"))
+        return int(commits[-1].name.rpartition("_")[2]) + 1 if commits and self._resume else 0
 
     @property
     def run(self) -> Run:
         """The records of the run. Raises RunError before it has begun."""
-        return Run(run_dir_of(self.settings.args))
+        if not is_run(place := Path(run_dir_of(self.settings.args))):
+            raise RunError(f"trainer.run: no run in {place} yet; type trainer.train()")
+        return Run(place)
 
     @property
     def model(self) -> Path:
@@ -249,19 +378,26 @@ class Trainer:
 
     # -- the model as it is -----------------------------------------------------------------------------------
 
+    def _newest(self) -> Path:
+        """Return the directory of the weights as they are now; a run in progress commits them first."""
+        if self._training is not None and self._training.alive:
+            self._call("commit", "commit")
+        return self.model
+
     def save(self, path: str | Path) -> Path:
-        """Copy the newest committed weights, with tokenizer and configuration, into a new directory.
+        """Copy the newest weights, with tokenizer and configuration, into a new directory.
 
         Raises:
-            ConfigError: The directory exists, or nothing has been committed.
+            ConfigError: The directory exists, or nothing has been trained.
         """
         from slime_core.checkpoint.export import export_hf
 
         if Path(path).exists():
             raise ConfigError(f"save({str(path)!r}): the directory exists; name a new one")
-        if self.model == Path(str(self.settings.args.hf_checkpoint)):
+        newest = self._newest()
+        if newest == Path(str(self.settings.args.hf_checkpoint)):
             raise ConfigError(f"save({str(path)!r}): nothing has been committed yet; train first")
-        export_hf(self.model, Path(path))
+        export_hf(newest, Path(path))
         return Path(path)
 
     def evaluate(self, data: Any = None, **settings: Any) -> dict[str, Any]:
@@ -282,7 +418,7 @@ class Trainer:
         given = {name: value for name, value in self._given.items() if name not in _ONLY_TRAINING}
         place = self._inputs.parent
         records = _fresh(place.with_name(f"{place.name}-evaluation"))
-        given |= {"hf_checkpoint": str(self.model), "run_dir": str(records), **settings}
+        given |= {"hf_checkpoint": str(self._newest()), "run_dir": str(records), **settings}
         if data is not None:
             given["eval_prompt_data"] = self._eval_data(data)
         if not given.get("eval_prompt_data"):
@@ -302,7 +438,8 @@ class Trainer:
         """
         if isinstance(prompts, str):
             raise ConfigError("generate(): expected a list of prompts; type generate([prompt])")
-        return _on_thread(lambda: asyncio.run(_generate(self.settings, self.model, list(prompts), sampling)))
+        model = self._newest()
+        return _on_thread(lambda: asyncio.run(_generate(self.settings, model, list(prompts), sampling)))
 
     # -- arguments --------------------------------------------------------------------------------------------
 
@@ -311,10 +448,24 @@ class Trainer:
         from slime_core.plugins.presets import load_settings
 
         given = dict(self._given)
-        has_commits = any((Path(given["save"]) / "checkpoints").glob("rollout_*"))
-        if has_commits and self._resume:
+        if self._resume and is_run(Path(given["save"])):  # also before the first commit: then it starts again
             given["load"] = given["save"]
         return load_settings([], command="train", arguments=given)
+
+    def _named(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings by their names, with a spec in place of a function or object."""
+        found = {}
+        for name, value in settings.items():
+            setting = COMPONENTS.get(name, name)
+            if name in COMPONENTS or (setting in _NAMING and not is_plain(value)):
+                value = self._spec(name, value)
+            elif callable(value):
+                raise ConfigError(
+                    f"argument {name} {value!r:.60}: takes a value, no function; functions are taken by reward, tools,"
+                    f" loss, hooks, {', '.join(COMPONENTS)}"
+                )
+            found[setting] = value
+        return found
 
     def _spec(self, kind: str, given: Any) -> str:
         return spec_of(kind, given, self._inputs / "functions")
@@ -326,6 +477,9 @@ class Trainer:
         if not isinstance(reward, (list, tuple)):
             return {"custom_rm_path": self._spec("reward", reward)}
         pairs = [term if isinstance(term, tuple) else (term, 1.0) for term in reward]
+        wrong = [term for term in pairs if len(term) != 2 or not isinstance(term[1], (int, float))]
+        if wrong or not pairs:
+            raise ConfigError(f"argument reward {wrong[:1] or reward!r}: type [REWARD, ...] or [(REWARD, WEIGHT), ...]")
         terms = [{"reward": self._spec("reward", one), "weight": float(weight)} for one, weight in pairs]
         for (one, _), term in zip(pairs, terms):
             term["name"] = one if isinstance(one, str) else name_of(one)
@@ -339,33 +493,29 @@ class Trainer:
     def _loss(self, loss: Any) -> dict[str, Any]:
         if loss is None or isinstance(loss, str):
             return {} if loss is None else {"loss_type": loss}
+        if not inspect.isroutine(loss) and hasattr(loss, "bind"):
+            return {"loss_type": self._spec("loss", loss)}
         return {"loss_type": "custom_loss", "custom_loss_function_path": self._spec("loss", loss)}
 
     def _eval_data(self, data: Any) -> list[str]:
         """Return `--eval-prompt-data`'s names and paths."""
         sets = data if isinstance(data, Mapping) else {"eval": data}
-        return [word for name, rows in sets.items() for word in (name, data_file(name, rows, self._inputs))]
+        return [
+            word
+            for name, rows in sets.items()
+            for word in (str(name), data_file(f"eval_data {name}", rows, self._inputs))
+        ]
 
 
 def _place(settings: Mapping[str, Any]) -> tuple[Path, bool]:
     """Return the directory of the run, and whether it was made just now: a new one unless `save` names it."""
     if settings.get("save") is not None:
-        return Path(str(settings["save"])), False
+        place = Path(str(settings["save"]))
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"argument save {str(place)!r}: a file; name a directory")
+        return place, False
     place = _fresh(Path("outputs") / "python")
     return place, True
-
-
-def _refuse_other_processes(settings: Settings) -> None:
-    """Raise ConfigError if the run trains in processes that this one starts."""
-    from slime_core.launch.ranks import processes_of
-    from slime_core.plugins.resolve import resolve
-
-    trainer = resolve("trainers", settings.args.train_backend, origin=settings.cite("train_backend")).obj
-    if (number := processes_of(settings, trainer)) > 1 or settings.args.launcher not in ("auto", "inline"):
-        raise ConfigError(
-            f"for step in trainer: the run trains in {number} process(es) of its own (--launcher"
-            f" {settings.args.launcher}); use trainer.train()"
-        )
 
 
 def _fresh(base: Path) -> Path:

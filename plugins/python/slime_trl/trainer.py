@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from slime_python.trainer import Run, Trainer
+from slime_python import Run, Trainer
 
 from slime_core.errors import ConfigError
 from slime_trl.config import GRPOConfig

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import os
 import time
 from functools import partial
 from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_rewards.code import Options, extract_program, reward, sandbox_limits
 from slime_rewards.code.cases import read_tests, same_output, same_value
@@ -56,7 +55,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         (ADD, "assert add(1, 2) == 3\nassert add(0, 0) == 0", {}, 1.0),
         (ADD, "def check(f):\n    assert f(1, 2) == 3", {"entry_point": "add"}, 1.0),
         slow(ADD, "def check(f):\n    assert f(1, 2) == 4", {"entry_point": "add"}, 0.0),
-        (ADD, ["assert add(ONE, 2) == 3"], {"setup": "ONE = 1"}, 1.0),
+        slow(ADD, ["assert add(ONE, 2) == 3"], {"setup": "ONE = 1"}, 1.0),
         slow(ADD, '["assert add(1, 2) == 3"]', {}, 1.0),
         slow(ADD, None, {"tests": ["assert add(1, 2) == 3"]}, 1.0),
         (SUM, {"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7"]}, {}, 1.0),
@@ -67,14 +66,14 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         (ADD, [{"input": "1\n2", "output": "3", "testtype": "functional"}], {"func_name": "add"}, 1.0),
         ("class Solution:\n    def f(self, x):\n        return (x, x)", {"inputs": [[1]], "outputs": [[1, 1]]},
          {"func_name": "f"}, 1.0),
-        ("import sys\nif __name__ == '__main__':\n    print(sys.stdin.read().upper())",
-         {"inputs": ["ab\u00e9"], "outputs": ["AB\u00c9"]}, {}, 1.0),
+        slow("import sys\nif __name__ == '__main__':\n    print(sys.stdin.read().upper())",
+             {"inputs": ["ab\u00e9"], "outputs": ["AB\u00c9"]}, {}, 1.0),
         slow("import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int", "assert P(1) == P(1) != P(2)", {},
              1.0),
         slow("raise SystemExit", {"inputs": [""], "outputs": [""]}, {}, 1.0),
-        ("class Solution:\n    def product(self, a: List[int]) -> Optional[int]:\n        heapify(a)\n"
-         "        return reduce(mul, a)",
-         [{"input": "[2, 7]", "output": "14", "testtype": "functional"}], {"func_name": "product"}, 1.0),
+        slow("class Solution:\n    def product(self, a: List[int]) -> Optional[int]:\n        heapify(a)\n"
+             "        return reduce(mul, a)",
+             [{"input": "[2, 7]", "output": "14", "testtype": "functional"}], {"func_name": "product"}, 1.0),
         slow("print(Counter(input()).most_common(1)[0][0], gcd(4, 6))",
              {"inputs": ["abb"], "outputs": ["b 2"]}, {}, 1.0),
         (ENDS, {"inputs": [""], "outputs": ["main\nthread\natexit\nunflushed\n"]}, {}, 1.0),
@@ -84,20 +83,21 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         slow("n = int(input())\nprint(n + 1)",
              {"inputs": ["1" + "0" * 5000], "outputs": ["1" + "0" * 4999 + "1"]}, {}, 1.0),
         slow("print(10**5000)", {"inputs": [""], "outputs": [10**5000]}, {}, 1.0),
-        ("def f(n):\n    return n + 1", {"inputs": [[10**5000]], "outputs": [10**5000 + 1], "fn_name": "f"}, {}, 1.0),
+        slow("def f(n):\n    return n + 1",
+             {"inputs": [[10**5000]], "outputs": [10**5000 + 1], "fn_name": "f"}, {}, 1.0),
         slow("def f(n):\n    return 10**5000",
              f'{{"fn_name": "f", "inputs": [[1]], "outputs": [1{"0" * 5000}]}}', {}, 1.0),
-        ("def f(a, b):\n    return [len(a), b]",
-         [{"input": '"a\u2028b\x85"\n1', "output": "[4, 1]", "testtype": "functional"}],
-         {"func_name": "f"}, 1.0),
+        slow("def f(a, b):\n    return [len(a), b]",
+             [{"input": '"a\u2028b\x85"\n1', "output": "[4, 1]", "testtype": "functional"}],
+             {"func_name": "f"}, 1.0),
         ("def f(x):\n    return x + 1",
          [{"fn_name": "f", "input": [3], "output": 4, "type": "function_call"}], {}, 1.0),
         slow("def f(x):\n    return x * 2",
              {"test_cases": [{"fn_name": "f", "input": ["ab"], "output": "abab", "type": "function_call"}]}, {}, 1.0),
         slow(SUM, [{"input": "1 2", "output": "3", "type": "stdin_stdout"}], {}, 1.0),
         slow(SUM, {"input_output": '{"inputs": ["1 2"], "outputs": ["3"]}'}, {}, 1.0),
-        ("def f(x):\n    return x + 1", "['assert f(1) == 2', 'assert f(2) == 3']", {}, 1.0),
-        ("print('x' * 1_600_000)", {"inputs": [""], "outputs": ["x" * 1_600_000]}, {}, 1.0),
+        slow("def f(x):\n    return x + 1", "['assert f(1) == 2', 'assert f(2) == 3']", {}, 1.0),
+        slow("print('x' * 1_600_000)", {"inputs": [""], "outputs": ["x" * 1_600_000]}, {}, 1.0),
         slow("def f():\n    return 'x' * 1_600_000",
              {"inputs": [[]], "outputs": ["x" * 1_600_000], "fn_name": "f"}, {}, 1.0),
         ("print(3)\nraise SystemExit(1)", {"inputs": [""], "outputs": ["3"]}, {}, 0.0),
@@ -291,73 +291,10 @@ def test_the_time_of_all_tests_stays_below_the_deadline_of_the_score() -> None:
     assert time.monotonic() - started < 30
 
 
-def test_children_left_behind_end_with_the_program() -> None:
-    program = (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(99)\nprint(1, flush=True)\nos._exit(0)"
-    )
-    started, before = time.monotonic(), psutil.Process().children(recursive=True)
-    assert score(program, {"inputs": [""], "outputs": ["1"]}) == 1.0
-    assert time.monotonic() - started < 40
-    assert set(psutil.Process().children(recursive=True)) <= set(before)
-
-
-def test_memory_is_limited() -> None:
-    assert ran("x = bytearray(2_000_000_000)\nprint(len(x))") is None
-    assert ran("try:\n    bytearray(2_000_000_000)\nexcept MemoryError:\n    print('no')") == "no\n"
-
-
-def test_output_and_files_are_limited() -> None:
-    started = time.monotonic()
-    assert ran("while True: print('x' * 10_000)") is None
-    assert time.monotonic() - started < 40
-    program = "try:\n    open('big', 'wb').write(bytes(2_000_000))\nexcept OSError as e:\n    print(type(e).__name__)"
-    assert ran(program) == "OSError\n"
-
-
-def test_processes_are_limited() -> None:
-    program = (
-        "import os, time\nn = 0\ntry:\n    while n < 200:\n        if os.fork() == 0:\n            time.sleep(9)\n"
-        "            os._exit(0)\n        n += 1\nexcept BlockingIOError:\n    print('stopped')"
-    )
-    assert ran(program) == "stopped\n"
-
-
-def test_no_secrets_no_files_of_ours_and_an_empty_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "hidden")
-    program = "import os\nprint('OPENAI_API_KEY' in os.environ, os.listdir('.'), os.getcwd() == os.environ['HOME'])"
-    assert ran(program) == "False [] True\n"
-
-
-def test_the_network_is_cut_where_the_kernel_permits() -> None:
-    import subprocess
-
-    flags = ["--net", "true"] if os.geteuid() == 0 else ["--user", "--net", "true"]
-    if subprocess.run(["unshare", *flags], capture_output=True).returncode:
-        pytest.skip("the kernel permits no namespace here")
-    program = (
-        "import socket\ntry:\n    socket.create_connection(('192.0.2.1', 80), 2)\nexcept OSError as e:\n"
-        "    print(e.errno)"
-    )
-    assert ran(program) == "101\n"
-
-
 def test_large_input_and_output_do_not_block_each_other() -> None:
     text = "x" * 3_000_000
     program = "import sys\nfor line in sys.stdin: sys.stdout.write(line)"
     assert ran(program, text, max_output_kb=4000, max_file_mb=16) == text
-
-
-@pytest.mark.slow
-@settings(max_examples=15, deadline=None)
-@given(st.text(max_size=80))
-def test_odd_programs_never_raise(text: str) -> None:
-    assert score(text, "assert f(1) == 1") == 0.0
-
-
-@given(st.text())
-def test_odd_responses_never_raise(text: str) -> None:
-    extract_program("```python\n" + text)
-    assert reward(None, Sample(response=text.replace("`", ""), label="assert True")) == 0.0
 
 
 @given(st.text())

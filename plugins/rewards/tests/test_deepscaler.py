@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_rewards.deepscaler import equal, reward
 from slime_rewards.deepscaler.spelling import normalized
@@ -127,13 +127,6 @@ def test_an_answer_runs_no_code() -> None:
     assert "SLIME_X" not in os.environ
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.text(max_size=60), st.text(max_size=20).filter(str.strip))
-def test_odd_text_never_raises(text: str, label: str) -> None:
-    assert reward(None, Sample(response=rf"</think>\boxed{{{text}}}", label=label)) in (0.0, 1.0)
-
-
-@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet="0123456789xy+-*/^(){}[]\\ .,=!", max_size=25))
 def test_odd_mathematics_never_raises(text: str) -> None:
     assert reward(None, Sample(response=rf"</think>\boxed{{{text}}}", label="x+1")) in (0.0, 1.0)

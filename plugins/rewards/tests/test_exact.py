@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from slime_rewards.exact import last_boxed, reward
 
 from slime_core import Sample, SampleStatus
@@ -60,11 +58,3 @@ def test_labels_of_other_types() -> None:
 )
 def test_labels_by_value_by_box_and_any_of_a_list(response: str, label: object, expected: float) -> None:
     assert reward(None, Sample(response=response, label=label)) == expected
-
-
-@settings(deadline=None)
-@given(st.text() | st.text(alphabet="\\boxed{} 12"), st.text(min_size=1).filter(str.strip) | st.integers())
-def test_odd_text_never_raises(text: str, label: object) -> None:
-    assert reward(None, Sample(response=text, label=label)) in (0.0, 1.0)
-    boxed = "\\boxed{" + text
-    assert reward(None, Sample(response=boxed, label=label)) in (0.0, 1.0)

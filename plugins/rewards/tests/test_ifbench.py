@@ -5,16 +5,13 @@ import string
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from slime_rewards.ifbench import CHECKS, NOT_CHECKED, reward
-from slime_rewards.ifbench.text import paragraphs, sentences, words
+from slime_rewards.ifbench.text import sentences
 
 from slime_core import Sample
 from slime_core.config import Args
 from tests.sweeps import sweep
 
-SIX_EIGHTS = "word " * 8
 CSV = "ID,Country,City,Year,Count\n" + "1,France,Paris,2020,3\n" * 7
 TABS = '"StudentID"\t"Subject"\t"Grade"\t"Semester"\t"Score"\n' + '"1"\t"Art"\t"A"\t"S1"\t"9"\n' * 3
 SPECIAL = "ProductID,Category,Brand,Price,Stock\n" + "1,Toy,Acme,2,3\n" * 13 + '1,"T&y!",Acme,2,3'
@@ -236,21 +233,6 @@ def test_wrong_instructions_are_the_data_sets_fault(ids: list[str], kwargs: list
 )
 def test_sentences(text: str, count: int) -> None:
     assert len(sentences(text)) == count
-
-
-def test_words_and_paragraphs() -> None:
-    assert words("Don't re-use \u201cit\u201d -- ok_now 3.5") == ["Don't", "re-use", "it", "ok", "now", "3", "5"]
-    assert paragraphs("a\nb\n\n \nc\n") == ["a\nb", "c"]
-
-
-TEXT = st.text(max_size=60) | st.text(alphabet="aB1 .,!?*-()[]{}\"'\n#<>/|", max_size=60)
-
-
-@settings(max_examples=40, deadline=None)
-@given(text=TEXT)
-def test_odd_text_never_raises(text: str) -> None:
-    for ident, kwargs, _, _ in CASES:
-        assert reward(None, sample(text, [ident], [kwargs])) in (0.0, 1.0), ident
 
 
 @pytest.mark.parametrize("text", ["(" * 50_000, "a " * 50_000, "*" * 50_000, "\n" * 50_000, "." * 50_000, '"' * 50_001])

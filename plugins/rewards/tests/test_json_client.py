@@ -88,11 +88,6 @@ def test_no_address(url: str) -> None:
         post(JsonClient(), url)
 
 
-def test_no_json() -> None:
-    with ScriptedService(answers((200, b"<html>"))) as service, pytest.raises(PluginError, match="no JSON: '<html>'"):
-        post(JsonClient(), service.url)
-
-
 def test_connections_are_bounded_reused_and_closed_with_the_loop() -> None:
     busy, most, lock = 0, 0, threading.Lock()
 

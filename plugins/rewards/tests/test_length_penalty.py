@@ -41,11 +41,6 @@ def test_distances(length: int) -> None:
     assert cosine(None, sample) == pytest.approx(-0.5 * math.sin(math.pi * share / 2) ** 2)
 
 
-def test_shorter_can_be_free() -> None:
-    reward = made(shape="linear", target=10, shorter_is_free=True)
-    assert [reward.penalty(n) for n in (0, 10, 15, 20)] == [0.0, 0.0, -0.5, -1.0]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -54,11 +54,6 @@ def test_no_response_and_evaluation_ask_nobody(teacher: Any) -> None:
     assert teacher.requests == []
 
 
-def test_no_address() -> None:
-    with pytest.raises(ConfigError, match="needs --rm-url"):
-        plugin.TeacherLogProbs(Args(rm_url=None))
-
-
 def test_a_model_of_this_run_named_teacher(teacher: Any, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("sglang: [{name: actor, server_groups: [{num_gpus: 1}]}]")

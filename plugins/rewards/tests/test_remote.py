@@ -47,13 +47,6 @@ def test_a_key_is_needed_where_one_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         RemoteRm(args("http://x", "remote_rm", api_key_env="RM_KEY"))
 
 
-@pytest.mark.parametrize(("answer", "expected"), [(1, 1.0), (True, 1.0), (-0.5, -0.5)])
-def test_numbers(answer: Any, expected: float) -> None:
-    with ScriptedService(lambda asked: answer) as service:
-        caller = RewardCaller(resolve("rewards", "remote"), args(service.url))
-        assert asyncio.run(caller.score([SAMPLE])) == [expected]
-
-
 def test_a_mapping_goes_with_a_key_and_anything_else_is_refused() -> None:
     with ScriptedService(lambda asked: {"score": 0.5, "why": "so"}) as service:
         settings = args(service.url)

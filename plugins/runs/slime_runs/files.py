@@ -21,8 +21,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 import zstandard
+from slime_data.saved import most_unpacked
 
-from slime_core.data.dumps import most_unpacked, to_json
+from slime_core.data.dumps import to_json
 from slime_core.data.ledger_files import open_regular, read_regular
 from slime_core.errors import DataError, RolloutError
 from slime_core.secrets import hidden_bytes

@@ -11,6 +11,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,16 @@ def _with(*prefixes: str) -> pytest.MarkDecorator:
     """Limit a test to plugins that implement a hook with one of the prefixes."""
 
     def holds(case: HookContract) -> bool:
-        hooks = case.hooks()
-        return any(hooks.implemented(name) for name in hook_specs() if name.startswith(prefixes))
+        return any(name.startswith(prefixes) for name in _implemented(type(case)))
 
     return only_where(holds)
+
+
+@cache
+def _implemented(case: type[HookContract]) -> frozenset[str]:
+    """Return the names of the hooks that the plugin of a suite has; registering it for each test takes seconds."""
+    hooks = case().hooks()
+    return frozenset(name for name in hook_specs() if hooks.implemented(name))
 
 
 class HookContract(Contract):

@@ -120,13 +120,6 @@ async def test_weights_that_change_in_the_middle_of_an_answer() -> None:
     assert (await engine.generate([1], {})).meta_info["token_weight_versions"] == [1, 9]
 
 
-async def test_what_else_an_engine_says() -> None:
-    engine = ScriptedEngine([Reply("ab", meta={"output_top_p_token_ids": [[7, 8], [9]], "cached_tokens": 5})])
-    meta = (await engine.generate([1], {})).meta_info
-    assert meta["output_top_p_token_ids"] == [[7, 8], [9]]
-    assert (meta["cached_tokens"], meta["completion_tokens"]) == (5, 2)
-
-
 @in_virtual_time
 async def test_delays_decide_the_order_of_answers() -> None:
     engine, order = ScriptedEngine(lambda request: Reply("x", delay=0.01 * request.input_ids[0])), []

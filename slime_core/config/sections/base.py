@@ -3,7 +3,7 @@
 A section is a class with one attribute per flag; the string under the attribute is the flag's help. `schema.Args`
 inherits all sections, so attributes are flat. A flag's spelling is derived from the attribute's name and type; `Flag`
 is needed only where that is not enough. What the settings of a section may not say, and what follows from them, stands
-below it: `RULES`, in the order of `config/schema.py`.
+below it: `RULES`, in the order of `config/load.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Flag:
     """Spelling of one flag where it differs from `--attribute-name`."""
 
     off: str | None = None
-    """Flag that stores False (THUDM/slime's `--disable-...`), instead of `--no-...`."""
+    """First word of the flag that stores False, which is also a key of files; otherwise the flag begins with `no`."""
     append: bool = False
     """A list that takes one value each time the flag is repeated."""
     paths: bool = False
@@ -44,24 +44,27 @@ class Flag:
     attribute that ends in `_path`; or texts that begin with `./` and `../`."""
 
 
-FILE = Flag(holds="path")
-"""Of a setting that is the path of a file or a directory."""
-SPEC = Flag(holds="spec")
-"""Of a component's name without `_path` in the attribute's."""
-
-
 def _all_or_some(value: int) -> int:
     if value != -1 and value < 1:
         raise PydanticCustomError("top_k", "Input should be -1 (all tokens) or at least 1")
     return value
 
 
+File = Annotated[str | None, Flag(holds="path")]
+"""Path of a file or a directory."""
+Spec = Annotated[str, Flag(holds="spec")]
+"""Name of a component, for an attribute whose name does not end in `_path`."""
+Components = Annotated[list[str], Flag(append=True)]
+"""Names of components, one for each time that the flag is repeated."""
+Switch = Annotated[bool, Flag(off="disable")]
+"""Boolean that THUDM/slime's `--disable-...` turns off."""
 TopK = Annotated[int, AfterValidator(_all_or_some)]
-"""How many of the likeliest tokens to sample from."""
-
-
+"""Number of the likeliest tokens to sample from."""
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""What generators of random numbers take."""
+"""Seed that every generator of random numbers takes."""
+Share = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+ContextLength = Annotated[int, Field(gt=1)]
 
 
 class Section(BaseModel):

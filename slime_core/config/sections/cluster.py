@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from slime_core.config.sections.base import Rule, Section
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 class ClusterArgs(Section):
     """Cluster."""
 
-    actor_num_nodes: Annotated[int, Field(gt=0)] = 1
+    actor_num_nodes: PositiveInt = 1
     """Nodes for training; more than one are started by torchrun."""
-    actor_num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
+    actor_num_gpus_per_node: PositiveInt = 8
     """GPUs for training per node, one process each. The embedded trainer starts several only where this is given."""
-    rollout_num_gpus: Annotated[int | None, Field(ge=0)] = None
+    rollout_num_gpus: NonNegativeInt | None = None
     """GPUs for inference, after those for training; 0 launches no engine. By default those that training leaves, with
     --colocate its own, and on CPU one engine."""
-    rollout_num_gpus_per_engine: Annotated[int, Field(gt=0)] = 1
+    rollout_num_gpus_per_engine: PositiveInt = 1
     """GPUs per rollout engine, over all its nodes; on CPU its processes."""
-    num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
+    num_gpus_per_node: PositiveInt = 8
     """GPUs per node for rollout placement."""
     colocate: bool = False
     """Training and inference share the GPUs; sets --offload-train and --offload-rollout."""
@@ -39,13 +39,13 @@ class ClusterArgs(Section):
     ray_address: str | None = None
     """Ray cluster to run on: HOST:PORT, or auto for the one that this machine is part of. With --launcher ray and none
     given, a cluster of this machine is started for the run and stopped with it."""
-    ray_placement_timeout: Annotated[float, Field(gt=0)] = 300.0
+    ray_placement_timeout: PositiveFloat = 300.0
     """Seconds to wait for other runs on the Ray cluster to make room."""
-    train_env_vars: dict[str, Any] = Field(default_factory=dict)
+    train_env_vars: dict[str, Any] = {}
     """Environment variables of the trainer's processes, as JSON."""
     distributed_backend: Literal["nccl", "gloo", "auto"] = "auto"
     """Process group backend; auto takes nccl on CUDA and gloo on CPU."""
-    distributed_timeout_minutes: Annotated[int, Field(gt=0)] = 10
+    distributed_timeout_minutes: PositiveInt = 10
     """Longest wait for a sign of life of another process of the group; a rollout may take longer."""
     use_distributed_post: bool = False
     """Send requests to engines from one process per node."""
@@ -55,13 +55,13 @@ class ClusterArgs(Section):
     """How rollout data reaches trainers in other processes."""
     use_fault_tolerance: bool = False
     """Watch the rollout engines and restart the ones that die."""
-    rollout_health_check_interval: Annotated[float, Field(gt=0)] = 30.0
+    rollout_health_check_interval: PositiveFloat = 30.0
     """Seconds between health checks of an engine."""
-    rollout_health_check_timeout: Annotated[float, Field(gt=0)] = 30.0
+    rollout_health_check_timeout: PositiveFloat = 30.0
     """Seconds an engine has to answer a health check."""
-    rollout_health_check_first_wait: Annotated[float, Field(ge=0)] = 0.0
+    rollout_health_check_first_wait: NonNegativeFloat = 0.0
     """Seconds before the first health check, after every start of an engine."""
-    rollout_max_engine_restarts: Annotated[int, Field(ge=0)] = 10
+    rollout_max_engine_restarts: NonNegativeInt = 10
     """Restarts of one engine, or router, in a run; after that it stays out."""
 
 

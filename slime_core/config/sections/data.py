@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveInt
 
-from slime_core.config.sections.base import FILE, Flag, NoEffect, Refused, Rule, Section
+from slime_core.config.sections.base import File, NoEffect, Refused, Rule, Section, Switch
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 class DataArgs(Section):
     """Data."""
 
-    num_rollout: Annotated[int | None, Field(ge=0)] = None
+    num_rollout: NonNegativeInt | None = None
     """Number of rollouts; wins over --num-epoch."""
-    num_epoch: Annotated[int | None, Field(gt=0)] = None
+    num_epoch: PositiveInt | None = None
     """Passes over the prompt data: (prompts // --rollout-batch-size) rollouts each."""
-    start_rollout_id: Annotated[int | None, Field(ge=0)] = None
+    start_rollout_id: NonNegativeInt | None = None
     """Id of the rollout to start with, counted from 0 as in THUDM/slime; the checkpoint's next one when not given."""
-    prompt_data: Annotated[str | None, FILE] = None
+    prompt_data: File = None
     """JSONL or parquet file with prompts; `path@[a:b]` takes a slice of its rows. `hf:org/name[:config][[split]]` is a
     data set of the Hugging Face hub."""
     data_source_path: str | None = None
     """Data source: a plugin name or a path to a class(args); the built-in reader of --prompt-data when not given."""
-    num_data_workers: Annotated[int, Field(ge=0)] = 0
+    num_data_workers: NonNegativeInt = 0
     """Threads that read and tokenise prompts ahead of the rollouts; 0 reads each when it is drawn."""
     streaming_data: bool = False
     """Read --prompt-data from its beginning as it is drawn, without looking through the whole file first."""
-    rollout_global_dataset: Annotated[bool, Flag(off="--disable-rollout-global-dataset")] = True
+    rollout_global_dataset: Switch = True
     """Let the framework read and shuffle --prompt-data; disable when your functions manage the data."""
     input_key: str | None = None
     """Column of the prompt: text or chat messages. By default `input`, or what the usual columns of data sets are
@@ -49,7 +49,7 @@ class DataArgs(Section):
     """Columns of images, as JSON: {"image": "images"}; one image for each `<image>` in the prompt."""
     apply_chat_template: bool = False
     """Turn messages into text with the tokenizer's chat template."""
-    apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    apply_chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the chat template, as JSON."""
     content_special_tokens: Literal["neutralise", "refuse", "keep"] = "neutralise"
     """Control tokens in what tools, environments, pages and agents say, where a chat template writes it: spelled as
@@ -59,29 +59,29 @@ class DataArgs(Section):
     """What loss masks of chat messages (supervised fine-tuning) must agree with; they follow from the chat template:
     each assistant turn as it would be sampled, end token included. `qwen`, `qwen3`: what the template writes for each
     message alone; `qwen3_5`: what stands between ChatML marks in the whole text; `distill_qwen`: the last turn only."""
-    rollout_batch_size: Annotated[int | None, Field(gt=0)] = None
+    rollout_batch_size: PositiveInt | None = None
     """Prompts per rollout; required to train."""
-    n_samples_per_prompt: Annotated[int, Field(gt=0)] = 1
+    n_samples_per_prompt: PositiveInt = 1
     """Responses per prompt: the group size."""
-    global_batch_size: Annotated[int | None, Field(gt=0)] = None
+    global_batch_size: PositiveInt | None = None
     """Samples per optimizer step; a whole rollout when neither this nor --num-steps-per-rollout is given."""
-    num_steps_per_rollout: Annotated[int | None, Field(gt=0)] = None
+    num_steps_per_rollout: PositiveInt | None = None
     """Optimizer steps per rollout; sets --global-batch-size."""
-    micro_batch_size: Annotated[int | None, Field(gt=0)] = None
+    micro_batch_size: PositiveInt | None = None
     """Samples per forward pass; without effect with --use-dynamic-batch-size."""
     use_dynamic_batch_size: bool = False
     """Fill each forward pass up to --max-tokens-per-gpu tokens; the default if nothing about the size of passes is
     given."""
-    max_tokens_per_gpu: Annotated[int | None, Field(gt=0)] = None
+    max_tokens_per_gpu: PositiveInt | None = None
     """Tokens per forward and backward pass; a longer sample has one of its own. By default 4096, or with the embedded
     trainer what memory allows: less where it is short, up to 32768 on a GPU."""
-    log_probs_max_tokens_per_gpu: Annotated[int | None, Field(gt=0)] = None
+    log_probs_max_tokens_per_gpu: PositiveInt | None = None
     """Tokens per forward pass without gradient."""
     balance_data: bool = False
     """Give every data-parallel rank about the same number of floating point operations."""
     balance_by_flops: bool = False
     """Pack micro-batches by floating point operations instead of tokens."""
-    data_pad_size_multiplier: Annotated[int, Field(gt=0)] = 128
+    data_pad_size_multiplier: PositiveInt = 128
     """Packed sequences are padded to a multiple of this."""
 
 

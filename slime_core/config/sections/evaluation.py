@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
-from slime_core.config.sections.base import FILE, Exclusive, Flag, Rule, Section, TopK
-from slime_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from slime_core.config.settings import Settings
+from slime_core.config.sections.base import ContextLength, File, Flag, Section, Share, TopK
 
 
 class EvalArgs(Section):
     """Evaluation."""
 
-    eval_interval: Annotated[int | None, Field(gt=0)] = None
+    eval_interval: PositiveInt | None = None
     """Rollouts between evaluations."""
     eval_prompt_data: Annotated[list[str] | None, Flag(metavar="NAME PATH", holds="pairs")] = None
     """Names and files of evaluation data, in pairs; repeatable. A file alone is called by its name without suffix. A
     file may be a data set of the Hugging Face hub, as --prompt-data says."""
-    eval_config: Annotated[str | None, FILE] = None
+    eval_config: File = None
     """YAML file with evaluation data and their settings."""
     eval_function_path: str | None = None
     """Replaces the evaluation; --rollout-function-path when not given."""
     skip_eval_before_train: bool = False
     """Do not evaluate before the first rollout."""
-    n_samples_per_eval_prompt: Annotated[int, Field(gt=0)] = 1
+    n_samples_per_eval_prompt: PositiveInt = 1
     """Responses per evaluation prompt."""
     eval_input_key: str | None = None
     """Column of the prompt in evaluation data."""
@@ -35,19 +39,19 @@ class EvalArgs(Section):
     """Column of the reference answer in evaluation data."""
     eval_tool_key: str | None = None
     """Column of the tool definitions in evaluation data."""
-    eval_temperature: Annotated[float | None, Field(ge=0)] = None
+    eval_temperature: NonNegativeFloat | None = None
     """Sampling temperature; 0 is greedy."""
-    eval_top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    eval_top_p: Share | None = None
     """Nucleus sampling."""
     eval_top_k: TopK | None = None
     """Sample from the k likeliest tokens; -1 is all."""
-    eval_max_response_len: Annotated[int | None, Field(gt=0)] = None
+    eval_max_response_len: PositiveInt | None = None
     """Longest response, in tokens."""
-    eval_max_prompt_len: Annotated[int | None, Field(gt=0)] = None
+    eval_max_prompt_len: PositiveInt | None = None
     """Longer prompts are left out, in tokens."""
-    eval_min_new_tokens: Annotated[int | None, Field(ge=0)] = None
+    eval_min_new_tokens: NonNegativeInt | None = None
     """Shortest response, in tokens."""
-    eval_max_context_len: Annotated[int | None, Field(gt=1)] = None
+    eval_max_context_len: ContextLength | None = None
     """Longest prompt and response together, in tokens."""
     eval_answer_path: str | None = None
     """What extracts answers for majority@k: a reward's name, or a function's path; each data set's reward, if it can,
@@ -74,36 +78,36 @@ class EvalDataset(BaseModel):
     multimodal_keys: dict[str, Any] | None = None
     system_prompt: str | None = None
     apply_chat_template: bool = False
-    apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    n_samples_per_eval_prompt: Annotated[int, Field(gt=0)] = 1
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    apply_chat_template_kwargs: dict[str, Any] = {}
+    n_samples_per_eval_prompt: PositiveInt = 1
+    temperature: NonNegativeFloat = 1.0
     """0 is greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Share = 1.0
     top_k: TopK = -1
-    max_response_len: Annotated[int | None, Field(gt=0)] = None
-    max_prompt_len: Annotated[int | None, Field(gt=0)] = None
-    max_context_len: Annotated[int | None, Field(gt=1)] = None
-    min_new_tokens: Annotated[int | None, Field(ge=0)] = None
+    max_response_len: PositiveInt | None = None
+    max_prompt_len: PositiveInt | None = None
+    max_context_len: ContextLength | None = None
+    min_new_tokens: NonNegativeInt | None = None
     stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
-    repetition_penalty: Annotated[float | None, Field(gt=0)] = None
+    repetition_penalty: PositiveFloat | None = None
     skip_special_tokens: bool = False
     no_stop_trim: bool = True
     """Keep the stop string in the response."""
-    sampling_params: dict[str, Any] = Field(default_factory=dict)
+    sampling_params: dict[str, Any] = {}
     """Further settings of the engine's sampler, under SGLang's names (`min_p`, `frequency_penalty`, ...)."""
     custom_generate_function_path: str | None = None
     environment_path: str | None = None
     """For generate functions that act in one; --environment-path when not given."""
     tools_path: list[str] | None = None
     """What its samples may call; --tools-path when not given."""
-    plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    plugins: dict[str, dict[str, Any]] = {}
     """Options of its generate function, environment and reward, laid over the run's."""
     answer_path: str | None = None
     """What extracts answers for majority@k: a reward's name or a function's path; the data set's reward, if it can."""
-    ks: list[Annotated[int, Field(gt=0)]] | None = None
+    ks: list[PositiveInt] | None = None
     """The k of pass@k and majority@k, each at most n_samples_per_eval_prompt; 1, 2, 4, ... and n when not given."""
-    metadata_overrides: dict[str, Any] = Field(default_factory=dict)
+    metadata_overrides: dict[str, Any] = {}
     """Laid over every sample's metadata."""
 
     @model_validator(mode="after")
@@ -119,50 +123,3 @@ class EvalDataset(BaseModel):
         if taken:
             raise ValueError(f"sampling_params {taken[0]!r} has a setting of its own, or is chosen per sample")
         return self
-
-
-def _inherited(s: Settings) -> None:
-    """Evaluation uses what training uses unless told otherwise."""
-    a = s.args
-    if a.eval_reward_key is None and a.reward_key is not None:
-        s.derive("eval_reward_key", a.reward_key, "reward_key")
-    if a.eval_function_path is None and s.is_given("rollout_function_path"):
-        s.derive("eval_function_path", a.rollout_function_path, "rollout_function_path")
-    if a.resume is not None and s.command not in ("eval", "show"):
-        raise ConfigError(f"{s.cite('resume')} is for slime eval; slime {s.command} goes on with --load RUN.")
-
-
-def _datasets(s: Settings) -> None:
-    """`args.eval_datasets`, and something to evaluate when asked to."""
-    from slime_core.config.eval_config import resolve_eval_datasets  # which reads the schema
-
-    a = s.args
-    if s.is_absent("eval_config"):
-        return
-    source = "eval_config" if a.eval_config else "eval_prompt_data"
-    a.eval_datasets, warnings = resolve_eval_datasets(a, str(s.origins[source]))
-    s.warnings += warnings
-    if a.eval_datasets or a.eval_function_path:
-        return
-    if a.eval_interval is not None:
-        s.warnings.append(
-            f"{s.cite('eval_interval')}: no data: give --eval-prompt-data NAME PATH or --eval-config FILE."
-        )
-        s.derive("eval_interval", None, "no evaluation data")
-    if s.command == "eval":
-        raise ConfigError("nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE.")
-
-
-def _answers_are_bounded(s: Settings) -> None:
-    """Without a limit an untrained model may never stop."""
-    for d in s.args.eval_datasets if s.command == "eval" and not s.args.eval_function_path else ():
-        if d.max_response_len is None and d.max_context_len is None:
-            raise ConfigError(f"evaluation of {d.name!r} needs --eval-max-response-len N or --eval-max-context-len N.")
-
-
-RULES: tuple[Rule, ...] = (
-    _inherited,
-    Exclusive("eval_config", "eval_prompt_data"),
-    _datasets,
-    _answers_are_bounded,
-)

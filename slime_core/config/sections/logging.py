@@ -5,10 +5,10 @@ from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, NonNegativeFloat, PositiveInt
 from pydantic_core import PydanticCustomError
 
-from slime_core.config.sections.base import FILE, Flag, NoEffect, Refused, Rule, Section
+from slime_core.config.sections.base import File, NoEffect, Refused, Rule, Section, Share, Switch
 from slime_core.distributions import BUNDLE, installed
 from slime_core.errors import ConfigError
 
@@ -44,11 +44,11 @@ class LoggingArgs(Section):
     """Metrics of the correct samples alone; reward 1 is correct."""
     log_samples: Annotated[str, AfterValidator(_all_none_or_number)] = "all"
     """Samples that a run keeps, per rollout and evaluation: all, none, or so many."""
-    log_samples_budget: Annotated[int, Field(gt=0)] = 10_000_000_000
+    log_samples_budget: PositiveInt = 10_000_000_000
     """Bytes of kept samples; above it old rollouts keep their best, worst, failed and a few others, then none."""
     use_tensorboard: bool | None = None
     """Write TensorBoard event files; where tensorboard is installed when not given."""
-    tb_project_name: Annotated[str | None, FILE] = None
+    tb_project_name: File = None
     """Directory of TensorBoard event files."""
     tb_experiment_name: str | None = None
     """Name of the run in TensorBoard."""
@@ -56,7 +56,7 @@ class LoggingArgs(Section):
     """Log to Weights & Biases."""
     wandb_mode: Literal["online", "offline", "disabled"] | None = None
     """Mode of Weights & Biases."""
-    wandb_dir: Annotated[str | None, FILE] = None
+    wandb_dir: File = None
     """Directory of Weights & Biases files."""
     wandb_key: str | None = None
     """API key of Weights & Biases."""
@@ -68,7 +68,7 @@ class LoggingArgs(Section):
     """Group in Weights & Biases."""
     wandb_project: str | None = None
     """Project in Weights & Biases."""
-    wandb_random_suffix: Annotated[bool, Flag(off="--disable-wandb-random-suffix")] = True
+    wandb_random_suffix: Switch = True
     """Add a random suffix to the name of the run."""
     wandb_always_use_train_step: bool = False
     """Use optimizer steps for all metrics."""
@@ -83,37 +83,37 @@ class DebugArgs(Section):
     """Generate, score, log and save samples without training; no trainer is built."""
     debug_train_only: bool = False
     """Start no engine; needs --load-debug-rollout-data, or a rollout function that generates nothing, such as sft."""
-    save_debug_rollout_data: Annotated[str | None, FILE] = None
+    save_debug_rollout_data: File = None
     """JSONL file for the samples of each rollout and evaluation; {rollout_id}, counted from 0, is filled in."""
-    load_debug_rollout_data: Annotated[str | None, FILE] = None
+    load_debug_rollout_data: File = None
     """Train on samples saved by --save-debug-rollout-data, without engine or data; {rollout_id} is filled in."""
-    load_debug_rollout_data_subsample: Annotated[float | None, Field(gt=0, le=1)] = None
+    load_debug_rollout_data_subsample: Share | None = None
     """Part of the loaded groups to take: half of it from the head, half from the tail."""
-    load_forge_rollout_data: Annotated[str | None, FILE] = None
+    load_forge_rollout_data: File = None
     """Train on samples made by another tool."""
-    save_debug_train_data: Annotated[str | None, FILE] = None
+    save_debug_train_data: File = None
     """JSONL file for the train batch of each rollout, advantages included; {rollout_id} is filled in."""
-    dump_details: Annotated[str | None, FILE] = None
+    dump_details: File = None
     """Directory for samples and train batches of every rollout, and the tokenizer."""
     memory_snapshot_dir: str = "."
     """Directory of memory snapshots."""
-    memory_snapshot_num_steps: Annotated[int | None, Field(gt=0)] = None
+    memory_snapshot_num_steps: PositiveInt | None = None
     """Steps recorded in a memory snapshot."""
     memory_recorder: Literal["torch", "memray"] = "torch"
     """What records memory."""
     record_memory_history: bool = False
     """Record memory allocations."""
-    profile_target: list[ProfileTarget] = Field(default=["train_overall"])
+    profile_target: list[ProfileTarget] = ["train_overall"]
     """What is profiled."""
     ci_test: bool = False
     """Checks for continuous integration."""
     ci_disable_kl_checker: bool = False
     """Leave out the check of the KL."""
-    ci_train_rollout_logprob_abs_diff_threshold: Annotated[float, Field(ge=0)] = 0.1
+    ci_train_rollout_logprob_abs_diff_threshold: NonNegativeFloat = 0.1
     """Largest distance of trainer and engine log-probs."""
-    ci_save_grad_norm: Annotated[str | None, FILE] = None
+    ci_save_grad_norm: File = None
     """File for gradient norms; {role}, {rollout_id} and {step_id} are filled in."""
-    ci_load_grad_norm: Annotated[str | None, FILE] = None
+    ci_load_grad_norm: File = None
     """File of gradient norms to compare with."""
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from slime_core.config.sections.base import SPEC, Flag, Rule, Section
+from slime_core.config.sections.base import Components, Flag, Rule, Section
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 class RewardArgs(Section):
     """Reward."""
 
-    rm_type: Annotated[str | None, SPEC] = None
+    rm_type: Annotated[str | None, Flag(holds="spec")] = None
     """Reward, by plugin name."""
     custom_rm_path: str | None = None
     """Reward: a plugin name or path to fn(args, sample) or fn(args, samples); wins over --rm-type."""
-    shadow_rm_path: Annotated[list[str], Flag(append=True)] = Field(default_factory=list)
+    shadow_rm_path: Components = []
     """Rewards that score copies of the samples, beside the run's and without effect on it; as --custom-rm-path."""
     reward_key: str | None = None
     """Which entry of a reward mapping trains."""
@@ -30,14 +30,14 @@ class RewardArgs(Section):
     """Score a whole group with one call of a reward that takes a list of samples."""
     rm_url: str | None = None
     """Address of a remote reward model."""
-    rm_timeout: Annotated[float | None, Field(gt=0)] = 300.0
+    rm_timeout: PositiveFloat | None = 300.0
     """Seconds one call of the reward may run; then the sample has failed."""
     rm_workers: Annotated[int | None, Field(ge=0, le=1024)] = None
     """Processes that plain rewards run in, killed when a call overruns; 0 runs them on threads. Default: 4, or as many
     as there are cores."""
-    rm_concurrency: Annotated[int, Field(ge=1)] = 256
+    rm_concurrency: PositiveInt = 256
     """Simultaneous calls of one async reward."""
-    rm_memory_limit: Annotated[float | None, Field(gt=0)] = None
+    rm_memory_limit: PositiveFloat | None = None
     """GiB of address space of each reward process."""
     custom_reward_post_process_path: str | None = None
     """fn(args, samples) that returns (raw_rewards, rewards); the estimator's group statistics when not given."""

@@ -1,14 +1,25 @@
-"""Settings of generation: model, sampling, scheduling of groups, engines."""
+"""Settings of generation: model, sampling, scheduling of groups, engines, environments, sandboxes and tools."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import PositiveFloat, PositiveInt
 
-from slime_core.config.sections.base import FILE, Flag, Refused, Rule, Section, Seed, TopK
+from slime_core.config.sections.base import (
+    Components,
+    ContextLength,
+    File,
+    Refused,
+    Rule,
+    Section,
+    Seed,
+    Share,
+    Spec,
+    TopK,
+)
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +30,7 @@ if TYPE_CHECKING:
 class ModelArgs(Section):
     """Model."""
 
-    hf_checkpoint: Annotated[str | None, FILE] = None
+    hf_checkpoint: File = None
     """Directory in Hugging Face layout, or a model of the hub, `org/name[@revision]`: initial weights, configuration
     and tokenizer."""
     model: str | None = None
@@ -28,7 +39,7 @@ class ModelArgs(Section):
     """Model family, when it is not the one named in the checkpoint's configuration."""
     custom_model_provider_path: str | None = None
     """Function that builds the trainer's model."""
-    padded_vocab_size: Annotated[int | None, Field(gt=0)] = None
+    padded_vocab_size: PositiveInt | None = None
     """Vocabulary size the embedding is padded to."""
 
 
@@ -39,19 +50,19 @@ class RolloutArgs(Section):
     """Replaces the whole rollout: a plugin name or path to fn(args, rollout_id, data_source, evaluation=False)."""
     custom_generate_function_path: str | None = None
     """Generates one sample: a plugin name or path to fn(args, sample, sampling_params); single_turn when not given."""
-    max_turns: Annotated[int | None, Field(gt=0)] = None
+    max_turns: PositiveInt | None = None
     """Turns of a generate function of several turns, which has a limit of its own when not given."""
-    rollout_temperature: Annotated[float, Field(gt=0)] = 1.0
+    rollout_temperature: PositiveFloat = 1.0
     """Sampling temperature; the trainer divides its logits by it too."""
-    rollout_top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    rollout_top_p: Share = 1.0
     """Nucleus sampling."""
     rollout_top_k: TopK = -1
     """Sample from the k likeliest tokens; -1 is all."""
-    rollout_max_context_len: Annotated[int | None, Field(gt=1)] = None
+    rollout_max_context_len: ContextLength | None = None
     """Longest prompt and response together, in tokens."""
-    rollout_max_prompt_len: Annotated[int | None, Field(gt=0)] = None
+    rollout_max_prompt_len: PositiveInt | None = None
     """Longer prompts are left out, in tokens."""
-    rollout_max_response_len: Annotated[int | None, Field(gt=0)] = None
+    rollout_max_response_len: PositiveInt | None = None
     """Longest response, in tokens; what the model's context leaves when neither this nor a context is given."""
     rollout_skip_special_tokens: bool = False
     """Leave special tokens out of the response text."""
@@ -63,15 +74,15 @@ class RolloutArgs(Section):
     """Shuffle the prompts every epoch."""
     rollout_seed: Seed = 42
     """Seed of shuffling and sampling."""
-    over_sampling_batch_size: Annotated[int | None, Field(gt=0)] = None
+    over_sampling_batch_size: PositiveInt | None = None
     """Prompts started at a time until enough groups pass the filter; --rollout-batch-size when not given."""
-    dynamic_sampling_budget: Annotated[int, Field(gt=0)] = 16
+    dynamic_sampling_budget: PositiveInt = 16
     """Rollouts' worth of prompts that one rollout may draw, so that too many dropped groups do not go on for ever."""
     dynamic_sampling_on_exhausted: Literal["stop", "keep", "shrink"] = "stop"
     """When that budget is spent: stop the run, keep the best of the dropped groups, or train on fewer groups."""
     dynamic_sampling_filter_path: str | None = None
     """Keeps or drops a scored group: a plugin name or path to fn(args, samples)."""
-    shadow_filter_path: Annotated[list[str], Flag(append=True)] = Field(default_factory=list)
+    shadow_filter_path: Components = []
     """Filters that decide on copies of the groups, beside the run's and without effect on it."""
     partial_rollout: bool = False
     """Put groups that are unfinished at the end of a rollout back, and go on with them in the next."""
@@ -79,7 +90,7 @@ class RolloutArgs(Section):
     """Do not train on tokens that an earlier rollout generated."""
     buffer_filter_path: str | None = None
     """Takes groups out of the buffer: a plugin name or path to fn(args, rollout_id, buffer, num_samples)."""
-    rollout_sample_hook_path: Annotated[list[str], Flag(append=True)] = Field(default_factory=list)
+    rollout_sample_hook_path: Components = []
     """fn(args, sample[, rollout_id][, evaluation]), plain or async, called between generation and reward;
     repeatable."""
     rollout_sample_filter_path: str | None = None
@@ -91,15 +102,15 @@ class RolloutArgs(Section):
     """fn(args, rollout_id, rollout_data) called in the trainer once advantages are known."""
     custom_convert_samples_to_train_data_path: str | None = None
     """fn(args, samples) that makes the train data."""
-    rollout_timeout: Annotated[float | None, Field(gt=0)] = 3600.0
+    rollout_timeout: PositiveFloat | None = 3600.0
     """Seconds the generation of one sample may take; longer ones fail."""
-    max_consecutive_failures: Annotated[int, Field(gt=0)] = 64
+    max_consecutive_failures: PositiveInt = 64
     """So many samples failing one after the other stop the run."""
     rollout_buffer_url: str | None = None
     """Address of an external rollout buffer."""
     fetch_trajectory_retry_times: int = -1
     """How often fetching from the external buffer is tried; -1 is without end."""
-    min_batch_collection_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_batch_collection_ratio: Share = 1.0
     """Part of the batch the external buffer must have collected."""
     rollout_task_type: str = "math"
     """Task type sent to the external rollout buffer."""
@@ -108,36 +119,71 @@ class RolloutArgs(Section):
 class EngineArgs(Section):
     """Rollout engine."""
 
-    engine_max_running_requests: Annotated[int, Field(gt=0)] = 256
+    engine_max_running_requests: PositiveInt = 256
     """Sequences the embedded engine decodes together."""
-    engine_max_context_len: Annotated[int | None, Field(gt=1)] = None
+    engine_max_context_len: ContextLength | None = None
     """Longest prompt and response together that the embedded engine accepts; by default --rollout-max-context-len or
     --eval-max-context-len, whichever is longer, and never more than the model was made for."""
-    engine_max_tokens: Annotated[int | None, Field(gt=0)] = None
+    engine_max_tokens: PositiveInt | None = None
     """Capacity of the embedded engine's key-value cache, in tokens; sized to the requests when not given."""
     engine_prefix_cache: bool = True
     """Share the key-value cache of common prefixes."""
-    engine_python: Annotated[str | None, FILE] = None
+    engine_python: File = None
     """Python interpreter of the environment the rollout engine's server is installed in, such as
     /path/to/venv/bin/python; by default this one."""
-    sglang_server_concurrency: Annotated[int, Field(gt=0)] = 512
+    sglang_server_concurrency: PositiveInt = 512
     """Samples being generated at the same time, per engine."""
     engine_router: bool = True
     """Start a router in front of the rollout servers; without one, requests go to the servers themselves."""
-    engine_start_timeout: Annotated[float, Field(gt=0)] = 600.0
+    engine_start_timeout: PositiveFloat = 600.0
     """Seconds that a server or router which slime launches has until it is ready."""
     sglang_router_ip: str | None = None
     """Address of a router that is already running."""
     sglang_router_port: int | None = None
     """Port of a router that is already running."""
-    sglang_router_request_timeout_secs: Annotated[int, Field(gt=0)] = 14400
+    sglang_router_request_timeout_secs: PositiveInt = 14400
     """Seconds a request may take."""
-    sglang_config: Annotated[str | None, FILE] = None
+    sglang_config: File = None
     """YAML file with the models to serve and their groups of servers; docs/engines/sglang-config.md."""
-    prefill_num_servers: Annotated[int | None, Field(gt=0)] = None
+    prefill_num_servers: PositiveInt | None = None
     """So many engines only prefill, and the others only decode."""
     rollout_external_engine_addrs: list[str] | None = None
     """Addresses of engines that are already running."""
+
+
+class EnvironmentArgs(Section):
+    """Environment."""
+
+    environment_path: str | None = None
+    """Environment that samples act in: a plugin name or a path to a class(args); a row's metadata may name another as
+    environment_path. Sets --custom-generate-function-path multi_turn."""
+    environment_step_timeout: PositiveFloat = 60.0
+    """Seconds that building, resetting, stepping or closing an environment may take each; then the sample fails, or is
+    cut, as its generator declares."""
+    environment_threads: PositiveInt = 512
+    """Environments with plain methods that may exist at once, hanging ones included; each has a thread."""
+
+
+class SandboxArgs(Section):
+    """Sandboxes."""
+
+    sandbox_isolation: Literal["require", "best-effort", "none"] = "require"
+    """require: the run does not start where a sandbox cannot be isolated completely; best-effort: it starts with a
+    warning that says what is missing, unless programs could write slime's files and memory; none: it starts, and
+    programs may do all that your user may."""
+    sandbox_concurrency: PositiveInt = 32
+    """Sandboxes that a rollout process keeps at once; one that is needed by another sample is given up, and rebuilt
+    from what ran in it."""
+
+
+class ToolArgs(Section):
+    """Tools."""
+
+    tools_path: Components = []
+    """Something the model may call: a plugin name or path to a function with annotations, or to a list of them; its
+    schema is given to the chat template. Repeatable."""
+    tool_call_parser: Spec = "auto"
+    """How the model writes tool calls: a parser's name or path; auto takes the one that knows the chat template."""
 
 
 def model_is_named(s: Settings) -> None:

@@ -6,10 +6,10 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import PositiveInt
 
 from slime_core.config.run_files import RUN_FILES
-from slime_core.config.sections.base import FILE, SPEC, Exclusive, Flag, Refused, Rule, Section, Seed
+from slime_core.config.sections.base import Exclusive, File, Flag, Refused, Rule, Section, Seed, Spec
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
@@ -18,38 +18,36 @@ if TYPE_CHECKING:
 class RunArgs(Section):
     """Run."""
 
-    config: Annotated[list[str], Flag(append=True, metavar="FILE")] = Field(default_factory=list)
+    config: Annotated[list[str], Flag(append=True, metavar="FILE")] = []
     """YAML file with settings, one per line, named as the flags; repeatable, later files win."""
-    run_dir: Annotated[str | None, FILE] = None
+    run_dir: File = None
     """Directory for config.yaml, metrics.jsonl and summary.json; when not given, --save, or outputs/COMMAND, or
     outputs/COMMAND-2 and so on where that holds a run."""
     overwrite: bool = False
     """Replace the run that the run directory holds, once the new one has its first record; until then it stays."""
     prepare_path: str | None = None
     """Recipe that creates missing inputs (model, data) before the run: a name, or a path to a function(args)."""
-    preflight: Annotated[bool, Flag(off="--no-preflight")] = True
+    preflight: Annotated[bool, Flag(off="no")] = True
     """Before the run, try every component in a fresh process and look at data, tokenizer, paths and disk space."""
-    trace: Annotated[bool, Flag(off="--no-trace")] = True
+    trace: Annotated[bool, Flag(off="no")] = True
     """Record when each sample and step began and ended, in trace.jsonl of the run directory, for slime plan --trace."""
     profile: bool = False
     """Say at the end where the time went, and write it for Perfetto, into profile/trace.json of the run directory."""
-    plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR", holds="path")] = Field(
-        default_factory=list
-    )
+    plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR", holds="path")] = []
     """Directory searched for plugin distributions that are not installed; repeatable."""
     no_plugins: bool = False
     """Safe mode: slime's own plugins only; no other hook plugin or component, no plugin directory."""
-    plugins: Annotated[dict[str, dict[str, Any]], Flag(holds="marked")] = Field(default_factory=dict)
+    plugins: Annotated[dict[str, dict[str, Any]], Flag(holds="marked")] = {}
     """Options of plugins, {name: {option: value}}; from YAML, or one at a time by --set plugins.NAME.OPTION=VALUE."""
-    custom_config_path: Annotated[str | None, FILE] = None
+    custom_config_path: File = None
     """YAML file; keys that are settings are settings, all others become attributes of args for your functions."""
-    train_backend: Annotated[str, SPEC] = "auto"
+    train_backend: Spec = "auto"
     """Trainer, by plugin name. auto: megatron where one of Megatron's flags or GPUs for training are given, else
     embedded."""
-    rollout_engine: Annotated[str, SPEC] = "auto"
+    rollout_engine: Spec = "auto"
     """Rollout engine, by plugin name. auto: sglang where one of SGLang's flags or GPUs for inference are given, else
     embedded."""
-    launcher: Annotated[str, SPEC] = "auto"
+    launcher: Spec = "auto"
     """Where the stages live, by plugin name. inline: in this process, and further trainer processes of this machine;
     ray: in actors of a Ray cluster; auto: the one that is named otherwise, ray by --ray-address, by the environment
     variable RAY_ADDRESS and in a Ray job, else inline."""
@@ -68,7 +66,7 @@ class RunArgs(Section):
     """An engine in this process steps only while no reward or tool runs, so that results do not depend on timing."""
     true_on_policy_mode: bool = False
     """Trainer and engine compute the same log-probs bit for bit, which every rollout is checked for; slower."""
-    num_threads: Annotated[int | None, Field(gt=0)] = None
+    num_threads: PositiveInt | None = None
     """CPU threads of this process; torch's choice when not given. A run repeats bit for bit with the same number."""
     seed: Seed = 1234
     """Seed of initialisation, dropout and the trainer."""

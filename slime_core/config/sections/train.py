@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from slime_core.config.sections.base import FILE, Exclusive, NoEffect, Refused, Rule, Section
+from slime_core.config.sections.base import Decay, Exclusive, File, NoEffect, Refused, Rule, Section
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,37 +19,37 @@ NamePatterns = Annotated[list[str] | None, Field(min_length=1)]
 class OptimizerArgs(Section):
     """Optimizer."""
 
-    lr: Annotated[float, Field(ge=0)] = 1e-6
+    lr: NonNegativeFloat = 1e-6
     """Learning rate."""
-    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of the decay."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "constant"
     """Shape of the decay from --lr to --min-lr; constant: none, so a run can go on for longer."""
-    lr_decay_iters: Annotated[int | None, Field(gt=0)] = None
+    lr_decay_iters: PositiveInt | None = None
     """Optimizer steps of the decay; all steps of the run when not given."""
-    lr_warmup_iters: Annotated[int, Field(ge=0)] = 0
+    lr_warmup_iters: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
     lr_warmup_fraction: Annotated[float | None, Field(ge=0, le=1)] = None
     """Warm-up as a part of --lr-decay-iters."""
-    lr_warmup_init: Annotated[float, Field(ge=0)] = 0.0
+    lr_warmup_init: NonNegativeFloat = 0.0
     """Learning rate at the start of the warm-up."""
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
     """Shape of the last part of the WSD schedule."""
-    lr_wsd_decay_iters: Annotated[int | None, Field(gt=0)] = None
+    lr_wsd_decay_iters: PositiveInt | None = None
     """Optimizer steps of the last part of the WSD schedule."""
     override_opt_param_scheduler: bool = False
     """On --load, take this run's schedule where the checkpoint's differs."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Optimizer."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay."""
-    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta1: Decay = 0.9
     """Decay of Adam's first moment."""
-    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_beta2: Decay = 0.999
     """Decay of Adam's second moment."""
-    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    adam_eps: PositiveFloat = 1e-8
     """Added to the root of Adam's second moment."""
-    clip_grad: Annotated[float, Field(ge=0)] = 1.0
+    clip_grad: NonNegativeFloat = 1.0
     """Largest norm of the gradient; 0 does not clip."""
     reset_optimizer_states: bool = False
     """Forget the moments at the start of each rollout."""
@@ -66,13 +66,13 @@ class OptimizerArgs(Section):
 class LoraArgs(Section):
     """LoRA."""
 
-    lora_rank: Annotated[int | None, Field(gt=0)] = None
+    lora_rank: PositiveInt | None = None
     """Train adapters of this rank beside the actor's frozen matrices; all of its weights when not given."""
-    lora_alpha: Annotated[float | None, Field(gt=0)] = None
+    lora_alpha: PositiveFloat | None = None
     """Adapters count alpha / rank times; the rank, hence once, when not given."""
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    lora_dropout: Decay = 0.0
     """Only 0: passes over one sample must agree. For launch scripts that set it."""
-    lora_target_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["all-linear"])
+    lora_target_modules: Annotated[list[str], Field(min_length=1)] = ["all-linear"]
     """Modules with adapters, by the last part of their HF name (q_proj v_proj); all-linear: all but routed experts."""
 
 
@@ -91,7 +91,7 @@ class TrainArgs(Section):
     """Kernels of gated delta nets."""
     allgather_cp: bool = False
     """Contiguous layout for context parallelism."""
-    megatron_config_path: Annotated[str | None, FILE] = None
+    megatron_config_path: File = None
     """YAML file with settings per role."""
     custom_megatron_init_path: str | None = None
     """fn(args) called once the trainer is initialised."""
@@ -107,9 +107,9 @@ class TrainArgs(Section):
     """MoE layers that use the engine's matrix kernels in the forward pass."""
     megatron_deepgemm_moe_forward_modules: list[str] | None = None
     """MoE modules that use the engine's matrix kernels in the forward pass."""
-    mtp_num_layers: Annotated[int | None, Field(gt=0)] = None
+    mtp_num_layers: PositiveInt | None = None
     """Layers for multi-token prediction."""
-    mtp_loss_scaling_factor: Annotated[float, Field(ge=0)] = 0.2
+    mtp_loss_scaling_factor: NonNegativeFloat = 0.2
     """Weight of the multi-token prediction loss."""
     enable_mtp_training: bool = False
     """Train the multi-token prediction layers."""
@@ -123,16 +123,16 @@ class WeightArgs(Section):
     update_weight_transport: str = "auto"
     """How weights reach the engine: tensor (memory), distributed (broadcast), disk (files), delta (what changed) or
     another plugin; auto is the engine's best, nccl tensor or distributed."""
-    update_weight_buffer_size: Annotated[int, Field(gt=0)] = 512 * 1024**2
+    update_weight_buffer_size: PositiveInt = 512 * 1024**2
     """Bytes of weights sent to servers at a time."""
-    update_weight_timeout: Annotated[float, Field(gt=0)] = 600.0
+    update_weight_timeout: PositiveFloat = 600.0
     """Seconds a server has for one step of a weight update, such as a bucket."""
     update_weight_pause_mode: Literal["abort", "in_place", "retract"] | None = None
     """Requests in flight end, go on with the old cache, or are read again; by default the last, where SGLang can, and
     the second on the embedded engine."""
-    update_weights_interval: Annotated[int, Field(gt=0)] = 1
+    update_weights_interval: PositiveInt = 1
     """Rollouts between weight updates with --async; without it every rollout has the newest weights."""
-    update_weight_disk_dir: Annotated[str | None, FILE] = None
+    update_weight_disk_dir: File = None
     """Directory for transports that write files (disk, delta), seen by trainer and engines."""
     update_weight_disk_keep_files: bool = False
     """Keep the files of past weight versions."""
@@ -140,11 +140,11 @@ class WeightArgs(Section):
     """How a delta is written."""
     update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = "xxh3-128"
     """Checksum of a delta."""
-    update_weight_local_checkpoint_dir: Annotated[str | None, FILE] = None
+    update_weight_local_checkpoint_dir: File = None
     """Directory on the engine's host that deltas are applied to; local_weights in the run directory when not given."""
     update_weight_puller_addrs: list[str] | None = None
     """HOST:PORT of each `slime pull-weights` beside engines that are already running."""
-    update_weight_start_version: Annotated[int, Field(ge=0)] = 0
+    update_weight_start_version: NonNegativeInt = 0
     """Weight version before the first update."""
     custom_update_weight_post_write_path: str | None = None
     """fn(args, version_dir, rollout_engines) called once weights are on disk."""
@@ -155,31 +155,31 @@ class WeightArgs(Section):
 class CheckpointArgs(Section):
     """Checkpoint."""
 
-    save: Annotated[str | None, FILE] = None
+    save: File = None
     """Directory for checkpoints; the run directory when not given."""
-    load: Annotated[str | None, FILE] = None
+    load: File = None
     """Directory of checkpoints to go on from."""
-    initial_megatron_checkpoint: Annotated[str | None, FILE] = None
+    initial_megatron_checkpoint: File = None
     """Weights to start from where --load has no checkpoint: Megatron's format or Hugging Face's; the tokenizer and the
     configuration are those of --hf-checkpoint."""
-    save_interval: Annotated[int | None, Field(gt=0)] = None
+    save_interval: PositiveInt | None = None
     """Rollouts between checkpoints; when not given, one every --save-minutes. Also after the last rollout, and where a
     signal ends the run."""
-    save_minutes: Annotated[float, Field(gt=0)] = 10.0
+    save_minutes: PositiveFloat = 10.0
     """Longest time between checkpoints where --save-interval is not given, if no rollout takes longer."""
-    drain_timeout: Annotated[float, Field(gt=0)] = 300.0
+    drain_timeout: PositiveFloat = 300.0
     """Seconds from SIGTERM or ctrl-C to the end of the run; until then it finishes its training step and commits."""
-    max_trainer_restarts: Annotated[int, Field(ge=0)] = 0
+    max_trainer_restarts: NonNegativeInt = 0
     """Largest number of restarts of trainer ranks that died, from the last commit (see --save-interval and
     --save-minutes), with the engines as they are; for --launcher ray. 0: the run ends, and --load resumes it."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the weights in checkpoints; float32 resumes bit for bit."""
-    save_shard_size: Annotated[float, Field(gt=0)] = 5.0
+    save_shard_size: PositiveFloat = 5.0
     """Largest file of weights in Hugging Face layout, in GB (10^9 bytes)."""
-    keep_checkpoints: Annotated[int, Field(ge=0)] = 2
+    keep_checkpoints: NonNegativeInt = 2
     """Number of newest checkpoints to keep; of older ones, the best by each evaluation data set is kept, too. 0 keeps
     all."""
-    save_hf: Annotated[str | None, FILE] = None
+    save_hf: File = None
     """Also export each checkpoint's model here, in Hugging Face layout; {rollout_id} is filled in."""
     async_save: bool = False
     """Go on while the checkpoint is written."""
@@ -193,13 +193,13 @@ class CheckpointArgs(Section):
     """Start with freshly seeded random number generators."""
     finetune: bool = False
     """Take only the weights of --load and start with the first rollout."""
-    ckpt_step: Annotated[int | None, Field(ge=0)] = None
+    ckpt_step: NonNegativeInt | None = None
     """Commit of --load by the number in its directory's name (3: rollout_0000003); the newest when not given."""
-    ref_load: Annotated[str | None, FILE] = None
+    ref_load: File = None
     """Model, commit or run directory of the reference; --hf-checkpoint when not given."""
-    ref_ckpt_step: Annotated[int | None, Field(ge=0)] = None
+    ref_ckpt_step: NonNegativeInt | None = None
     """Commit of --ref-load by the number in its directory's name; the newest when not given."""
-    ref_update_interval: Annotated[int | None, Field(gt=0)] = None
+    ref_update_interval: PositiveInt | None = None
     """Rollouts between copies of the policy into the reference."""
 
 

@@ -12,7 +12,7 @@ from slime_agent_base_url import AgentServer
 
 from slime_core import Sample
 from tests.agent_toys import PARAMS, ToyTokenizer
-from tests.unit.engines.sglang_api.servers import Server, answer, engine_at, servers, sse, well
+from tests.unit.engines.sglang.api.servers import Server, answer, engine_at, servers, sse, well
 from tests.until import until
 
 ASK: Any = [{"role": "user", "content": "hi"}]

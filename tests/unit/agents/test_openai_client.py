@@ -308,36 +308,6 @@ def test_a_client_that_leaves_ends_its_request_and_counts_for_nothing(serve: Any
     asyncio.run(run())
 
 
-def test_an_interrupted_run_comes_back_as_it_was_given(serve: Any) -> None:
-    async def run() -> None:
-        async with serve(["fine", Reply("so", "abort")]) as (server, session, _):
-            async with client(server, session) as api:
-                await api.chat.completions.create(model="m", messages=say("x"))
-                with pytest.raises(openai.InternalServerError, match="interrupted"):
-                    await api.chat.completions.create(model="m", messages=say("y"))
-            assert session.aborted.is_set()
-            (sample,) = await server.finish_session(session.key, 1.0)
-            assert (sample.status, sample.response_length, sample.reward) == ("aborted", 0, None)
-
-    asyncio.run(run())
-
-
-def test_sub_agents_ask_at_the_same_time(serve: Any) -> None:
-    async def run() -> None:
-        async with serve(lambda request: f"answer {len(request.input_ids)}<|end|>") as (server, session, engine):
-            async with client(server, session) as api:
-                asks = [api.chat.completions.create(model="m", messages=say("x" * n)) for n in range(1, 9)]
-                answers = await asyncio.gather(*asks)
-            samples = await server.finish_session(session.key, 0.25)
-            assert len(samples) == len(answers) == 8
-            assert {s.rollout_id for s in samples} == {7}
-            assert {s.reward for s in samples} == {0.25}
-            seeds = {r.sampling_params.get("sampling_seed") for r in engine.requests}
-            assert seeds == {None}
-
-    asyncio.run(run())
-
-
 def test_sampling_of_the_client_counts_in_evaluation_only(serve: Any) -> None:
     async def run(evaluation: bool) -> Any:
         limits = SessionLimits(client_sampling=True)

@@ -231,11 +231,6 @@ def test_the_threshold_is_exclusive(threshold: int, samples: int) -> None:
     assert len(agent.lines()) == samples
 
 
-def test_a_long_rewritten_answer_is_a_fork_that_keeps_it() -> None:
-    agent = rewritten(4, "hello wurld", "hello world")
-    assert [trained for _, trained in agent.texts()] == ["hello wurld<|end|>", "B<|end|>"]
-
-
 def test_an_answer_rewritten_once_stays_the_same_message() -> None:
     agent = rewritten(1024, "hello wurld", "hello world")
     agent.ask([user("a"), assistant("hello world"), user("b"), assistant("B"), user("c")], "C")
@@ -250,14 +245,6 @@ def test_going_back_to_what_was_sampled_is_a_fork() -> None:
     assert last.prompt.held is not None
     assert last.prompt.held.output.text == "hello wurld", "what came after the rewritten one is not held here"
     assert [trained for _, trained in agent.texts()] == ["B<|end|>", "C<|end|>"]
-
-
-def test_an_answer_with_followers_is_not_rewritten() -> None:
-    agent = Agent()
-    agent.ask([user("a")], "hello")
-    agent.ask([user("a"), assistant("hello"), user("b")], "B")
-    agent.ask([user("a"), assistant("jello"), user("b")], "C")
-    assert [trained for _, trained in agent.texts()] == ["hello<|end|>B<|end|>", "C<|end|>"]
 
 
 def test_a_rewrite_before_the_last_answer_is_a_fork() -> None:
@@ -292,16 +279,6 @@ def test_missing_log_probs_are_an_error_and_never_zeros() -> None:
     agent.ask([user("a")], "A").output.log_probs.clear()
     with pytest.raises(ValueError, match="but 0 log-probs"):
         agent.lines()
-
-
-def test_an_answer_that_never_arrived_is_forgotten() -> None:
-    agent = Agent()
-    agent.ask([user("a")], "A")
-    place = agent.tree.find([user("a"), assistant("A"), user("b")])
-    agent.ask([user("a"), assistant("A"), user("b")], "B")
-    agent.tree.forget(agent.tree.find([user("a"), assistant("A"), user("b"), assistant("B")]).last)
-    assert [trained for _, trained in agent.texts()] == ["A<|end|>"]
-    assert agent.tree.find([user("a"), assistant("A"), user("b")]).known == place.known
 
 
 def test_versions_travel_turn_by_turn() -> None:

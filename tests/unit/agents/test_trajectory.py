@@ -5,17 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_agent_base_url.trajectory import Trajectory
 
 from slime_core import Sample, SampleStatus
-from slime_core.data.dumps import read_samples, write_samples
 from slime_core.sample import GenerationOutput, admission
 from slime_core.sample.provenance import NOT_SAMPLED, Source
 
@@ -111,7 +108,6 @@ def check_written(trajectory: Trajectory, reference: Reference) -> None:
         assert sample == before, "the door has nothing to add"
 
 
-@settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_any_interleaving_keeps_all_columns_aligned(moves: list[tuple[Any, ...]]) -> None:
     prompt = Sample(index=4, prompt="p", tokens=[7, 8, 9])
@@ -138,7 +134,6 @@ def test_any_interleaving_keeps_all_columns_aligned(moves: list[tuple[Any, ...]]
         check_written(*pair)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(IDS, st.sampled_from(["sampled", "tool", "template", "withhold"])), max_size=8))
 def test_appending_to_samples_tells_the_same_as_a_trajectory(pieces: list[tuple[list[int], str]]) -> None:
     sample = Sample(prompt="p", tokens=[1, 2])
@@ -165,13 +160,6 @@ def _long_lived() -> Sample:
     trajectory.add_sampled(sampled([7, 8], 2))
     trajectory.withhold(3, 5, "role")
     return written(trajectory, 2)
-
-
-def test_spans_survive_dumps() -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "0.jsonl"
-        write_samples(path, [_long_lived()])
-        assert read_samples(path)[0].spans == _long_lived().spans
 
 
 def test_what_is_written() -> None:

@@ -195,11 +195,6 @@ def test_each_corruption_is_named(commit: Path, name: str) -> None:
     assert len(problems) <= 4, "one fault is not a flood"
 
 
-def test_rewriting_alone_corrupts_nothing(commit: Path) -> None:
-    rewrite(commit, lambda events, found, state: None)
-    assert check(commit).problems == []
-
-
 def test_staleness_is_held_to_the_limit(commit: Path) -> None:
     def age(events: Events, found: Any, state: Any) -> None:
         _of(events, "taken", group=1)["versions"] = [0, 1]
@@ -240,19 +235,6 @@ def test_what_waits_for_training_is_not_held_to_the_limit_yet(commit: Path) -> N
     history = dataclasses.replace(read_history(commit), rollout_id=4)
     (line,) = [line for line in verify(history).problems if "staleness" in line]
     assert line.startswith("group 14 trained weights of version 4 at rollout 5 with tokens of version 1: staleness 3")
-
-
-def test_what_was_given_back_is_held_to_the_limit_when_it_is_taken_again(commit: Path) -> None:
-    """A run of another mode gives a rollout that waits back; its groups may be drawn for the same rollout again."""
-    back = [{"event": kind, "group": 14, "samples": [28, 29]} for kind in ("buffered", "drawn")]
-    taken = {"event": "taken", "group": 14, "rollout": 4, "samples": 2, "version": 5}
-    for versions, told in (([4, 5], []), ([3, 5], ["version 5 at rollout 5 with tokens of version 3"])):
-        copied = shutil.copytree(commit.parent, commit.parent.parent / f"from_{versions[0]}") / commit.name
-        rewrite(copied, _ahead(*back, {**taken, "versions": versions}), max_staleness=1)
-        history = dataclasses.replace(read_history(copied), rollout_id=4)
-        stale = [line for line in verify(history).problems if "staleness" in line]
-        assert len(stale) == len(told)
-        assert all(part in line for part, line in zip(told, stale, strict=True))
 
 
 def test_what_is_declared_is_allowed(commit: Path) -> None:

@@ -30,11 +30,6 @@ def test_commit_is_found_with_its_state(tmp_path: Path) -> None:
     assert (store.root / LATEST).read_text().strip() == "rollout_0000004"
 
 
-def test_nothing_to_find(tmp_path: Path) -> None:
-    assert find(tmp_path) is None
-    assert find(tmp_path / "missing") is None
-
-
 def test_keep_prunes_the_oldest(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     for rollout_id in range(4):
@@ -194,7 +189,3 @@ def test_file_system_errors_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot save to"):
         CheckpointStore(tmp_path / "file" / "checkpoints").commit(0, {}, [])
-
-
-def test_a_commit_that_was_made_again_is_of_the_same_rollout() -> None:
-    assert [rollout_of(Path(name)) for name in ("rollout_0000007", "run/rollout_0000007.01")] == [7, 7]

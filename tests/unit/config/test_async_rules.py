@@ -81,13 +81,6 @@ def test_the_buffer_counts_rollouts(load: Load) -> None:
         load("--async", "--async-mode", "full", "--async-buffer-size", "4", "--async-buffer-groups", "8")
 
 
-def test_evaluation_takes_a_training_configuration_as_it_is(tmp_path: Path) -> None:
-    argv = (
-        "--hf-checkpoint /m --rm-type math --eval-prompt-data held e.jsonl --eval-max-response-len 4 --async --colocate"
-    )
-    assert load_settings(argv.split(), command="eval", env={}).args.async_training
-
-
 @pytest.mark.parametrize("key", ["async", "async_training"])
 def test_files_and_variables_may_spell_it_as_the_flag_is(load: Load, tmp_path: Path, key: str) -> None:
     (tmp_path / "run.yaml").write_text(f"{key}: true\n")
@@ -97,17 +90,3 @@ def test_files_and_variables_may_spell_it_as_the_flag_is(load: Load, tmp_path: P
     again = tmp_path / "again.yaml"
     again.write_text(settings.to_yaml(changed=True))
     assert load_settings(["--config", str(again)], env={}).args.async_training
-
-
-def test_the_asynchronous_demo_is_the_demo_with_asynchrony() -> None:
-    root = Path(__file__).parents[3]
-    demo, further = (
-        root / "plugins/commands/slime_commands/init/templates/demo.yaml",
-        root / "examples/demo-async.yaml",
-    )
-    files = [f"--config={file}" for file in (demo, further)]
-    demo, both = (load_settings(argv, env={}) for argv in (files[:1], files))
-    assert not both.warnings
-    changed = {name for name, value in vars(both.args).items() if value != getattr(demo.args, name)}
-    asynchrony = {"async_training", "async_mode", "async_buffer_groups", "max_staleness", "eval_in_background"}
-    assert changed == asynchrony | {"use_tis", "save", "run_dir", "config"}

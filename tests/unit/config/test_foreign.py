@@ -12,7 +12,7 @@ import pytest
 from slime_core.cli.main import main
 from slime_core.config import FlagParser, ForeignFlags, load_settings
 from slime_core.config.foreign import find_owners
-from slime_core.config.origins import Entry
+from slime_core.config.settings import Entry
 from slime_core.errors import ConfigError
 from slime_core.plugins.discovery import add_directory, add_installed
 from slime_core.plugins.registry import RANK_CHECKOUT, Registry
@@ -83,12 +83,6 @@ def test_every_source_is_typed_alike_and_later_ones_win(tmp_path: Path) -> None:
     assert str(s.origins["mine_mode"]) == f"{file}:4"
 
 
-@pytest.mark.parametrize("flag", ["--no-mine-strict", "--no-mine-strictly"])
-def test_every_way_to_turn_a_toggle_off(flag: str) -> None:
-    assert load(Asked(), flag).args.mine_strict is False
-    assert load(Asked(), "--mine-strict").args.mine_strict is True
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -137,27 +131,10 @@ def test_the_help_flag_prints_the_list_and_ends(capsys: pytest.CaptureFixture[st
         load(Asked(), "--help-mine")
     assert stopped.value.code == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Mine (Mine 2.0; taken by: fast)"
-    assert "  --mine-depth N" in lines
-    assert "      How deep: 100% of it. (default: 3)" in lines
+    assert lines[0] == "Mine (Mine 2.0; taken by: fast):"
+    assert f"{'  --mine-depth N':<34}How deep: 100% of it. (default: 3)" in lines
     assert "  --mine-mode {a,b}" in lines
     assert "  --mine-expert-size, --mine-ep N" in lines
-
-
-def test_an_owner_without_prefixes_has_all_of_that_too(capsys: pytest.CaptureFixture[str]) -> None:
-    owner = ForeignFlags("Mine", lambda _: mine("my-"))
-
-    def load_it(*argv: str, env: dict[str, str] | None = None) -> Any:
-        return load_settings(argv, command="show", env=env or {}, foreign=(owner,)).args
-
-    a = load_it(*"--my-ep 4 --no-my-strict --my-sizes 1 2 --my-fast".split())  # noqa: SIM905
-    assert (a.mine_ep_size, a.my_strict, a.my_sizes, a.my_fast) == (4, False, [1, 2], True)
-    assert load_it(env={"SLIME_MY_EP": "2"}).mine_ep_size == 2
-    with pytest.raises(ConfigError, match=r"^--my-mode \(flag\): invalid choice: 'c' \(choose from 'a', 'b'\)$"):
-        load_it("--my-mode", "c")
-    with pytest.raises(SystemExit):
-        load_it("--help-all")
-    assert "my_mode" in capsys.readouterr().out
 
 
 # -- entry points ----------------------------------------------------------------------------------------

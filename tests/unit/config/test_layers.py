@@ -123,12 +123,6 @@ def test_set_says_what_it_takes(text: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_options_of_a_plugin_are_a_mapping() -> None:
-    with pytest.raises(ConfigError) as caught:
-        show("--set", "plugins.math=1")
-    assert str(caught.value) == ("plugins.math 1 (flag): must be a mapping of options, e.g. plugins.math.OPTION=VALUE")
-
-
 def test_a_missing_file_is_named_with_its_layer() -> None:
     Path("a.yaml").write_text("lr: 1\ncustom_config_path: none.yaml\n")
     with pytest.raises(ConfigError, match=r"^--custom-config-path 'none.yaml' \(a.yaml:2\): no such file$"):
@@ -137,12 +131,6 @@ def test_a_missing_file_is_named_with_its_layer() -> None:
         show(env={"SLIME_CONFIG": "none.yaml"})
     Path("my run.yaml").write_text("lr: 1\n")
     assert show(env={"SLIME_CONFIG": "my run.yaml"}).args.lr == 1.0
-
-
-def test_keys_of_the_users_own_may_differ_by_a_dash() -> None:
-    Path("mine.yaml").write_text("a-b: 1\na_b: 2\n")
-    s = show("--custom-config-path", "mine.yaml")
-    assert (getattr(s.args, "a-b"), s.args.a_b) == (1, 2)
 
 
 def test_custom_keys_become_attributes_and_cannot_bypass_checks() -> None:
@@ -280,12 +268,6 @@ def test_yaml_text_loads_back_as_the_same_settings(load: Load) -> None:
     assert again.args.rollout_stop == ["no", "1e-6", "a: b # c", "\u00e9\n", "null_"]
 
 
-def test_changed_leaves_out_defaults() -> None:
-    lines = show("--lr", "1e-4").to_yaml(changed=True).splitlines()
-    assert "lr: 0.0001  # flag" in lines
-    assert not any(line.endswith("# default") for line in lines)
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -302,14 +284,6 @@ def test_changed_leaves_out_defaults() -> None:
 def test_what_strangers_type(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         show(*argv)
-
-
-def test_a_dash_alone_may_be_a_value() -> None:
-    assert show("--rollout-stop", "\u2014", "\u2014 ends").args.rollout_stop == ["\u2014", "\u2014 ends"]
-
-
-def test_a_variable_without_text_is_unset() -> None:
-    assert show(env={"SLIME_SAVE": "", "SLIME_NO_PLUGINS": ""}).warnings == []
 
 
 def test_variables_that_are_no_truth_value_and_no_setting() -> None:

@@ -17,7 +17,7 @@ OWNERS = find_owners([], {})[0]
 def foreign(*argv: str, owners: tuple[ForeignFlags, ...] = OWNERS) -> dict[str, Any]:
     parser = SettingsParser(owners)
     own = parser.read_own(argv)
-    given = parser.read_all(argv, Lists(owners, {}), own.rest).foreign
+    given = parser.read_foreign(argv, Lists(owners, {}), own.rest)
     return {name: entry.value for name, entry in given.items()}
 
 
@@ -97,20 +97,6 @@ def test_a_file_says_the_same_with_either_name(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("depth_fuson: true")
     with pytest.raises(ConfigError, match=r"unknown setting 'depth_fuson'\. Did you mean depth_fusion"):
         load_settings(argv, command="show", env={}, foreign=(mine,))
-
-
-def test_our_own_sglang_settings_are_not_passed_through() -> None:
-    argv = "--sglang-server-concurrency 4 --sglang-router-ip h --sglang-router-port 1 --sglang-config c.yaml"
-    words = [*argv.split(), "--sglang-router-request-timeout-secs", "9"]
-    assert foreign(*words) == {}
-    parsed = SettingsParser(OWNERS).read_own(words)
-    assert sorted(parsed.values) == [
-        "sglang_config",
-        "sglang_router_ip",
-        "sglang_router_port",
-        "sglang_router_request_timeout_secs",
-        "sglang_server_concurrency",
-    ]
 
 
 def test_a_backend_brings_its_own_list_and_then_nothing_is_unused() -> None:

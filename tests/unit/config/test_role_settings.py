@@ -9,10 +9,9 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.config.foreign import find_owners
-from slime_core.config.role_settings import PER_ROLE, check_role_settings, role_overrides
-from slime_core.config.spec import flag_specs
+from slime_core.config.role_settings import settle_role_settings
 from slime_core.errors import ConfigError
-from slime_core.launch.trainers import OF_CRITIC, role_args
+from slime_core.trainers.roles import role_args
 from tests.unit.config.conftest import Load
 
 
@@ -46,14 +45,6 @@ megatron:
     assert "layernorm_epsilon" not in (args.model_extra or {})
 
 
-def test_a_critic_has_no_reference_and_no_teacher() -> None:
-    args = Args(kl_coef=0.1, use_opd=True, custom_advantage_function_path="x", lr=1.0)
-    assert role_args(args, "actor") is args
-    critic = role_args(args, "critic")
-    assert {name: getattr(critic, name) for name in OF_CRITIC} == OF_CRITIC
-    assert (critic.lr, args.kl_coef) == (1.0, 0.1)
-
-
 def test_the_embedded_trainer_takes_slimes_own_settings(roles: Any) -> None:
     args = roles("megatron: [{role: critic, overrides: {weight_decay: 0.5, dtype: bfloat16}}]", backend="embedded")
     critic = role_args(args, "critic")
@@ -63,11 +54,11 @@ def test_the_embedded_trainer_takes_slimes_own_settings(roles: Any) -> None:
 def test_keys_of_the_users_own_keep_their_type(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("megatron: [{role: actor, args: {depth: '3', rate: '2', note: 5}}]")
     args = Args(megatron_config_path=str(tmp_path / "r.yaml"), depth=1, rate=0.5, note="text")
-    found = {name: entry.value for name, entry in role_overrides(args)["actor"].items()}
-    assert found == {"depth": 3, "rate": 2.0, "note": 5}
+    settle_role_settings(args, ())
+    assert args.role_settings == {"actor": {"depth": 3, "rate": 2.0, "note": 5}}
     (tmp_path / "r.yaml").write_text("megatron: [{role: actor, args: {depth: many}}]")
     with pytest.raises(ConfigError, match=r"r.yaml:1: actor: depth 'many': expected int"):
-        role_overrides(args)
+        settle_role_settings(args.model_copy(update={"role_settings": {}}), ())
 
 
 @pytest.mark.parametrize(
@@ -104,10 +95,7 @@ def test_flags_of_another_trainer_are_refused(roles: Any) -> None:
 
 def test_owners_warn_of_a_roles_flags_too(roles: Any) -> None:
     args = roles("megatron: [{role: critic, args: {log_interval: 2}}]")
-    [warning] = check_role_settings(args, find_owners(["--no-plugins"], {})[0])
+    args = args.model_copy(update={"role_settings": {}})
+    [warning] = settle_role_settings(args, find_owners(["--no-plugins"], {})[0])
     assert warning.startswith("critic: without effect: --log-interval 2 (")
     assert warning.endswith("slime reports by itself")
-
-
-def test_the_table_names_settings() -> None:
-    assert set(PER_ROLE) | set(OF_CRITIC) <= set(flag_specs())

@@ -48,7 +48,7 @@ def test_thudm_flag_is_accepted_with_its_default(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text("")
-    args, origins = validate(collect(PARSER.read_own(_argv(flag, value)), {}, ()))
+    args, origins = validate(collect(PARSER.read_own(_argv(flag, value)), {}, (), {}))
     spec = flag_specs()[attribute]
     assert str(origins[attribute]) == "flag"
     if not value:

@@ -72,12 +72,6 @@ def test_settings_that_the_chosen_components_do_not_act_on_are_told_or_refused()
     assert check_component_support(*found, {"sglang_config", "prefill_num_servers"}, "--rollout-engine a") == []
 
 
-def test_a_derived_value_was_not_asked_for() -> None:
-    settings = load_settings([], command="show", env={})
-    settings.derive("actor_num_gpus_per_node", 0, "slime rollout")
-    assert check_component_support(settings.args, settings.origins, (), "--rollout-engine b") == []
-
-
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in REFUSED_VALUES.items() for v in values])
 def test_values_that_only_some_components_act_on(name: str, value: str) -> None:
     flag = "--" + name.replace("_", "-")

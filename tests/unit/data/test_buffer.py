@@ -8,7 +8,7 @@ import pytest
 
 from slime_core import BufferBase
 from slime_core.config import Args
-from slime_core.data.buffer import SampleBuffer, is_finished, resolve_buffer
+from slime_core.data.buffer import SampleBuffer, resolve_buffer
 from slime_core.errors import CheckpointError, PluginError, RolloutError
 from slime_core.sample import Group, Sample, SampleStatus
 
@@ -25,16 +25,6 @@ def make(filter_fn: Any = pop_first, size: int = 2) -> SampleBuffer:
 
 def group(index: int, size: int = 2) -> Group:
     return [Sample(group_index=index, index=index * size + i, tokens=[1, 2]) for i in range(size)]
-
-
-def test_what_is_added_first_is_taken_first() -> None:
-    buffer = make()
-    groups = [group(i) for i in range(3)]
-    buffer.add(groups)
-    assert buffer.take(2) == groups[:2]
-    assert buffer.take(5) == groups[2:]
-    assert buffer.take(1) == []
-    assert len(buffer) == 0
 
 
 def test_a_group_of_another_size_is_refused_and_nothing_is_added() -> None:
@@ -73,17 +63,6 @@ def test_a_filter_that_breaks_its_contract_is_named(filter_fn: Any, message: str
         buffer.take(1)
 
 
-def test_state_survives_json() -> None:
-    buffer = make()
-    partial = group(4)
-    partial[0].append_response_tokens(None, [5, 6], [-0.5, -1.0], meta_info={"finish_reason": {"type": "abort"}})
-    buffer.add([partial, group(5)])
-    state = json.loads(json.dumps(buffer.state_dict()))
-    restored = make()
-    restored.load_state_dict(state)
-    assert restored.take(2) == buffer.take(2)
-
-
 def test_state_of_another_group_size_is_refused() -> None:
     buffer = make()
     buffer.add([group(0)])
@@ -113,21 +92,6 @@ def test_a_group_that_was_left_in_the_list_is_found_out_when_it_comes_again() ->
     buffer.take(1)
     with pytest.raises(RolloutError, match="returned a group twice, or one that was not in the buffer"):
         buffer.take(1)
-
-
-def test_the_filter_is_told_which_rollout_draws() -> None:
-    seen = []
-
-    def telling(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
-        seen.append(rollout_id)
-        return pop_first(args, rollout_id, buffer, num_samples)
-
-    buffer = make(telling)
-    buffer.add([group(0), group(1)])
-    buffer.take(1)
-    buffer.begin_rollout(7, 7)
-    buffer.take(1)
-    assert seen == [None, 7]
 
 
 def test_a_class_is_built_and_called(tmp_path: Path) -> None:
@@ -206,33 +170,3 @@ def test_finished_groups_may_have_grown() -> None:
     restored = make(BufferBase(None))
     restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
     assert [len(g) for g in restored.take(1)] == [3]
-
-
-def test_what_counts_as_finished() -> None:
-    def sample(status: SampleStatus, reward: float | None = None, removed: bool = False) -> Sample:
-        return Sample(status=status, reward=reward, remove_sample=removed)
-
-    assert is_finished([sample(SampleStatus.COMPLETED, 0.0), sample(SampleStatus.TRUNCATED, 1.0)])
-    assert is_finished([sample(SampleStatus.FAILED), sample(SampleStatus.COMPLETED, removed=True)])
-    assert not is_finished([sample(SampleStatus.COMPLETED)])
-    assert not is_finished([sample(SampleStatus.COMPLETED, 1.0), sample(SampleStatus.ABORTED, 1.0)])
-    assert not is_finished([sample(SampleStatus.PENDING)])
-
-
-def test_taking_takes_no_longer_with_more_waiting() -> None:
-    """Work is counted in comparisons of list elements and ids, not in seconds."""
-
-    class Counting(list[Any]):
-        scans = 0
-
-        def __iter__(self) -> Any:
-            Counting.scans += 1
-            return super().__iter__()
-
-    buffer = make()
-    buffer.add([group(i) for i in range(50)])
-    plugin = buffer._plugin
-    plugin._groups = Counting(plugin._groups)
-    for _ in range(10):
-        buffer.take(2)
-    assert Counting.scans == 0

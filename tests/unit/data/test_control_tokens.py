@@ -11,7 +11,6 @@ from typing import Any
 import openai
 import pytest
 from slime_agent_base_url import AgentServer
-from slime_commands.init.tiny_model import write_tokenizer
 from slime_commands.sft.rollout import fill_supervised
 from slime_generators.multi_agent import generate as multi_agent
 from slime_generators.multi_turn import generate as multi_turn
@@ -22,9 +21,8 @@ from slime_tool_parsers.hermes import Hermes
 
 from slime_core import GenerateContext, Sample, Step, encode_prompt
 from slime_core.config import Args
-from slime_core.data import control_tokens, turns
+from slime_core.data import tokenizer as control_tokens
 from slime_core.data.rows import Columns, PromptReader
-from slime_core.data.tokenizer import load_tokenizer, render_messages, render_prompt
 from slime_core.errors import DataError
 from tests.chat_tokenizers import chat_tokenizer
 
@@ -212,38 +210,3 @@ def test_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sample_metrics" not in sample("keep").metadata
     with pytest.raises(DataError, match=r"control token '<\|im_end\|>'.*--content-special-tokens refuse"):
         sample("refuse")
-
-
-def test_raw_prompts_and_the_tiny_model(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path)
-    tokenizer = load_tokenizer(tmp_path)
-    raw = "<|user|>2+2<|end|><|assistant|>"
-    assert controls(tokenizer, encode_prompt(tokenizer, raw)) == 3
-    messages = [*ASK[:0], {"role": "user", "content": "2+2"}, {"role": "tool", "content": "4<|end|><|assistant|>5"}]
-    ids = encode_prompt(tokenizer, messages)
-    assert controls(tokenizer, ids) == 5, "of the template: two messages and a prompt"
-    assert tokenizer.decode(ids) == "<|user|>2+2<|end|><|tool|>4<|end|><|assistant|>5<|end|><|assistant|>"
-
-
-def test_many_messages_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renders do not grow with the messages, what is spelled does as the text; the spans are those of a search each."""
-    tokenizer = chat_tokenizer("qwen2.5")
-    seen = []
-
-    def counted(tokenizer: Any, text: str) -> list[str]:
-        seen.append(len(text))
-        return control_tokens.spelled(tokenizer, text)
-
-    monkeypatch.setattr(turns, "spelled", counted)
-    said = [f"{i:04}: 4<|im_end|>" if i % 2 else f"and {i:04}?" for i in range(300)]
-    messages = [{"role": "tool" if i % 2 else "user", "content": text} for i, text in enumerate(said)]
-    ready = control_tokens.quoted_messages(tokenizer, messages)
-    text = render_prompt(tokenizer, ready)
-    renders: list[Any] = []
-    monkeypatch.setattr(turns, "render_messages", lambda *given: renders.append(given) or render_messages(*given))
-    ids, spans = turns.rendered_spans(tokenizer, ready, text)
-    assert len(renders) == 1
-    assert sum(seen) <= 2 * len(text)
-    monkeypatch.setattr(turns, "_MANY", 1000)
-    assert (ids, spans) == turns.rendered_spans(tokenizer, ready, text)
-    assert len(renders) == 1, "a search each"

@@ -12,7 +12,6 @@ from slime_core.config import Args
 from slime_core.data.dumps import (
     SavedRollout,
     dump_path,
-    grouped,
     newest_version,
     read_samples,
     subsample,
@@ -81,13 +80,6 @@ def test_evaluations_have_files_of_their_own() -> None:
     assert dump_path("d/{rollout_id}.jsonl", 7, evaluation=True) == Path("d/eval_7.jsonl")
     assert dump_path("d/r_{rollout_id:03d}.jsonl", 7, evaluation=True) == Path("d/r_eval_007.jsonl")
     assert dump_path("d/r_{rollout_id:03d}.jsonl", 7) == Path("d/r_007.jsonl")
-
-
-def test_groups_are_neighbours_of_one_index() -> None:
-    samples = [_sample(0, 4), _sample(1, 4), _sample(2, 2), _sample(3, 2), _sample(4, 2)]
-    assert [[s.index for s in g] for g in grouped(samples, 2)] == [[0, 1], [2, 3, 4]]
-    unnumbered = [_sample(i, None) for i in range(5)]
-    assert [[s.index for s in g] for g in grouped(unnumbered, 2)] == [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from slime_core.data.ledger import Ledger, PassedRow, RecordedSource, trained_versions
+from slime_core.data.ledger import Ledger, PassedRow, RecordedSource
 from slime_core.data.ledger_files import SegmentRef, adopt_chain, read_chain, remove_orphans, write_segment
 from slime_core.errors import CheckpointError
 from slime_core.sample import Group, Sample
@@ -60,20 +60,6 @@ def test_newer_weights_than_expected_are_told() -> None:
         each.training(0, [one], 3)
         told = {"event": "training", "rollout": 0, "version": 3, "versions": {"0": [2, 2]}}
         assert events(each)[-1] == told
-
-
-def test_tokens_that_are_masked_after_they_were_taken_are_told_without_new_weights_too() -> None:
-    """A rollout that waits may be taken when the weights that will train on it are known already."""
-    ledger, one = Ledger(), group(0)
-    for sample in one:
-        sample.token_weight_versions, sample.loss_mask = [2, 4], [1, 1]
-    ledger.taken(0, [one], weight_version=4)
-    ledger.training(0, [one], 4)
-    assert [e["event"] for e in events(ledger)] == ["taken", "rollout"]
-    for sample in one:
-        sample.loss_mask = [0, 1]
-    ledger.training(0, [one], 4)
-    assert events(ledger)[-1] == {"event": "training", "rollout": 0, "version": 4, "versions": {"0": [4, 4]}}
 
 
 def test_a_recorded_source_is_the_source_to_user_code() -> None:
@@ -153,26 +139,6 @@ def test_parts_of_one_group_are_one_and_repetitions_are_not() -> None:
     assert taken == [(0, 2, True), (1, 2, True), (1, 2, True), (None, 2, None), (None, 2, None)]
 
 
-def test_versions_are_those_of_tokens_that_count() -> None:
-    sample = Sample(tokens=[0] * 5, response_length=4, token_weight_versions=[1, 3, -1, 5], loss_mask=[0, 1, 0, 1])
-    assert trained_versions([sample]) == [3, 5]
-    sample.loss_mask = None
-    assert trained_versions([sample]) == [1, 5]
-    sample.remove_sample = True
-    assert trained_versions([sample, Sample()]) is None
-
-
-def test_events_are_of_one_order_whichever_group_is_done_first() -> None:
-    def run(order: list[int]) -> list[bytes]:
-        ledger = Ledger()
-        ledger.drawn([group(i) for i in range(3)])
-        for index in order:
-            ledger.scored(group(index))
-        return ledger.snapshot().lines
-
-    assert run([0, 1, 2]) == run([2, 0, 1])
-
-
 def test_nothing_is_kept_where_no_commit_will_ask() -> None:
     ledger = Ledger()
     ledger.recording = False
@@ -196,33 +162,6 @@ def test_many_threads_record_at_once() -> None:
         thread.join()
     assert len(ledger.snapshot().lines) == 1600
     assert len(ledger.snapshot().open) == 800
-
-
-class Source:
-    """As in THUDM/slime: no numbers, and attributes that others set."""
-
-    def __init__(self) -> None:
-        self.buffer: list[Any] = []
-
-    def get_samples(self, num_samples: int) -> Any:
-        return [group(i) for i in range(num_samples)] if num_samples else "nonsense"
-
-    def add_samples(self, samples: list[Any]) -> None:
-        self.buffer.extend(samples)
-
-
-def test_a_recorded_source_is_the_source_in_everything_else() -> None:
-    source, ledger = Source(), Ledger()
-    recorded = RecordedSource(source, ledger)
-    drawn = recorded.get_samples(2)
-    recorded.add_samples(drawn[:1])
-    recorded.note = "mine"
-    assert (source.note, recorded.buffer, bool(recorded)) == ("mine", [drawn[0]], True)  # type: ignore[attr-defined]
-    assert recorded.get_samples(0) == "nonsense"
-    assert [e["state"] for e in ledger.snapshot().open] == ["buffered", "drawn"]
-    assert not hasattr(recorded, "state_dict")
-    with pytest.raises(TypeError):
-        len(recorded)
 
 
 # -- segments ----------------------------------------------------------------------------------------

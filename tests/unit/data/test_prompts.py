@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from slime_data.buffer_functions import adapt
+from slime_data.flat_source import FlatSource
 
 from slime_core import BufferBase
 from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
 from slime_core.data.dumps import read_samples, write_samples
-from slime_core.data.flat_source import FlatSource
 from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
 from slime_core.errors import CheckpointError, ConfigError, DataError, RolloutError
 from slime_core.sample import Group, Sample, SampleStatus
@@ -208,11 +208,6 @@ def test_bad_rows_name_file_and_line(make: Any, tmp_path: Path, row: dict, chang
         source.get_samples(1)
 
 
-def test_one_call_may_go_through_several_epochs(make: Any, data: str) -> None:
-    drawn = labels(make(data + "@[:3]").get_samples(8))
-    assert drawn == ["1", "2", "3", "1", "2", "3", "1", "2"]
-
-
 def test_each_epoch_has_its_own_order_made_from_seed_and_epoch(make: Any, data: str) -> None:
     drawn = labels(make(data, rollout_shuffle=True).get_samples(30))
     epochs = [drawn[:10], drawn[10:20], drawn[20:]]
@@ -222,14 +217,6 @@ def test_each_epoch_has_its_own_order_made_from_seed_and_epoch(make: Any, data: 
     assert epochs[1] == [file_order[i] for i in epoch_order(10, 42, 1)]
     assert drawn == labels(make(data, rollout_shuffle=True).get_samples(30))
     assert drawn != labels(make(data, rollout_shuffle=True, rollout_seed=43).get_samples(30))
-
-
-def test_shuffling_leaves_the_global_random_state_alone(make: Any, data: str) -> None:
-    np.random.seed(0)
-    expected = np.random.rand()
-    np.random.seed(0)
-    make(data, rollout_shuffle=True).get_samples(15)
-    assert np.random.rand() == expected
 
 
 def test_long_prompts_are_skipped_and_counted(make: Any, tmp_path: Path) -> None:
@@ -267,28 +254,6 @@ def test_resume_goes_on_with_the_very_next_samples(make: Any, data: str, shuffle
     resumed.load_state_dict(state)
     assert resumed.get_samples(17) == whole.get_samples(17)
     assert resumed.state_dict() == whole.state_dict()
-
-
-def test_given_back_groups_come_first_and_are_whole(make: Any, data: str) -> None:
-    source = make(data)
-    first = source.get_samples(4)
-    source.add_samples(first[2:])
-    again = source.get_samples(3)
-    assert again[:2] == first[2:]
-    assert again[2][0].group_index == 4
-
-
-def test_save_and_load_in_thudms_places(make: Any, data: str, tmp_path: Path) -> None:
-    source = make(data, save=str(tmp_path / "run"), load=str(tmp_path / "run"))
-    source.get_samples(7)
-    source.save(3)
-    expected = source.get_samples(5)
-    resumed = make(data, load=str(tmp_path / "run"))
-    resumed.load(3)
-    assert resumed.get_samples(5) == expected
-    with pytest.raises(CheckpointError, match="no data source state of rollout 5"):
-        resumed.load(4)
-    make(data, load=None).load(3)
 
 
 def test_changed_data_is_refused_and_the_change_is_named(make: Any, tmp_path: Path) -> None:
@@ -570,7 +535,7 @@ def test_a_filter_with_three_arguments_chooses_what_is_used_again(make: Any, dat
         return [s for s in buffer if s.reward == 1.0]
 
     settings = make_args(data, use_tis=True, use_rollout_logprobs=False)
-    source = DatasetSource(settings, tokenizer, best)
+    source = DatasetSource(settings, tokenizer, adapt(best)(settings))
     groups = source.get_samples(3)
     for number, group in enumerate(groups):
         scored_group(group, float(number))

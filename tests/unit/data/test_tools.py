@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_data.tool_parsers import tool_parser
 
 from slime_core.config import Args
 from slime_core.data.rows import Columns
-from slime_core.data.tools import prompt_tools, run_tools, tool_parser
+from slime_core.data.tools import prompt_tools, run_tools
 from slime_core.errors import ConfigError, PluginNotFoundError, PluginSignatureError
 
 WEATHER = '''
@@ -46,10 +47,6 @@ def test_names_files_and_lists(file: Path) -> None:
     assert names == ["weather", "news", "calculator"]
     assert [tool.name for tool in run_tools(args(f"{file}:news"))] == ["news"]
     assert run_tools(Args()) == ()
-
-
-def test_they_are_loaded_once(file: Path) -> None:
-    assert run_tools(args(file)) is run_tools(args(file))
 
 
 def test_two_of_one_name(file: Path) -> None:

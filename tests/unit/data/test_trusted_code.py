@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_data.images import load_processor
 from slime_embedded.engine import loading
 from slime_models.vision_language.trained import VisionLanguageModel
 
-from slime_core.data.images import load_processor
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig

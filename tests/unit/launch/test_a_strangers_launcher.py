@@ -52,21 +52,6 @@ def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "trained by acme\n"
 
 
-def test_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(ACME)
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", *RUN, "--launcher", "mine.py"]) == 0
-    assert capsys.readouterr().out == f"trained by {tmp_path / 'mine.py'}\n"
-
-
-def test_listed_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    acme(tmp_path)
-    assert main(["plugins", "list", "--kind", "launchers", "--check"]) == 0
-    assert "acme-launcher 1.0" in capsys.readouterr().out
-    assert main(["plugins", "show", "launchers/acme"]) == 0
-    assert "--launcher acme" in capsys.readouterr().out
-
-
 def test_chosen_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     acme(tmp_path)
     monkeypatch.setenv("ACME_JOB", "7")

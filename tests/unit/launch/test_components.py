@@ -27,10 +27,10 @@ def test_a_setting_the_estimator_requires_is_named_with_its_flag() -> None:
 
 
 def test_what_the_core_alone_lacks_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_core.launch.resolver.installed", lambda name: None)
+    monkeypatch.setattr("slime_core.launch.components.installed", lambda name: None)
     alone = Registry()
     alone.add(ComponentRef("rewards", "math", "slime_reward_math:reward", distribution="slime-reward-math"))
-    monkeypatch.setattr("slime_core.launch.resolver.current_registry", lambda: alone)
+    monkeypatch.setattr("slime_core.launch.components.current_registry", lambda: alone)
     for reward in ("math", "boxed_math"):
         with pytest.raises(PluginError) as caught:
             resolve_components(load_settings([*BASE, "--rm-type", reward], env={}))

@@ -47,8 +47,3 @@ def test_generate_functions_say_that_they_pass_images_on(tmp_path: Path) -> None
     resolved(*HTTP, "--custom-generate-function-path", f"{path}:generate")
     with pytest.raises(ConfigError, match="does not give images"):
         resolved(*HTTP, "--custom-generate-function-path", "multi_turn")
-
-
-def test_kinds() -> None:
-    with pytest.raises(ConfigError, match="reads images only"):
-        resolve_components(load_settings([*BASE[:-1], '{"video": "clips"}', *HTTP], env={}))

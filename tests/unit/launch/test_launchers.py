@@ -40,21 +40,12 @@ def test_ray_where_the_environment_names_one(name: str, monkeypatch: pytest.Monk
     assert ray_address(settings.args) == ("10.0.0.1:6379" if name == "RAY_ADDRESS" else "auto")
 
 
-def test_ray_by_its_address() -> None:
-    assert _settled("--ray-address", "auto") == "ray"
-
-
 def test_torchrun_is_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     assert _settled() == "inline"
     with pytest.raises(ConfigError, match="leave torchrun out"):
         settle_launcher(_settings("--launcher", "ray"))
-
-
-def test_an_address_without_ray() -> None:
-    with pytest.raises(ConfigError, match=r"--ray-address 'auto' .* contradicts --launcher 'inline'"):
-        settle_launcher(_settings("--launcher", "inline", "--ray-address", "auto"))
 
 
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,6 @@ def test_mismatch_metrics_need_no_correction() -> None:
     assert loss.corrector.reports_mismatch
 
 
-def test_the_proximal_policy_decides_about_the_pass() -> None:
-    assert policy_loss("--use-tis", "--proximal-policy", "interpolate").old_policy == "interpolated"
-
-
 def test_a_users_yaml_for_thudm_slimes_example_is_read(tmp_path: Path) -> None:
     """The keys of its MIS example, through `--custom-config-path`, with the built-in in place of its function."""
     path = tmp_path / "mis.yaml"

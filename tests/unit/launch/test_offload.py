@@ -50,7 +50,7 @@ def order(**switches: bool) -> tuple[list[str], list[dict[str, float]]]:
         async_training=False,
     )  # fmt: skip
     learner, weights = Recorder(calls, "learner"), Recorder(calls, "weights")
-    training = Training(args, RunParts(trainers, trainers.save, rollout, rollout, learner, weights))
+    training = Training(args, RunParts(trainers, rollout, rollout, learner, weights))
     assert loop.now(loop.train(args, loop.Stages(rollout, training, training, journal), 0)) == 2
     return [call for call in calls if ".before_" not in call], logged
 

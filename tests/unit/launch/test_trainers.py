@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import CheckpointError
-from slime_core.launch.trainers import Trainers
+from slime_core.trainers.roles import Trainers
 
 
 class Recorded:
@@ -70,16 +70,14 @@ def test_a_checkpoint_without_a_critic(tmp_path: Path) -> None:
     assert log == ["build actor", "actor <- both"]
 
 
-def test_each_role_gets_its_own_settings(tmp_path: Path) -> None:
-    (tmp_path / "roles.yaml").write_text("megatron:\n  - {role: critic, overrides: {lr: 0.5, clip_grad: 2.0}}\n")
+def test_each_role_gets_its_own_settings() -> None:
     seen: dict[str, Any] = {}
 
     def make(args: Any, *, role: str = "actor") -> Any:
         seen[role] = (args.lr, args.critic_lr, args.clip_grad, args.use_kl_loss)
         return Recorded([], role)
 
-    args = Args(
-        megatron_config_path=str(tmp_path / "roles.yaml"), lr=1.0, critic_lr=0.1, clip_grad=1.0, use_kl_loss=True
-    )
+    roles = {"critic": {"lr": 0.5, "clip_grad": 2.0}}
+    args = Args(role_settings=roles, lr=1.0, critic_lr=0.1, clip_grad=1.0, use_kl_loss=True)
     Trainers(args, make, with_critic=True)
     assert seen == {"actor": (1.0, 0.1, 1.0, True), "critic": (0.5, None, 2.0, False)}

@@ -99,22 +99,6 @@ def test_estimators_get_the_critics_values() -> None:
     assert found.advantages[0].tolist() == [0.25, 0.5]
 
 
-def test_whitening_leaves_returns_alone() -> None:
-    found = compute(make_args(normalize_advantages=True), make_batch([1.0, 3.0], [[1, 1], [1, 0]]))
-    assert found.advantages is not None
-    assert found.returns is not None
-    values = torch.tensor([1.0, 1.0, 3.0])
-    white = (values - values.mean()) / values.std()
-    torch.testing.assert_close(found.advantages[0], white[:2])
-    torch.testing.assert_close(found.advantages[1], torch.tensor([white[2], 0.0]))
-    assert [r.tolist() for r in found.returns] == [[1.0, 1.0], [3.0, 3.0]]
-
-
-def test_where_nothing_is_kept_nothing_is_whitened() -> None:
-    found = compute(make_args(normalize_advantages=True), make_batch([1.0], [[0, 0]]))
-    assert [a.tolist() for a in found.advantages or ()] == [[1.0, 1.0]]
-
-
 def test_a_wrong_shape_names_the_estimator() -> None:
     class Short(EstimatorBase):
         def advantages(self, args: Any, inputs: AdvantageInputs) -> Advantages:

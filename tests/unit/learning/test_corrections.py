@@ -15,10 +15,8 @@ from slime_corrections.truncated import IcePop, TruncatedImportanceSampling
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError, TrainError
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.corrections import SETTINGS, CorrectionInputs
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.loss import PolicyLoss
-from slime_core.learning.reducers import constant
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.masking import AllReduce
 from slime_core.protocols import MicroBatchOutput
@@ -258,33 +256,6 @@ def test_mis_normalises_over_the_step(level: str) -> None:
     assert metrics["mis_batch_norm_factor"] == pytest.approx(mean * 4 / 5)
 
 
-EVERYTHING = {
-    "tis_batch_normalize": True,
-    "use_rs": True,
-    "rs_level": "geometric",
-    "rs_veto_threshold": 0.5,
-    "rs_trust_region": "avg",
-    "rs_tr_threshold": 0.1,
-}
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("per_token", [False, True])
-@pytest.mark.parametrize("reducer", [None, constant])
-def test_no_split_or_order_changes_anything(level: str, per_token: bool, reducer: Any) -> None:
-    args = make_args(tis_level=level, use_opsm=True, opsm_delta=0.05, **EVERYTHING)
-    made = None if reducer is None else lambda *a: reducer(*a, args=args)
-    step = Step(3)
-    loss = PolicyLoss(args, EstimatorBase(args), Corrector(args, MismatchImportanceSampling(args)), made)
-    whole, expected = step.run(loss, None, per_token)
-    assert 0 < whole["opsm_clipfrac"] < 1
-    for splits in ([[4, 2], [0], [3, 1]], [[3], [2], [1], [0], [4]]):
-        metrics, gradients = step.run(loss, splits, per_token)
-        assert metrics == pytest.approx(whole, abs=1e-12)
-        for a, b in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
 def test_opsm_drops_negative_advantages_of_sequences_that_moved_away() -> None:
     step, args = Step(1), make_args(use_opsm=True, opsm_delta=0.02)
     old, advantages = step.tensors.old_log_probs, step.tensors.advantages
@@ -418,32 +389,6 @@ def test_bounds_that_contradict_each_other(changes: dict[str, Any], message: str
         MismatchImportanceSampling(make_args(**changes))
 
 
-def test_tis_bounds_that_contradict_each_other() -> None:
-    with pytest.raises(ConfigError, match=r"--tis-clip-low 0\.8 exceeds --tis-clip 0\.5"):
-        TruncatedImportanceSampling(make_args(tis_clip=0.5))
-
-
-def test_every_correction_says_what_it_reads() -> None:
-    for component in (TruncatedImportanceSampling, IcePop, MismatchImportanceSampling):
-        assert set(component.reads) <= set(SETTINGS)
-    read = {name for c in (TruncatedImportanceSampling, MismatchImportanceSampling) for name in c.reads}
-    assert read == set(SETTINGS)
-
-
-def test_weights_carry_no_gradient() -> None:
-    args = make_args(**EVERYTHING)
-    step = Step()
-    old, engine = step.tensors.old_log_probs, step.tensors.rollout_log_probs
-    assert old is not None
-    assert engine is not None
-    mask = torch.cat(step.tensors.loss_masks)
-    inputs = CorrectionInputs(torch.cat(old), torch.cat(engine), mask, LENGTHS, all_reduce=lambda t: t)
-    found = MismatchImportanceSampling(args).weigh(inputs)
-    assert found.weights.shape == found.loss_mask.shape == (12,)
-    assert not found.weights.requires_grad
-    assert all(value.shape == (12,) for value in found.metrics.values())
-
-
 def test_in_expectation_the_weight_makes_engine_samples_those_of_the_trainer() -> None:
     """Sum over a vocabulary of p_engine * gradient of the weighted loss = gradient of E_trainer[-advantage].
 
@@ -465,32 +410,3 @@ def test_in_expectation_the_weight_makes_engine_samples_those_of_the_trainer() -
     (found,) = torch.autograd.grad(total * vocabulary, logits, retain_graph=True)
     (exact,) = torch.autograd.grad(-(log_probs.exp() * values).sum(), logits)
     torch.testing.assert_close(found, exact)
-
-
-def test_what_mask_leaves_out_is_outside_the_mean_weight() -> None:
-    """One token far off keeps its raw weight under "mask"; counted, it would make the others vanish."""
-    args = make_args(tis_mode="mask", tis_lower_bound=0.5, tis_upper_bound=2.0, tis_batch_normalize=True)
-    ratios = torch.tensor([[1.5, 1.0], [0.8, 1e8]], dtype=torch.float64)
-    engine, mask = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
-    inputs = CorrectionInputs(ratios.flatten().log(), engine, mask, [2, 2], None, lambda tensor: tensor)
-    found = MismatchImportanceSampling(args).weigh(inputs)
-    assert found.loss_mask.tolist() == [1, 1, 1, 0]
-    expected = [ratio / ((1.5 + 1.0 + 0.8) / 3) for ratio in (1.5, 1.0, 0.8)]
-    assert found.weights[:3].tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_mismatch_metrics_compare_the_trainer_and_not_the_blend() -> None:
-    """At staleness 1 the blend is the engine's log-prob: nothing of the distance would be left."""
-    step, args = Step(4), make_args(proximal_policy="interpolate")
-    step.tensors.old_log_probs, step.tensors.staleness = None, [torch.ones(n).double() for n in LENGTHS]
-    component = MismatchImportanceSampling(args)
-    loss = PolicyLoss(args, EstimatorBase(args), Corrector(args, component, reports_mismatch=True))
-    metrics, _ = step.run(loss)
-    engine = step.tensors.rollout_log_probs
-    assert engine is not None
-    gaps = [
-        sum((engine[i][t] - step.log_probs[i][t]).item() for t, m in enumerate(mask) if m) / max(sum(mask), 1)
-        for i, mask in enumerate(step.masks)
-    ]
-    assert metrics["mis_kl"] == pytest.approx(sum(gaps) / len(gaps), abs=1e-12)
-    assert metrics["mis_tis_weight_before_bound"] == pytest.approx(sum(map(any, step.masks)) / len(gaps))

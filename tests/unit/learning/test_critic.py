@@ -80,16 +80,6 @@ def test_value_loss_is_clipped_masked_and_normalised() -> None:
 # -- the learner -----------------------------------------------------------------------------------------
 
 
-def test_values_come_before_and_the_critic_steps_like_the_actor() -> None:
-    (metrics,), actor, critic = learn(make_args(global_batch_size=4), make_batch())
-    assert critic.calls == ["values 8", "train_step", "train_step"]
-    assert actor.calls == ["log_probs actor 4", "train_step", "train_step"]
-    assert metrics["train/steps"] == 2.0
-    assert {n for n in metrics if "critic" in n} == {
-        f"train/critic-{name}" for name in ("value_loss", "value_clipfrac", "grad_norm", "lr")
-    }
-
-
 def test_one_critic_step_by_hand() -> None:
     args, batch = make_args(), make_batch()
     (metrics,), _, critic = learn(args, batch)

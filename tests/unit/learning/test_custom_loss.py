@@ -89,19 +89,6 @@ def test_the_batch_is_thudm_slimes() -> None:
         assert len(b["rewards"]) == len(b["raw_reward"]) == 2
 
 
-def test_without_advantages() -> None:
-    def nll(args: Any, batch: dict[str, Any], logits: torch.Tensor, sum_of_sample_mean: Any) -> Any:
-        assert "advantages" not in batch
-        assert "log_probs" not in batch
-        log_probs, _ = response_log_probs(logits, batch["unconcat_tokens"], batch["response_lengths"])
-        return -sum_of_sample_mean(torch.cat(log_probs)), {}
-
-    args = make_args(compute_advantages_and_returns=False)
-    metrics, trainer = learn(args, make_batch(), custom(nll), rollouts=20)
-    assert set(trainer.calls) == {"train_step"}
-    assert metrics[-1]["train/loss"] < metrics[0]["train/loss"] - 0.5
-
-
 @pytest.mark.parametrize(
     ("result", "message"),
     [

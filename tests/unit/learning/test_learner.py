@@ -118,14 +118,6 @@ def test_reusing_the_first_steps_log_probs_changes_nothing(world_size: int) -> N
     torch.testing.assert_close(trainer.weight, expected.weight, rtol=1e-6, atol=1e-7)
 
 
-def test_several_steps_recompute_the_old_log_probs_once_and_leave_the_policy() -> None:
-    args = make_args(global_batch_size=2)
-    metrics, trainer = learn(args, make_batch())
-    assert trainer.calls == ["log_probs actor 6", *["train_step"] * 4]
-    assert metrics["train/steps"] == 4.0
-    assert metrics["train/ppo_kl"] != 0.0
-
-
 def test_learning_raises_the_probability_of_what_was_rewarded() -> None:
     batch = make_batch()
     batch.rewards = [1.0, -1.0] * 4
@@ -237,12 +229,6 @@ def test_rollout_metrics_are_means_over_rollouts_of_masked_means() -> None:
     assert metrics["rollout/rewards"] == pytest.approx(sum(trained) / 7, abs=1e-6)
     assert metrics["rollout/masked_samples"] == 1.0
     assert metrics["rollout/response_lengths"] == pytest.approx(sum(batch.response_lengths) / 8)
-
-
-def test_reuse_reports_the_log_probs_it_saw() -> None:
-    recomputed, _ = learn(make_args(), make_batch(), estimator=Reads)
-    reused, _ = learn(make_args(), make_batch())
-    assert reused["rollout/log_probs"] == pytest.approx(recomputed["rollout/log_probs"], abs=1e-6)
 
 
 def test_lr_is_the_last_steps_and_skipped_steps_are_counted() -> None:

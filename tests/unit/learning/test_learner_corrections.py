@@ -117,19 +117,6 @@ def test_a_correction_takes_recomputed_log_probs_in_the_first_step_too() -> None
     assert metrics["train/ppo_kl"] != 0.0
 
 
-def test_mismatch_metrics_beside_the_engines_log_probs() -> None:
-    def watch(args: Any) -> Corrector:
-        return Corrector(args, None, applies=False, reports_mismatch=True)
-
-    args, batch = make_args(use_rollout_logprobs=True), make_batch(shift=-0.5)
-    plain, expected = learn(args, batch)
-    metrics, trainer = learn(args, batch, corrector=watch)
-    assert trainer.calls == ["log_probs actor 8", "train_step"]
-    assert torch.equal(trainer.weight, expected.weight)
-    assert metrics["train/mis_kl"] == pytest.approx(-0.5, abs=1e-6)
-    assert metrics["train/pg_loss"] == plain["train/pg_loss"]
-
-
 @pytest.mark.parametrize("correction", ["mis", "icepop"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_advantages_are_normalised_over_what_is_kept(correction: str, world_size: int) -> None:

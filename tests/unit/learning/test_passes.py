@@ -182,9 +182,3 @@ def test_old_log_probs_are_those_of_the_kept_actor(global_batch_size: int) -> No
     assert abs(metrics["train/ppo_kl"]) > 1e-3
     fresh = learn(make_args(global_batch_size=global_batch_size), batch, ToyTrainer())
     assert fresh["train/pg_loss"] != pytest.approx(metrics["train/pg_loss"], abs=1e-4)
-
-
-def test_entropies_are_the_actors_beside_a_kept_one() -> None:
-    trainer, batch = ToyTrainer(), make_batch()
-    learn(make_args(keep_old_actor=True, use_rollout_entropy=True), batch, trainer)
-    assert trainer.calls == ["log_probs_and_entropy 8", "log_probs old_actor 8", "train_step"]

@@ -45,14 +45,3 @@ def test_a_reducer_gets_thudm_slimes_arguments_and_no_masked_garbage() -> None:
 def test_a_reducer_must_reduce(answer: Any, found: str) -> None:
     with pytest.raises(PluginError, match=f"path 'mine': the reducer must return a scalar tensor; found {found}"):
         reduced(lambda *_: lambda values: answer, ARGS, LOSS, MASK, [5, 6], [3, 2])
-
-
-def test_gradients_flow_through() -> None:
-    loss = LOSS.double().requires_grad_()
-    mask = MASK.double()
-
-    def run(values: torch.Tensor) -> torch.Tensor:
-        return reduced(lambda *a: constant(*a, args=ARGS), ARGS, values, mask, [5, 6], [3, 2])
-
-    assert torch.autograd.gradcheck(run, (loss,))
-    torch.testing.assert_close(torch.autograd.grad(run(loss), loss)[0], mask / 10)

@@ -67,14 +67,6 @@ def test_no_more_than_a_shard_is_held(tmp_path: Path) -> None:
     write_weights(tmp_path, weights(), shard_bytes=800)
 
 
-def test_another_number_of_files_replaces_the_model(tmp_path: Path) -> None:
-    write_weights(tmp_path, TENSORS.items(), shard_bytes=900)
-    write_weights(tmp_path, TENSORS.items(), shard_bytes=1300)
-    assert len(weight_files(tmp_path)) == len(list(tmp_path.glob("*.safetensors"))) == 3
-    write_weights(tmp_path, TENSORS.items())
-    assert [path.name for path in tmp_path.iterdir()] == [WEIGHTS]
-
-
 def test_an_error_on_the_way_leaves_the_model_that_was_there(tmp_path: Path) -> None:
     write_weights(tmp_path, TENSORS.items())
 

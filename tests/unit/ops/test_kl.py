@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_core.errors import ConfigError
 from slime_core.ops.ratios import kl_estimate
 
 LOG_P = torch.tensor([-0.5, -1.0, -2.0, -0.1])
@@ -21,12 +20,6 @@ LOG_REF = torch.tensor([-0.7, -0.6, -2.0, -3.1])
 )
 def test_golden(kind: str, expected: list[float]) -> None:
     assert kl_estimate(LOG_P, LOG_REF, kind).tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_clamp_of_low_var() -> None:
-    far = torch.tensor([-9.0])
-    assert kl_estimate(far, torch.zeros(1), "k3").item() == pytest.approx(8093.08, abs=0.01)
-    assert kl_estimate(far, torch.zeros(1), "low_var_kl").item() == 10.0
 
 
 @pytest.mark.parametrize("kind", ["k3", "low_var_kl"])
@@ -57,11 +50,6 @@ def test_the_importance_ratio_makes_the_gradient_that_of_the_kl() -> None:
     estimate = kl_estimate(log_p, log_ref, "k3", importance_log_ratio=log_p - log_old)
     found = torch.autograd.grad((log_old.exp() * estimate).sum(), logits)[0]
     torch.testing.assert_close(found, exact)
-
-
-def test_unknown_kind() -> None:
-    with pytest.raises(ConfigError, match="--kl-loss-type 'k4': allowed: k1, k2, k3, low_var_kl"):
-        kl_estimate(LOG_P, LOG_REF, "k4")
 
 
 @pytest.mark.parametrize("weighted", [False, True])

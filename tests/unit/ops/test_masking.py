@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.ops.masking import (
@@ -94,12 +94,6 @@ def test_whitening_over_ranks_equals_whitening_at_once() -> None:
     torch.testing.assert_close(torch.cat(found), masked_whiten(torch.cat(parts), torch.cat(masks)))
 
 
-def test_whitening_one_entry_and_none() -> None:
-    assert masked_whiten(torch.tensor([5.0, 1.0]), torch.tensor([1.0, 0.0])).tolist() == [0.0, 0.0]
-    with pytest.raises(ValueError, match="every entry is masked"):
-        masked_whiten(torch.ones(3), torch.zeros(3))
-
-
 def test_segments() -> None:
     values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], requires_grad=True)
     mask = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
@@ -131,7 +125,6 @@ def test_reducers_golden() -> None:
 samples = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=2, max_size=8)
 
 
-@settings(max_examples=50, deadline=None)
 @given(samples, st.integers(0, 100))
 def test_no_split_of_the_samples_changes_a_reducer(rows: list[list[tuple[float, bool]]], seed: int) -> None:
     torch.manual_seed(seed)

@@ -45,12 +45,6 @@ def test_the_gradient_is_autograds() -> None:
     torch.testing.assert_close(ours.grad, plain.grad)
 
 
-def test_without_entropy_and_without_response() -> None:
-    log_probs, entropies = response_log_probs(make_logits(), TOKENS, [2, 0, 1])
-    assert [len(part) for part in log_probs] == [2, 0, 1]
-    assert entropies is None
-
-
 def test_lengths_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="logits of 9 tokens, but 2 samples with 6 tokens"):
         response_log_probs(make_logits(), TOKENS[:2], RESPONSES[:2])

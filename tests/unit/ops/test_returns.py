@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from slime_core.ops.returns import discounted_returns, gae, masked_gae, pad_right, reverse_scan, token_rewards, unpad
+from slime_core.ops.returns import discounted_returns, gae, masked_gae, pad_right, token_rewards, unpad
 from tests.sweeps import sweep
 
 
@@ -24,12 +24,6 @@ def test_chunked_equals_serial(gamma: float, length: int, dtype: torch.dtype) ->
     torch.testing.assert_close(
         discounted_returns(rewards, gamma), serial(rewards, gamma), rtol=tolerance, atol=tolerance
     )
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
-def test_any_chunk_length_gives_the_same(chunk: int) -> None:
-    values = torch.randn(2, 23, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    torch.testing.assert_close(reverse_scan(values, 0.9, chunk), serial(values, 0.9))
 
 
 def test_gae_of_a_long_batch_is_that_in_float64() -> None:
@@ -64,13 +58,6 @@ def test_gae_limits() -> None:
     following = torch.cat([values[:, 1:], torch.zeros(2, 1, dtype=torch.float64)], dim=1)
     torch.testing.assert_close(one_step, rewards + 0.95 * following - values)
     torch.testing.assert_close(advantages, returns - values)
-
-
-def test_bad_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="differ in shape"):
-        gae(torch.zeros(1, 2), torch.zeros(1, 3), 1.0, 1.0)
-    with pytest.raises(ValueError, match="expected \\[batch, tokens\\]"):
-        reverse_scan(torch.zeros(3), 1.0)
 
 
 # -- responses with masked tokens ------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import numpy as np
@@ -85,47 +84,9 @@ def test_group_rm_passes_single_samples_to_a_function_of_one(caplog: pytest.LogC
     assert not caller(single, group=True).scores_groups
 
 
-def test_batched_says_how_to_call() -> None:
-    assert not caller(single).batched
-    assert caller(batch).batched
-    assert caller(Texts).batched
-    assert caller(batch, group=True).scores_groups
-    assert not caller(batch).scores_groups
-
-
-def test_group_rm_passes_the_list_whatever_the_parameter_is_called() -> None:
-    assert score(lambda args, group: [len(group)] * len(group), group=True) == [3.0, 3.0, 3.0]
-
-
 def test_evaluation_is_passed_to_who_declares_it() -> None:
     assert score(batch, evaluation=True) == [100.0, 101.0, 102.0]
     assert score(single, evaluation=True) == [0.0, 1.0, 2.0]
-
-
-def test_plain_functions_leave_the_event_loop_alone() -> None:
-    threads: list[bool] = []
-
-    def where(args: Any, sample: Sample) -> float:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return 0.0
-
-    score(where, 1)
-    score(where, 1, inline=True)
-    assert threads == [False, True]
-
-
-def test_two_blocking_rewards_run_side_by_side() -> None:
-    meeting = threading.Barrier(2, timeout=60)
-
-    def meet(args: Any, sample: Sample) -> float:
-        meeting.wait()
-        return 1.0
-
-    async def both() -> list[Any]:
-        call = caller(meet)
-        return await asyncio.gather(*(call.score([s]) for s in samples(2)))
-
-    assert asyncio.run(both()) == [[1.0], [1.0]]
 
 
 @pytest.mark.parametrize(
@@ -168,14 +129,6 @@ def test_numpy_scalars_and_mappings() -> None:
     assert asyncio.run(plain.score(samples(1), evaluation=True)) == [1.0]
 
 
-def test_what_a_reward_raises_comes_through() -> None:
-    def bad(args: Any, sample: Sample) -> float:
-        raise KeyError("label")
-
-    with pytest.raises(KeyError, match="label"):
-        score(bad, 1)
-
-
 def raising(error: BaseException) -> list[Any]:
     def plain(args: Any, sample: Sample) -> float:
         raise error
@@ -215,17 +168,6 @@ def test_a_class_that_cannot_be_built_names_its_line() -> None:
         PluginLoadError, match=r"building Broken failed at .*test_adapters\.py:\d+: RuntimeError: no judge"
     ):
         caller(Broken)
-
-
-def test_a_class_is_built_with_args() -> None:
-    class Needs:
-        def __init__(self, args: Any) -> None:
-            self.value = args.value
-
-        def compute_reward(self, prompts: list[str], responses: list[str]) -> list[float]:
-            return [self.value] * len(prompts)
-
-    assert asyncio.run(caller(Needs, Args(value=7.0)).score(samples(2))) == [7.0, 7.0]
 
 
 # -- generate functions ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from slime_core import distributions
 from slime_core.config import Args
 from slime_core.config.foreign import find_owners
-from slime_core.distributions import AllowList, own_distributions, safe_mode
+from slime_core.distributions import AllowList, own_distributions
 from slime_core.errors import PluginNotFoundError
 from slime_core.plugins.manager import build_manager, current_registry
 from slime_core.plugins.resolve import resolve
@@ -46,17 +46,6 @@ def test_words_are_names_and_distributions(
     assert allow.allows(*FILE)
 
 
-def test_safe_mode_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIME_PLUGINS", "near")
-    monkeypatch.setenv("SLIME_NO_PLUGINS", "1")
-    assert safe_mode()
-    assert not AllowList.of().allows(*NEAR)
-    assert AllowList.of().allows(*OWN)
-    for off in ("", "0", "false"):
-        monkeypatch.setenv("SLIME_NO_PLUGINS", off)
-        assert not safe_mode()
-
-
 @pytest.mark.parametrize(("spelled", "told"), [("1", 0), ("y", 0), ("T", 0), ("2", 0), ("0", 1), ("no", 1)])
 def test_owners_of_flags_are_left_out_in_safe_mode(
     spelled: str, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -68,12 +57,6 @@ def test_owners_of_flags_are_left_out_in_safe_mode(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SLIME_NO_PLUGINS", spelled)
     assert sum("Acme_Near" in warning for warning in find_owners([], os.environ)[1]) == told
-
-
-def test_a_name_that_is_not_found_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIME_NO_PLUGINS", "1")
-    with pytest.raises(PluginNotFoundError, match=r"\(--no-plugins / SLIME_NO_PLUGINS is in force\)$"):
-        resolve("rewards", "in_a_directory_that_is_not_searched")
 
 
 def test_slimes_own_are_core_and_bundle_what_it_requires_of_slimes_and_the_checkouts(

@@ -8,10 +8,9 @@ import pytest
 from slime_core.config import Args
 from slime_core.errors import PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
-from slime_core.plugins.boxed import boxed, last_boxed
+from slime_core.plugins.answers import last_boxed
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import find, resolve
-from slime_core.protocols import RewardTraits, declares, traits_of
 from slime_core.sample import Sample
 
 ARGS = Args(reward_key=None)
@@ -83,14 +82,6 @@ def test_every_form_of_reward_is_told_the_box(obj: Any) -> None:
     assert samples[0].response == r"well, \boxed{four} it is"
     plain = resolve("rewards", "length", registry=registry)
     assert asyncio.run(RewardCaller(plain, ARGS).score(samples[1:2])) == [6.0]
-
-
-def test_traits_of_the_function_are_kept() -> None:
-    @declares(RewardTraits(scores_groups=True, execution="process"))
-    def mine(args: Any, samples: list[Sample]) -> list[float]:
-        return [0.0] * len(samples)
-
-    assert traits_of(boxed(mine), RewardTraits) == RewardTraits(scores_groups=True, execution="process")
 
 
 def test_the_prefix_is_of_registered_names_and_a_registered_name_wins() -> None:

@@ -28,13 +28,6 @@ def module(**names: object) -> ModuleType:
     return made
 
 
-def test_the_component_says_it_before_its_module_does() -> None:
-    check_api(ROW, object(), module(slime_api=3), REF)
-    check_api(ROW, type("Three", (), {"slime_api": 3}), module(slime_api=9), REF)
-    check_api(replace(ROW, api=1), object(), module(), REF)
-    check_api(replace(ROW, api=1), object(), None, REF)
-
-
 def test_one_too_old_is_said_and_loaded(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import slime_core
 from slime_core.errors import ConfigError
 from slime_core.plugins.discovery import (
     add_directory,
     add_installed,
     add_plugin_directories,
-    checkout_root,
     plugin_directories,
 )
-from slime_core.plugins.registry import RANK_CHECKOUT, RANK_EXPLICIT, Registry
+from slime_core.plugins.registry import RANK_EXPLICIT, Registry
 
 EXPLODES = "raise RuntimeError('imported')\n"
 
@@ -35,11 +33,6 @@ def test_a_directory_is_read_at_three_depths_without_importing(write_plugin, plu
         assert (ref.distribution, ref.version, ref.requires) == ("thing-a", "1.0", ("x>=1",))
         assert ref.folder == folder
     assert str(folder) not in sys.path
-
-
-def test_other_groups_are_ignored(write_plugin, plugin_dir: Path) -> None:
-    write_plugin("thing-b", {"pytest11": {"b": "x"}, "slime.nonsense": {"b": "x"}}, "")
-    assert list(registered(plugin_dir)) == []
 
 
 @pytest.mark.parametrize("text", ["[project", 'project = "x"', "[project]\nentry-points = 3\n"])
@@ -68,14 +61,6 @@ def test_installed_metadata_is_read_also_when_it_came_after_the_first_look(
         add_installed(registry := Registry())
         ref = registry.get("rewards", "thing")
         assert (ref.distribution, ref.version, ref.requires) == ("slime-reward-thing", "2.1", ("slime-rl>=0.1",))
-
-
-def test_this_checkout_is_found() -> None:
-    root = checkout_root()
-    assert root is not None
-    assert (root / "slime_core").samefile(Path(slime_core.__file__).parent)
-    names = registered(root / "plugins", RANK_CHECKOUT).names("rewards")
-    assert {"exact", "math", "f1"} <= set(names)
 
 
 def test_plugin_directories_add_up_and_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

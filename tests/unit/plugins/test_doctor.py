@@ -67,12 +67,6 @@ def test_a_machine_that_cannot_isolate_programs(monkeypatch: pytest.MonkeyPatch)
     assert "user.max_user_namespaces" in finding.way_out
 
 
-def test_an_entry_point_to_a_missing_module(write_plugin) -> None:
-    write_plugin("thing-gone", {"slime.rewards": {"gone": "no_such_module_here:reward"}}, "")
-    (finding,) = found("broken")
-    assert "no module 'no_such_module_here'" in finding.what
-
-
 def test_conflicts_and_hooks(write_plugin) -> None:
     for name in ("one", "two"):
         groups = {

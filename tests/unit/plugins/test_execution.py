@@ -55,47 +55,6 @@ def test_a_wrong_declaration_is_refused_when_the_reward_is_resolved() -> None:
         caller(reward)
 
 
-async def test_slots_bound_and_none_does_not() -> None:
-    async def most(slots: Slots) -> int:
-        now = peak = 0
-
-        async def one() -> None:
-            nonlocal now, peak
-            async with slots():
-                now += 1
-                peak = max(peak, now)
-                await asyncio.sleep(0)
-                now -= 1
-
-        await asyncio.gather(*(one() for _ in range(20)))
-        return peak
-
-    assert await most(Slots(3)) == 3
-    assert await most(Slots(None)) == 20
-
-
-def test_slots_outlive_their_event_loop() -> None:
-    slots = Slots(1)
-
-    async def contend() -> None:
-        async def one() -> None:
-            async with slots():
-                await asyncio.sleep(0)
-
-        await asyncio.gather(one(), one())
-
-    asyncio.run(contend())
-    asyncio.run(contend())
-
-
-async def test_a_timeout_of_the_users_own_is_not_taken_for_the_deadline() -> None:
-    def judged(args, sample):
-        raise TimeoutError("the judge did not answer")
-
-    with pytest.raises(TimeoutError, match="the judge"):
-        await caller(judged).score([Sample(index=0)])
-
-
 async def turns() -> None:
     """Of the event loop, for what is ready and for deadlines that have passed."""
     for _ in range(10):

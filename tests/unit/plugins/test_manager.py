@@ -13,8 +13,7 @@ from slime_core.errors import (
     PluginError,
     PluginLoadError,
 )
-from slime_core.plugins.manager import build_manager, current_registry
-from slime_core.plugins.resolve import resolve
+from slime_core.plugins.manager import build_manager
 
 HOOKS = {"slime.plugins": {"watch": "plug_thing_hooks"}}
 BODY = """
@@ -44,13 +43,6 @@ def test_hook_modules_are_called_with_the_parameters_they_take(write_plugin, plu
     built = manager(plugin_dir)
     built.hook.slime_step_end(rollout_id=1, metrics={"a": 1.0})
     assert built.get_plugin("thing-hooks:watch").calls == [{"a": 1.0}]
-
-
-def test_hook_modules_may_register_components(write_plugin, plugin_dir: Path) -> None:
-    write_plugin("thing-hooks", HOOKS, BODY)
-    manager(plugin_dir)
-    assert resolve("rewards", "from_hook").obj(None, None) == 5.0
-    assert "exact" in current_registry().names("rewards")
 
 
 def test_a_class_is_built(write_plugin, plugin_dir: Path) -> None:

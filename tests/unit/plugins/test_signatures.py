@@ -10,7 +10,7 @@ from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginSignatureError
 from slime_core.estimator import EstimatorBase
 from slime_core.plugins.kinds import kind_of
-from slime_core.plugins.signatures import check_signature, construct, declared, is_async, takes_list
+from slime_core.plugins.signatures import check_signature, construct
 
 
 class LossLike:
@@ -198,27 +198,6 @@ def test_every_kind_has_its_call(kind: str, good: Any, bad: Any) -> None:
     check(kind, good)
     with pytest.raises(PluginSignatureError, match="expected"):
         check(kind, bad)
-
-
-def test_declared_keywords_are_those_spelt_out() -> None:
-    assert declared(generate_context, ("evaluation", "context")) == {"context"}
-    assert declared(single_kwargs, ("evaluation",)) == frozenset()
-    assert declared(max, ("key",)) == frozenset()
-    assert declared(lambda evaluation, /: 0, ("evaluation",)) == frozenset()
-
-
-def test_is_async_and_takes_list() -> None:
-    assert is_async(generate)
-    assert is_async(Generator())
-    assert not is_async(single)
-    assert takes_list(batch)
-    assert not takes_list(single_kwargs)
-
-
-def test_construct_gives_args_to_who_takes_them() -> None:
-    args = Args()
-    assert construct(ComputeReward, args).args is args
-    assert isinstance(construct(CallableReward, args), CallableReward)
 
 
 class Asks:

@@ -189,20 +189,6 @@ def test_a_commit_holds_the_waiting_rollout_and_a_resumed_run_trains_on_it() -> 
     run(test())
 
 
-def test_a_failure_reaches_whoever_waits() -> None:
-    async def test() -> None:
-        stage = Stage()
-        ahead = Ahead(settings(), stage)
-        stage.let(0)
-        stage.let(1, error=RolloutError("too many failed"))
-        await ahead.generate(0)
-        with pytest.raises(RolloutError, match="too many failed"):
-            await ahead.before_push()
-        await ahead.stop()
-
-    run(test())
-
-
 def test_an_interrupted_rollout_lets_a_commit_be_made_and_ends_the_next_take() -> None:
     async def test() -> None:
         stage = Stage()
@@ -217,21 +203,6 @@ def test_an_interrupted_rollout_lets_a_commit_be_made_and_ends_the_next_take() -
             await ahead.generate(1)
         await ahead.before_save()
         await ahead.stop()
-
-    run(test())
-
-
-def test_stop_ends_the_rollout_in_flight() -> None:
-    async def test() -> None:
-        stage = Stage()
-        ahead = Ahead(settings(), stage)
-        stage.let(0)
-        await ahead.generate(0)
-        await turns()
-        await ahead.stop()
-        await ahead.stop()
-        assert stage.release[1].cancelled()
-        assert "stop" in stage.said
 
     run(test())
 

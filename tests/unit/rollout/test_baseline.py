@@ -7,19 +7,29 @@ import json
 from typing import Any
 
 import pytest
+from slime_data import greedy_baseline
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.estimator import EstimatorBase
-from slime_core.rollout import fate
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import SampleRunner, train_sampling_params
+from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.metrics import rollout_metrics
 from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
-from slime_core.sample import Group, Sample, SampleStatus
+from slime_core.sample import Sample, SampleStatus
+from tests.unit.rollout.parts import Source, rollout_args
+
+
+def make_args(**changes: Any) -> Args:
+    more = {
+        "rollout_temperature": 0.7, "rollout_top_p": 0.9, "rollout_top_k": 5, "log_reward_category": None,
+        "log_passrate": False, "use_rollout_routing_replay": False, "log_multi_turn": False,
+        "log_correct_samples": False,
+    }  # fmt: skip
+    return rollout_args(**{**more, **changes})
 
 
 class Greedy(EstimatorBase):
@@ -27,36 +37,6 @@ class Greedy(EstimatorBase):
 
     def shape_rewards(self, args: Any, inputs: Any) -> list[float]:
         return [reward - base for reward, base in zip(inputs.rewards, inputs.baselines, strict=True)]
-
-
-def make_args(**changes: Any) -> Args:
-    base = {
-        "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
-        "rm_timeout": 5.0, "rollout_timeout": 5.0, "max_consecutive_failures": 100, "sglang_server_concurrency": 64,
-        "group_rm": False, "partial_rollout": False, "mask_offpolicy_in_partial_rollout": False,
-        "dynamic_sampling_budget": 10, "rollout_temperature": 0.7, "rollout_top_p": 0.9, "rollout_top_k": 5,
-        "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None, "reward_key": None,
-        "rollout_skip_special_tokens": False, "log_reward_category": None, "log_passrate": False,
-        "use_rollout_routing_replay": False,
-        "log_multi_turn": False, "log_correct_samples": False,
-    }  # fmt: skip
-    return Args(**{**base, **changes})
-
-
-class Source:
-    def __init__(self) -> None:
-        self.next, self.returned = 0, []
-
-    def get_samples(self, num_samples: int) -> list[Group]:
-        groups = [self.returned.pop(0) for _ in range(min(num_samples, len(self.returned)))]
-        while len(groups) < num_samples:
-            g, self.next = self.next, self.next + 1
-            meta = {"source_name": "sums"}
-            groups.append([Sample(group_index=g, index=2 * g + i, tokens=[1], metadata=dict(meta)) for i in range(2)])
-        return groups
-
-    def add_samples(self, samples: list[Group]) -> None:
-        self.returned.extend(samples)
 
 
 class Engine:
@@ -119,7 +99,7 @@ def rollout(args: Any, source: Source, generator: Any, scorer: Any = None, keep:
 
 def test_one_greedy_response_per_group_reaches_the_estimator_and_no_trainer() -> None:
     args, generator = make_args(), Generator()
-    out = rollout(args, Source(), generator)
+    out = rollout(args, Source(metadata={"source_name": "sums"}), generator)
     assert [len(group) for group in out.samples] == [2, 2]
     assert sorted(call["index"] for call in generator.greedy) == [-2, -1]
     keys = ("temperature", "top_p", "top_k", "max_new_tokens")
@@ -132,37 +112,14 @@ def test_one_greedy_response_per_group_reaches_the_estimator_and_no_trainer() ->
     assert rollout_metrics(args, out.samples, 0)["rollout/greedy_baseline_reward"] == 0.25
 
 
-def test_evaluation_has_none() -> None:
-    args, generator = make_args(), Generator()
-
-    async def go() -> Group:
-        group = Source().get_samples(1)[0]
-        params = train_sampling_params(args)
-        return await runner_of(args, generator).run_group(group, params, rollout_id=None, evaluation=True)
-
-    assert all(fate.BASELINE not in s.metadata for s in asyncio.run(go()))
-    assert generator.greedy == []
-
-
 def test_a_group_whose_baseline_fails_is_replaced_and_counted() -> None:
-    out = rollout(make_args(), Source(), Generator(broken=[0]))
+    out = rollout(make_args(), Source(metadata={"source_name": "sums"}), Generator(broken=[0]))
     assert [g[0].group_index for g in out.samples] == [1, 2]
     assert out.metrics["rollout/dynamic_filter/drop_greedy_baseline_failed"] == 1
 
 
-def test_the_filter_does_not_see_the_baseline() -> None:
-    sizes = []
-
-    def keep(args: Any, group: Group) -> bool:
-        sizes.append(len(group))
-        return True
-
-    rollout(make_args(), Source(), Generator(), keep=keep)
-    assert sizes == [2, 2]
-
-
 def test_an_aborted_group_keeps_the_baseline_it_has_and_survives_the_checkpoint() -> None:
-    args, source = make_args(over_sampling_batch_size=3, partial_rollout=True), Source()
+    args, source = make_args(over_sampling_batch_size=3, partial_rollout=True), Source(metadata={"source_name": "sums"})
     rollout(args, source, Generator(slow_sampled=[0]))
     (waiting,) = source.returned
     assert [s.status for s in waiting] == [SampleStatus.ABORTED] * 2
@@ -171,21 +128,21 @@ def test_an_aborted_group_keeps_the_baseline_it_has_and_survives_the_checkpoint(
     out = rollout(make_args(partial_rollout=True), source, again)
     assert [g[0].group_index for g in out.samples] == [0, 3]
     assert [call["index"] for call in again.greedy] == [-4]  # group 3's; group 0 has its own
-    assert [s.metadata[fate.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
+    assert [s.metadata[greedy_baseline.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
 
 
 def test_an_aborted_baseline_is_made_again() -> None:
-    args, source = make_args(over_sampling_batch_size=3, partial_rollout=True), Source()
+    args, source = make_args(over_sampling_batch_size=3, partial_rollout=True), Source(metadata={"source_name": "sums"})
     rollout(args, source, Generator(slow=[0]))
-    assert all(fate.BASELINE not in s.metadata for s in source.returned[0])
+    assert all(greedy_baseline.BASELINE not in s.metadata for s in source.returned[0])
     again = Generator()
     out = rollout(make_args(partial_rollout=True), source, again)
     assert sorted(call["index"] for call in again.greedy) == [-4, -1]
-    assert [s.metadata[fate.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
+    assert [s.metadata[greedy_baseline.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
 
 
 def test_a_group_that_starts_afresh_gets_a_new_baseline() -> None:
-    args, source = make_args(over_sampling_batch_size=3), Source()
+    args, source = make_args(over_sampling_batch_size=3), Source(metadata={"source_name": "sums"})
     rollout(args, source, Generator(slow_sampled=[0]))
     again = Generator()
     rollout(make_args(), source, again)
@@ -201,25 +158,25 @@ def test_a_reward_that_compares_sees_it_as_the_groups_last_sample() -> None:
             return [float(rank) for rank in range(len(samples))]
 
     args = make_args(group_rm=True)
-    out = rollout(args, Source(), Generator(), Ranking())
+    out = rollout(args, Source(metadata={"source_name": "sums"}), Generator(), Ranking())
     assert make_batch(args, 3, out.samples, Greedy(args)).rewards == [-2.0, -1.0, -2.0, -1.0]
 
 
 def test_siblings_of_a_fanned_out_baseline_are_averaged() -> None:
     sample = Sample(index=0)
     siblings = [Sample(reward={"acc": r}, status=SampleStatus.COMPLETED) for r in (0.0, 1.0)]
-    fate.attach_baseline([sample], siblings)
-    assert fate.baseline_reward(Args(reward_key="acc"), sample) == 0.5
-    assert fate.baseline_reward(Args(reward_key=None), sample) is None
+    greedy_baseline.attach([sample], siblings)
+    assert greedy_baseline.baseline_reward(Args(reward_key="acc"), sample) == 0.5
+    assert greedy_baseline.baseline_reward(Args(reward_key=None), sample) is None
     siblings[1].fail("reward", "down")
-    fate.attach_baseline([sample], siblings)
-    assert fate.baseline_lack([sample]) == fate.BASELINE_FAILED
+    greedy_baseline.attach([sample], siblings)
+    assert greedy_baseline.lack([sample]) == greedy_baseline.BASELINE_FAILED
 
 
 def test_a_rollout_function_without_baselines_is_told() -> None:
     scored = Sample(group_index=0, index=4, tokens=[1, 5], response_length=1, reward=1.0, status=SampleStatus.COMPLETED)
     with pytest.raises(RolloutError, match=r"sample 4 .* has no greedy baseline, which Greedy needs"):
         make_batch(make_args(), 0, [[scored]], Greedy(make_args()))
-    scored.metadata[fate.BASELINE] = "much"
+    scored.metadata[greedy_baseline.BASELINE] = "much"
     with pytest.raises(RolloutError, match=r"sample 4 .* 'much' is no finite number"):
         make_batch(make_args(), 0, [[scored]], Greedy(make_args()))

@@ -13,7 +13,6 @@ from slime_core.ops import group_normalize
 from slime_core.protocols import RewardInputs
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import Sample, SampleStatus, TrainBatch
-from slime_core.sample.columns import fill_ids
 
 ARGS = Args(reward_key=None, eps_clip=0.2)
 
@@ -89,13 +88,6 @@ def test_a_sample_that_was_scored_is_trained_on_whatever_its_status(status: Samp
     assert batch.loss_masks == [[1, 1], [1, 1]]
 
 
-def test_a_removed_sample_is_outside_the_group_statistics() -> None:
-    batch = build([[sample(0, 1.0), sample(0, 0.0), sample(0, 100.0, remove_sample=True)]])
-    assert batch.rewards == [0.5, -0.5, 0.0]
-    assert batch.loss_masks[2] == [0, 0]
-    assert batch.rollout_mask_sums == [2, 2, 0]
-
-
 def test_a_sample_without_a_response_becomes_a_masked_placeholder() -> None:
     failed = Sample(group_index=0, status=SampleStatus.FAILED)
     empty = sample(0, 0.0, 0, rollout_log_probs=[])
@@ -158,13 +150,6 @@ def test_fields_that_do_not_fit() -> None:
 # -- ids and fan-out -------------------------------------------------------------------------------------
 
 
-def test_ids_nobody_assigned() -> None:
-    assert fill_ids([None, 1, None, 0, None]) == [2, 1, 3, 0, 4]
-    batch = build([[sample(None), sample(None)], [sample(0)], [sample(None)]])
-    assert batch.group_indices == [1, 1, 0, 2]
-    assert batch.rollout_ids == batch.sample_indices == [0, 1, 2, 3]
-
-
 def test_a_list_of_several_groups_needs_every_index() -> None:
     with pytest.raises(RolloutError, match=r"mixes the groups \[1, 2\]"):
         build([[sample(1), sample(2), sample(None)]])
@@ -172,16 +157,10 @@ def test_a_list_of_several_groups_needs_every_index() -> None:
 
 def test_siblings_share_the_mask_sum_and_count_once() -> None:
     siblings = [sample(0, 1.0, 2, rollout_id=0), sample(0, 1.0, 3, rollout_id=0)]
-    batch = build([[siblings, sample(0, 0.0, 2, rollout_id=1)]])
+    batch = build([[*siblings, sample(0, 0.0, 2, rollout_id=1)]])
     assert batch.rollout_ids == [0, 0, 1]
     assert batch.rollout_mask_sums == [5, 5, 2]
     assert batch.rewards == [0.5, 0.5, -0.5]
-
-
-@pytest.mark.parametrize("ids", [(None, None), (1, 2)])
-def test_siblings_must_share_a_rollout_id(ids: tuple[int | None, int | None]) -> None:
-    with pytest.raises(RolloutError, match="set the same rollout_id on all of them"):
-        build([[[sample(0, rollout_id=ids[0]), sample(0, rollout_id=ids[1])]]])
 
 
 # -- optional columns ------------------------------------------------------------------------------------
@@ -201,12 +180,6 @@ def test_samples_that_are_not_trained_on_may_lack_a_column() -> None:
     assert batch.rollout_log_probs == [[0.0, 0.0], [-0.5, -0.5]]
     assert batch.teacher_log_probs == [[0.0, 0.0], [-1.0, -2.0]]
     assert build([[sample(0, rollout_log_probs=None)]]).rollout_log_probs is None
-
-
-def test_names_and_metadata_may_be_partial() -> None:
-    batch = build([[sample(0, metadata={"source_name": "a"}), sample(0, train_metadata={"k": 1})]])
-    assert batch.source_names == ["a", None]
-    assert batch.train_metadata == [None, {"k": 1}]
 
 
 # -- hooks -----------------------------------------------------------------------------------------------
@@ -236,15 +209,6 @@ def slime_columns(args: Any, samples: list[Sample]) -> dict[str, Any]:
         "sample_indices": [s.index for s in samples],
         "loss_masks": [[1] * s.response_length for s in samples],
     }
-
-
-def test_conversion_without_rollout_ids() -> None:
-    samples = [sample(5, 1.0, index=0), sample(5, 3.0, index=1)]
-    batch = build([samples], convert_samples=slime_columns)
-    assert batch.rewards == [1.0, 3.0]
-    assert batch.rollout_ids == [0, 1]
-    assert batch.group_indices == [5, 5]
-    assert batch.rollout_mask_sums == [2, 2]
 
 
 def test_conversion_with_tensors_more_columns_and_another_number_of_rows() -> None:

@@ -22,7 +22,8 @@ from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.rollout.state import OpenGroup, from_line, to_line
 from slime_core.sample import Sample
-from tests.unit.rollout.test_producer import Scorer, Source, indices
+from tests.unit.rollout.parts import Scorer, Source
+from tests.unit.rollout.test_producer import indices
 
 FLAGS = "--hf-checkpoint none --prompt-data none --run-dir none --rm-type none --rollout-batch-size 2 --num-rollout 9"
 FLAGS += " --rollout-max-response-len 4 --n-samples-per-prompt 2 --global-batch-size 4 --sglang-server-concurrency 8"

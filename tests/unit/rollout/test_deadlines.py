@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from slime_runs.board import start_board, stop_board
 
-from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.rollout import deadlines
 from slime_core.rollout.fate import FilterStage
@@ -17,6 +16,7 @@ from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Sample
 from slime_core.waits import current
+from tests.unit.rollout.parts import Source, rollout_args
 from tests.virtual_time import in_virtual_time
 
 STEP = 0.03
@@ -24,32 +24,11 @@ STEP = 0.03
 
 
 def _args(**changes):
-    base = {
-        "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
-        "rm_timeout": None, "rollout_timeout": None, "max_consecutive_failures": 100,
-        "sglang_server_concurrency": 64, "partial_rollout": False, "mask_offpolicy_in_partial_rollout": False,
-        "dynamic_sampling_budget": 10, "dynamic_sampling_on_exhausted": "stop", "global_batch_size": 2,
-        "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
-        "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
-        "rollout_skip_special_tokens": False, "group_timeout": STEP, "group_timeout_policy": "substitute",
+    more = {
+        "rm_timeout": None, "rollout_timeout": None, "group_timeout": STEP, "group_timeout_policy": "substitute",
         "group_timeout_retries": 2, "rollout_stall_timeout": None, "rollout_stop_timeout": STEP,
     }  # fmt: skip
-    return Args(**{**base, **changes})
-
-
-class Source:
-    def __init__(self) -> None:
-        self.next, self.returned = 0, []
-
-    def get_samples(self, number):
-        groups, self.returned = self.returned[:number], self.returned[number:]
-        while len(groups) < number:
-            g, self.next = self.next, self.next + 1
-            groups.append([Sample(group_index=g, index=2 * g + i, tokens=[1], prompt="p") for i in range(2)])
-        return groups
-
-    def add_samples(self, groups):
-        self.returned.extend(groups)
+    return rollout_args(**{**more, **changes})
 
 
 class Engine:

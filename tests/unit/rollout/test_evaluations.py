@@ -37,15 +37,6 @@ async def test_an_interrupt_ends_what_runs_and_what_comes(recwarn: pytest.Warnin
     assert set(current()) <= before
 
 
-async def test_one_that_is_cancelled_by_its_caller_is_not_interrupted() -> None:
-    evaluations, begun = Interruptible(), asyncio.Event()
-    running = asyncio.create_task(evaluated(evaluations, hang(begun), "evaluation", None))
-    await begun.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-
 async def test_the_deadline_stops_the_run_with_a_report(tmp_path: Path) -> None:
     start_board(tmp_path, "test")
     try:

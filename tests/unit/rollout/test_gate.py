@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -77,20 +76,6 @@ async def test_without_determinism_the_engine_is_left_alone() -> None:
     assert engine.notified == 0
 
 
-async def test_time_held_by_user_code_is_counted() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True)
-    with gate.hold():
-        request = asyncio.create_task(gate.generate([1], {}))
-        await asyncio.sleep(0)
-        with gate.hold():
-            await asyncio.sleep(0.02)  # another sample's tool
-        engine.release.set()
-        await request
-    assert gate.take_held_seconds(of=60.0) >= 0.02
-    assert gate.take_held_seconds(of=60.0) == 0.0
-
-
 async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_it() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=True, places=1)
@@ -148,24 +133,6 @@ async def test_a_group_that_was_given_up_does_not_hold_the_engine() -> None:
     assert engine.may_step()
 
 
-async def test_a_place_passes_to_the_next_without_a_moment_in_which_the_engine_may_step() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True, places=2)
-    order, may_step = [], []
-
-    async def sample(name: str) -> None:
-        order.append(name)
-        await asyncio.sleep(0)
-        may_step.append(engine.may_step())
-
-    with gate.hold() as hold:
-        runs = lent(hold, [partial(sample, name) for name in "abcde"])
-        await asyncio.gather(*runs)
-    assert order == list("abcde")
-    assert not any(may_step)
-    assert engine.may_step(), "nobody is left inside"
-
-
 async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> None:
     gate = GatedEngine(Engine(), deterministic=True, places=1)
     go_on, entered = asyncio.Event(), []
@@ -190,21 +157,6 @@ async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> No
     assert entered == ["a", "d", "e"]
     assert [run.cancelled() for run in runs] == [True, True, True, False, False]
     assert names() == []
-
-
-async def test_a_sample_begins_in_the_context_of_its_group() -> None:
-    gate = GatedEngine(Engine(), deterministic=True, places=1)
-    told: ContextVar[str] = ContextVar("told", default="")
-    found = []
-
-    async def sample(name: str) -> None:
-        found.append(told.get())
-        told.set(name)
-
-    with gate.hold() as hold:
-        runs = lent(hold, [partial(sample, name) for name in "ab"])
-        await asyncio.gather(*runs)
-    assert found == ["", ""]
 
 
 async def test_what_is_no_exception_reaches_who_waits_and_frees_the_place() -> None:

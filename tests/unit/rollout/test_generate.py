@@ -147,27 +147,6 @@ def test_a_sample_that_gave_up_leaves_its_siblings_to_train(function: Any, outco
         assert [any(mask) for mask in batch.loss_masks] == [True, False]
 
 
-def test_a_cancelled_sample_can_start_afresh() -> None:
-    async def go() -> Sample:
-        started = asyncio.Event()
-
-        async def never(sample: Sample) -> Sample:
-            sample.tokens.extend([7, 7])
-            started.set()
-            await asyncio.Event().wait()
-            return sample
-
-        group = _group()
-        task = asyncio.create_task(_runner(never).run_group(group, {}, rollout_id=0))
-        await started.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        group[1].reset_for_retry()
-        return group[1]
-
-    assert asyncio.run(go()).tokens == [1, 2, 3]
-
-
 def test_a_time_out_of_the_functions_own_is_not_called_the_runs() -> None:
     async def mine(sample: Sample) -> Sample:
         raise TimeoutError("my service")
@@ -216,12 +195,3 @@ def test_one_reason_is_told_once_whichever_sample_has_it(caplog: pytest.LogCaptu
     assert len(told) == 2
     assert told[0].startswith("sample 1 failed in generator 'g': ValueError: no answer for 0 (at ")
     assert told[1].endswith("(10 samples so far)")
-
-
-async def test_who_asks_is_told_of_every_sample_that_ended() -> None:
-    told: list[list[int | None]] = []
-    runner = _runner(_replaced)
-    await runner.run_group(
-        _group(), {}, rollout_id=0, sample_done=lambda siblings: told.append([s.index for s in siblings])
-    )
-    assert sorted(told) == [[0], [1]]

@@ -54,27 +54,6 @@ def test_plain_and_async_hooks_run_in_order_with_the_keywords_they_declare() -> 
     assert seen[:3] == [("plain", 1, True), ("async", 1, 3), ("any", 11, {})]
 
 
-def test_unfinished_samples_are_left_alone_and_siblings_keep_their_order() -> None:
-    def hook(args, sample):
-        sample.metadata["seen"] = True
-
-    samples = [_done(0), _done(1, Sample.Status.ABORTED), _done(2, Sample.Status.FAILED), _done(3)]
-    found = _run(hook, samples=samples)
-    assert [s.index for s in found] == [0, 1, 2, 3]
-    assert ["seen" in s.metadata for s in found] == [True, False, False, True]
-
-
-def test_a_hook_that_fails_a_sample_ends_its_chain() -> None:
-    def fails(args, sample):
-        sample.fail("my hook", "no good")
-
-    def never(args, sample):
-        raise AssertionError("called for a failed sample")
-
-    (sample,) = _run(fails, never, samples=[_done(0)])
-    assert sample.metadata["failure"]["where"] == "my hook"
-
-
 @pytest.mark.parametrize("result", ["text", 1, [Sample()]])
 def test_another_result_is_an_error_that_says_what_it_was(result: Any) -> None:
     with pytest.raises(RolloutError, match=rf"{FLAG} returned {type(result).__name__} for sample 7; expected a Sample"):

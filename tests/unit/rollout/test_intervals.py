@@ -34,22 +34,6 @@ def test_the_bootstrap_agrees_with_the_normal_interval_of_many_prompts() -> None
     assert bootstrap(values, seed=1) == bootstrap(values, seed=1) != bootstrap(values, seed=2)
 
 
-def test_the_bootstrap_of_two_prompts_is_known() -> None:
-    """Resampled means are 0, 1/4 and 1/2 with probabilities 1/4, 1/2 and 1/4."""
-    assert bootstrap([0.0, 0.5], seed=0) == (0.0, 0.5)
-    assert bootstrap([0.0, 0.5], seed=0, confidence=0.4) == (0.25, 0.25)
-
-
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
-    random, hits = np.random.default_rng(0), 0
-    for trial in range(300):  # 40 prompts of 4 samples; prompts differ, so samples of one prompt are not independent
-        rates = random.beta(1, 2, size=40)
-        values = (random.binomial(4, rates) / 4).tolist()
-        low, high = bootstrap(values, seed=trial, resamples=400)
-        hits += low <= 1 / 3 <= high
-    assert 0.90 <= hits / 300 <= 0.98  # three standard errors around 0.94, percentile intervals being a little short
-
-
 def test_which_method_is_chosen() -> None:
     found = estimates({"one": [0, 1, 1, 1], "several": [0.5, 1, 0.25, 1], "single": [0.5]}, seed=7)
     assert [e.method for e in found.values()] == [WILSON, BOOTSTRAP, NONE]

@@ -42,23 +42,6 @@ def test_two_threads_take_turns_in_one_loop(loop: LoopThread) -> None:
     assert answers[0] != threading.get_ident()
 
 
-def test_errors_reach_the_thread_that_called(loop: LoopThread) -> None:
-    async def fails() -> None:
-        raise ValueError("wrong")
-
-    with pytest.raises(ValueError, match="wrong"):
-        loop.run(fails())
-    loop.close()
-
-
-def test_another_loop_awaits(loop: LoopThread) -> None:
-    async def answer() -> int:
-        return 7
-
-    assert asyncio.run(loop.in_thread(loop.run, answer())) == 7
-    loop.close()
-
-
 def test_close_cancels_what_runs_and_tells_its_caller(loop: LoopThread) -> None:
     started, seen = threading.Event(), list[str]()
 

@@ -3,69 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.config import Args
-from slime_core.errors import CheckpointError, RolloutError, RolloutInterrupted
+from slime_core.errors import CheckpointError, RolloutError
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.hooks import RolloutHooks
 from slime_core.rollout.pool import RolloutContext
 from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.state import from_line, to_line
-from slime_core.sample import FilterDecision, Sample, SampleStatus
-from slime_core.waits import pace
-from tests.hooks_with import hooks_with
+from slime_core.sample import Sample, SampleStatus
+from tests.unit.rollout.parts import Scorer, Source, rollout_args
 
 
-def _args(**changes: Any) -> Args:
-    base = {
-        "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
-        "rm_timeout": 5.0, "rollout_timeout": 5.0, "max_consecutive_failures": 100, "sglang_server_concurrency": 8,
-        "group_rm": False, "partial_rollout": False, "mask_offpolicy_in_partial_rollout": False,
-        "dynamic_sampling_budget": 10, "dynamic_sampling_on_exhausted": "stop", "global_batch_size": 2,
-        "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
-        "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
-        "rollout_skip_special_tokens": False, "num_rollout": None, "update_weights_interval": 1,
-        "async_buffer_groups": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 1,
+def continuous_args(**changes: Any) -> Args:
+    more = {
+        "sglang_server_concurrency": 8, "num_rollout": None, "update_weights_interval": 1, "async_buffer_groups": None,
+        "staleness_policy": "recycle", "staleness_max_retries": 1,
     }  # fmt: skip
-    return Args(**{**base, **changes})
-
-
-class Source:
-    """Counts up groups; groups given back come first."""
-
-    def __init__(self, size: int = 2) -> None:
-        self.size, self.next = size, 0
-        self.returned: list[list[Sample]] = []
-        self.begun: list[tuple[int, int]] = []
-        self.gone: list[int] = []
-
-    def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        groups = [self.returned.pop(0) for _ in range(min(num_samples, len(self.returned)))]
-        while len(groups) < num_samples:
-            g, self.next = self.next, self.next + 1
-            groups.append([Sample(group_index=g, index=g * self.size + i, tokens=[1]) for i in range(self.size)])
-        return groups
-
-    def add_samples(self, samples: list[list[Sample]]) -> None:
-        self.returned.extend(samples)
-
-    def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
-        self.begun.append((rollout_id, weight_version))
-
-    def observe(self, groups: list[list[Sample]], trained: bool) -> None:
-        self.gone += [g[0].group_index or 0 for g in groups]
+    return rollout_args(**{**more, **changes})
 
 
 class World:
@@ -123,16 +88,6 @@ class World:
         return [f.index for f in self.producer.waiting]
 
 
-class Scorer:
-    label = spec = "reward 'test'"
-    provenance: dict[str, str] = {}
-    batched = False
-    scores_groups = False
-
-    async def score(self, samples: list[Sample], evaluation: bool) -> list[float]:
-        return [float((s.index or 0) % 2) for s in samples]
-
-
 async def turns(count: int = 40) -> None:
     """Let everything that can go on do so."""
     for _ in range(count):
@@ -144,7 +99,7 @@ def indices(groups: list[list[Sample]]) -> list[int | None]:
 
 
 async def test_rollouts_are_taken_while_generation_goes_on() -> None:
-    world = World(_args())
+    world = World(continuous_args())
     first = await world.producer.take(0)
     assert indices(first.groups) == [0, 1]
     await turns()
@@ -155,59 +110,8 @@ async def test_rollouts_are_taken_while_generation_goes_on() -> None:
     await world.producer.stop()
 
 
-async def test_samples_in_flight_are_bounded_and_a_straggler_leaves_room() -> None:
-    world = World(_args(sglang_server_concurrency=4))
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    assert world.flying == [0, 1]
-    world.doors.pop(0).set_result("stop")  # one of two samples of group 0
-    await turns()
-    assert world.flying == [0, 1, 2]
-    assert len(world.doors) == 4
-    await world.open(1)
-    await world.open(2)
-    assert indices((await taking).groups) == [1, 2]
-    await world.producer.stop()
-
-
-async def test_nothing_is_started_while_enough_groups_wait() -> None:
-    loop = asyncio.get_running_loop()
-    # By the clock samples of one group may end apart on a busy machine, and their places begin more groups.
-    pace._PACES[loop] = pace.Pace(loop, seconds=math.inf)
-    world = World(_args(async_buffer_groups=3))
-    await world.producer.take(0)
-    await turns()
-    waiting, began = len(world.waiting), len(world.began)
-    assert 3 <= waiting <= 3 + 8 // 2
-    await turns()
-    assert len(world.began) == began
-    await world.producer.take(1)
-    await turns()
-    assert len(world.began) == began or len(world.waiting) >= 3
-    await world.producer.stop()
-
-
-async def test_a_buffer_smaller_than_a_rollout_does_not_stop_it() -> None:
-    world = World(_args(async_buffer_groups=1, sglang_server_concurrency=2))
-    assert indices((await world.producer.take(0)).groups) == [0, 1]
-    assert indices((await world.producer.take(1)).groups) == [2, 3]
-    await world.producer.stop()
-
-
-async def test_nothing_is_drawn_that_no_rollout_will_train_on() -> None:
-    world = World(_args(num_rollout=2))
-    for rollout_id in range(2):
-        await world.producer.take(rollout_id)
-        await turns()
-    assert world.source.next == 4
-    assert not world.waiting
-    assert not world.flying
-    await world.producer.stop()
-
-
 async def test_the_oldest_go_first_and_a_rollout_is_ordered_by_group() -> None:
-    world = World(_args(sglang_server_concurrency=8))
+    world = World(continuous_args(sglang_server_concurrency=8))
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -224,7 +128,7 @@ async def test_the_oldest_go_first_and_a_rollout_is_ordered_by_group() -> None:
 
 
 async def test_with_a_limit_no_group_is_begun_that_would_be_too_old() -> None:
-    world = World(_args(max_staleness=1, sglang_server_concurrency=64, async_buffer_groups=64))
+    world = World(continuous_args(max_staleness=1, sglang_server_concurrency=64, async_buffer_groups=64))
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -242,7 +146,7 @@ async def test_with_a_limit_no_group_is_begun_that_would_be_too_old() -> None:
 
 def _aged(policy: str, **changes: Any) -> World:
     """A world in which groups are one version older than is allowed as soon as the version rises by two."""
-    return World(_args(max_staleness=1, staleness_policy=policy, **changes))
+    return World(continuous_args(max_staleness=1, staleness_policy=policy, **changes))
 
 
 async def _two_versions_later(world: World) -> None:
@@ -313,83 +217,9 @@ async def test_old_tokens_are_masked_and_a_group_without_young_ones_goes() -> No
     await world.producer.stop()
 
 
-async def test_dropped_groups_are_replaced_and_shown_to_the_hooks() -> None:
-    world = World(_args(), keep=lambda args, group: FilterDecision(group[0].group_index != 0, reason="first"))
-    world.context.runner.hooks = RolloutHooks(told=hooks_with(("slime_process_all_samples", lambda *_: None)))
-    taken = await world.producer.take(0)
-    assert indices(taken.groups) == [1, 2]
-    assert 0 in indices(taken.decided)
-    assert taken.metrics["rollout/dynamic_filter/drop_first"] == 1
-    assert world.source.gone == [0]
-    await world.producer.stop()
-
-
-async def test_a_take_ends_when_nothing_is_ever_kept() -> None:
-    world = World(_args(dynamic_sampling_budget=3), keep=lambda args, group: False)
-    with pytest.raises(RolloutError, match=r"rollout 1: .* raise --dynamic-sampling-budget"):
-        await world.producer.take(0)
-    await world.producer.stop()
-
-
-async def test_the_best_dropped_groups_fill_a_rollout_whose_budget_is_spent() -> None:
-    args = _args(dynamic_sampling_budget=3, dynamic_sampling_on_exhausted="keep")
-    world = World(args, keep=lambda args, group: False)
-    taken = await world.producer.take(0)
-    assert len(taken.groups) == 2
-    assert taken.metrics["rollout/dynamic_filter/kept_exhausted"] == 2
-    await world.producer.stop()
-
-
-async def test_a_rollout_may_shrink() -> None:
-    args = _args(dynamic_sampling_budget=3, dynamic_sampling_on_exhausted="shrink", sglang_server_concurrency=2)
-    world = World(args, keep=lambda args, group: group[0].group_index == 1)
-    assert indices((await world.producer.take(0)).groups) == [1]
-    await world.producer.stop()
-
-
-async def test_what_the_data_source_raises_reaches_the_take_that_waits() -> None:
-    world = World(_args())
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-
-    def broken(num_samples: int) -> list[list[Sample]]:
-        raise OSError("the disk is gone")
-
-    world.source.get_samples = broken
-    await world.open(0)
-    with pytest.raises(Exception, match="the disk is gone"):
-        await taking
-    with pytest.raises(Exception, match="the disk is gone"):  # and every later one
-        await world.producer.take(0)
-    await world.producer.stop()
-
-
-async def test_too_many_failures_reach_the_take_that_waits() -> None:
-    world = World(_args(max_consecutive_failures=3))
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    await world.open(0, 1, reason="crash")
-    with pytest.raises(RolloutError, match="samples in a row failed"):
-        await taking
-    await world.producer.stop()
-
-
-async def test_stop_ends_a_take_that_waits() -> None:
-    world = World(_args())
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    await world.producer.stop()
-    with pytest.raises(RolloutError, match="stopped"):
-        await taking
-    assert not world.flying
-
-
 @pytest.mark.parametrize("partial", [False, True])
 async def test_groups_that_an_update_aborts_go_on(partial: bool) -> None:
-    world = World(_args(partial_rollout=partial))
+    world = World(continuous_args(partial_rollout=partial))
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -404,19 +234,6 @@ async def test_groups_that_an_update_aborts_go_on(partial: bool) -> None:
     await world.producer.stop()
 
 
-async def test_an_interrupted_take_gives_back_what_is_in_flight() -> None:
-    world = World(_args())
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    await world.open(1)
-    world.context.work.interrupt()
-    with pytest.raises(RolloutInterrupted):
-        await taking
-    assert sorted(indices(world.source.returned)) == [0, 2, 3, 4]
-    assert [g.group_index for g in world.producer.open_groups()] == [1]
-
-
 def _stored(world: World) -> list[Any]:
     lines = [to_line("continuous", g, None) for g in world.producer.open_groups()]
     return [from_line(line)[1] for line in lines]
@@ -424,7 +241,7 @@ def _stored(world: World) -> list[Any]:
 
 @pytest.mark.parametrize("partial", [False, True])
 async def test_open_groups_come_back(partial: bool) -> None:
-    world = World(_args(partial_rollout=partial))
+    world = World(continuous_args(partial_rollout=partial))
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -443,7 +260,7 @@ async def test_open_groups_come_back(partial: bool) -> None:
     ]
     await world.producer.stop()
 
-    again = World(_args(partial_rollout=partial), source=world.source)
+    again = World(continuous_args(partial_rollout=partial), source=world.source)
     again.producer.restore_open_groups(stored)
     taken = await again.producer.take(1)
     assert indices(taken.groups) == [2, 3]
@@ -452,7 +269,7 @@ async def test_open_groups_come_back(partial: bool) -> None:
 
 
 async def test_unfinished_groups_of_another_size_are_refused() -> None:
-    world = World(_args())
+    world = World(continuous_args())
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -461,10 +278,9 @@ async def test_unfinished_groups_of_another_size_are_refused() -> None:
     with pytest.raises(RolloutError):
         await taking
     with pytest.raises(CheckpointError, match="Resume with --n-samples-per-prompt 2"):
-        World(_args(n_samples_per_prompt=4)).producer.restore_open_groups(stored)
+        World(continuous_args(n_samples_per_prompt=4)).producer.restore_open_groups(stored)
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), policy=st.sampled_from(["recycle", "drop", "mask"]), restart=st.booleans())
 def test_no_group_is_lost_and_none_is_trained_on_twice(seed: int, policy: str, restart: bool) -> None:
     asyncio.run(_random_life(random.Random(seed), policy, restart))
@@ -472,7 +288,9 @@ def test_no_group_is_lost_and_none_is_trained_on_twice(seed: int, policy: str, r
 
 async def _random_life(rng: random.Random, policy: str, restart: bool) -> None:
     """Groups end in any order, are dropped, aborted, aged; a rollout is taken whenever one can be."""
-    args = _args(max_staleness=1, staleness_policy=policy, dynamic_sampling_budget=1000, async_buffer_groups=4)
+    args = continuous_args(
+        max_staleness=1, staleness_policy=policy, dynamic_sampling_budget=1000, async_buffer_groups=4
+    )
     dropped: list[int] = []
 
     def new_world(**changes: Any) -> World:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginNotFoundError, RolloutError
-from slime_core.rollout import reward
 from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Sample
@@ -51,14 +49,6 @@ async def test_batched_rewards_get_one_call() -> None:
     assert scorer.calls == [3]
 
 
-async def test_rewarded_aborted_and_failed_samples_are_left_alone() -> None:
-    scorer = Scorer(1.0)
-    samples = [_sample(reward=0.25), Sample(status=Sample.Status.ABORTED), Sample(status=Sample.Status.FAILED)]
-    await RewardStage(ARGS, scorer, None).score(samples)
-    assert scorer.calls == []
-    assert [s.reward for s in samples] == [0.25, None, None]
-
-
 async def test_an_unknown_reward_fails_its_sample_only() -> None:
     stage = RewardStage(ARGS, Scorer(1.0), {}.__getitem__)
     samples = [_sample(), _sample(custom_rm_path="nobody")]
@@ -93,32 +83,6 @@ def _run_args(tmp_path: Path, **changes) -> Args:
     return Args(**{"rm_timeout": 5.0, "run_dir": str(tmp_path / "run"), "reward_key": "acc", **changes})
 
 
-async def test_a_failed_score_leaves_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
-    error = ValueError("no luck")
-    error.worker_traceback = "line 3"
-    args = _run_args(tmp_path, handle=print, token_price=0.5)
-    stage = RewardStage(args, Broken(error, {4}), None)
-    samples = [_sample(index=3), Sample(index=4, response="x", status=Sample.Status.TRUNCATED)]
-    await stage.score(samples, rollout_id=7)
-    assert samples[0].reward == 1.0
-    failure = samples[1].metadata["failure"]
-    path = tmp_path / "run" / "failures" / "reward-7-4.json"
-    assert failure == {
-        "where": "reward 1.0", "error": "ValueError: no luck", "status": "truncated", "saved": str(path)
-    }  # fmt: skip
-    record = json.loads(path.read_text())
-    assert record["component"] == {"spec": "reward 1.0", "sha256": "abc"}
-    assert record["error"] == {"where": "reward 1.0", "error": "ValueError: no luck", "traceback": "line 3"}
-    assert record["args"] == {
-        "rm_timeout": 5.0, "reward_key": "acc", "token_price": 0.5, "plugins": {}, "plugin_dir": [],
-        "group_rm": False, "seed": 1234,
-    }  # fmt: skip
-    assert (record["evaluation"], record["rollout_id"]) == (False, 7)
-    assert record["replay"] == f"slime rewards replay {path}"
-    assert Sample.from_dict(record["samples"][0]) == Sample(index=4, response="x", status=Sample.Status.TRUNCATED)
-    assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
-
-
 async def test_a_group_that_fails_is_one_file_and_evaluation_has_its_own_names(tmp_path: Path) -> None:
     stage = RewardStage(_run_args(tmp_path), Broken(KeyError("k"), batched=True), None)
     group = [_sample(index=i, metadata={"source_name": "a b/c"}) for i in (8, 9)]
@@ -130,7 +94,7 @@ async def test_a_group_that_fails_is_one_file_and_evaluation_has_its_own_names(t
 
 
 async def test_the_number_of_files_is_bounded_over_all_runs_of_a_directory(tmp_path: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(reward, "MAX_SAVED", 3)
+    monkeypatch.setattr("slime_runs.inspect.reward_failures.MAX_SAVED", 3)
     for first in (0, 2):
         stage = RewardStage(_run_args(tmp_path), Broken(KeyError("k")), None)
         samples = [_sample(index=first + i) for i in range(4)]
@@ -173,16 +137,6 @@ def test_in_evaluation_a_mapping_counts_by_a_named_key_only() -> None:
         eval_columns(Args(reward_key=None, eval_reward_key=None), samples)
     with pytest.raises(RolloutError, match="'right' is not among them"):
         eval_columns(Args(reward_key=None, eval_reward_key="right"), samples)
-
-
-@pytest.mark.parametrize("lost", [math.nan, -math.inf, None, {"acc": math.nan}, {"acc": None}, {"acc": "high"}])
-def test_in_evaluation_what_is_no_finite_number_has_failed(lost: object) -> None:
-    samples = [_sample(index=0, reward=1.0), _sample(index=1, reward=lost)]
-    found = eval_columns(Args(reward_key="acc", eval_reward_key=None), samples)
-    assert found["rewards"] == [1.0, 0.0]
-    assert [s.status for s in samples] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
-    assert samples[1].metadata["failure"]["where"] == "evaluation"
-    assert "its reward is" in samples[1].metadata["failure"]["error"]
 
 
 async def test_closing_ends_the_workers_and_starting_starts_the_reward() -> None:

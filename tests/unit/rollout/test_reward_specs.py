@@ -7,11 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from slime_data.named_rewards import named_rewards
 
 from slime_core.config import Args, EvalDataset
 from slime_core.data.dataset import open_rows
 from slime_core.errors import ConfigError
-from slime_core.rollout.reward import check_named_rewards, named_rewards
+from slime_core.rollout.reward import check_named_rewards
 
 
 def write(path: Path, rows: list[dict]) -> Path:

@@ -12,14 +12,14 @@ import pytest
 
 from slime_core.launch.ranks import GC_THRESHOLDS
 from slime_core.rollout.pool import generate_rollout
-from tests.unit.rollout.test_producer import World, _args
+from tests.unit.rollout.test_producer import World, continuous_args
 
 GROWTH = 1.10
 """Most that the work for a sample may grow by when there are four times as many."""
 
 
 async def _rollout(mode: str, groups: int, size: int) -> None:
-    args = _args(
+    args = continuous_args(
         rollout_batch_size=groups, over_sampling_batch_size=groups, n_samples_per_prompt=size, num_rollout=1,
         sglang_server_concurrency=512, max_staleness=3,
     )  # fmt: skip
@@ -61,6 +61,7 @@ def _seconds(mode: str, samples: int) -> float:
     return (time.process_time() - started) / samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "full"])
 def test_a_sample_takes_as_many_calls_in_four_times_as_many_groups(mode: str) -> None:
     assert _calls(mode, 400) <= GROWTH * _calls(mode, 100)

@@ -23,7 +23,7 @@ from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import FilterDecision, Sample
 from slime_core.sample.fan_out import executions
-from tests.unit.rollout.test_schedule import Scorer, Source, _args
+from tests.unit.rollout.parts import Scorer, Source, rollout_args
 
 ROLLOUTS = 4
 
@@ -125,7 +125,7 @@ def _traits(seed: int) -> SimpleNamespace:
     return SimpleNamespace(
         seed=seed, broken=rng.choice([0, 0.2]), fan_out=rng.choice([0, 0.3]), aborts=rng.choice([0, 0.1]),
         scores_groups=rng.random() < 0.3, filtered=rng.choice([0, 0.4]), baseline=rng.random() < 0.3,
-        args=_args(
+        args=rollout_args(
             rollout_batch_size=batch, over_sampling_batch_size=batch + rng.randint(0, 4),
             partial_rollout=rng.random() < 0.6, mask_offpolicy_in_partial_rollout=rng.random() < 0.3,
             sglang_server_concurrency=rng.choice([1, 2, 3, 5, 64]),

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_commands.sft.rollout import fill_supervised, generate_rollout
 
 from slime_core.config import Args
 from slime_core.data.prompts import DatasetSource
-from slime_core.data.tokenizer import encode_prompt, load_tokenizer
+from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import ConfigError, DataError
-from slime_core.sample import Sample, SampleStatus
+from slime_core.sample import Sample
 
 CHATML = (
     "{% for m in messages %}<|system|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -66,17 +66,6 @@ def trained_runs(sample: Sample, tokenizer: Any) -> list[str]:
             runs[-1] += [token] if previous else []
         previous = trained
     return [tokenizer.decode(run) for run in runs]
-
-
-def test_one_turn(tokenizer: Any) -> None:
-    sample = conversation(turn("user", "37+48=?"), turn("assistant", r"\boxed{85}"))
-    fill_supervised(sample, tokenizer, Args())
-    assert sample.status == SampleStatus.COMPLETED
-    assert sample.reward == 0.0
-    assert sample.prompt_tokens == encode_prompt(tokenizer, sample.prompt[:1])  # type: ignore[arg-type]
-    assert tokenizer.decode(sample.response_tokens) == sample.response == r"\boxed{85}<|end|>"
-    assert sample.loss_mask == [1] * sample.response_length
-    assert sample.rollout_log_probs is None
 
 
 def test_several_turns_train_the_assistant_alone(chatml: Any) -> None:
@@ -141,7 +130,6 @@ def test_a_template_whose_generation_prompt_is_not_what_it_writes(with_template:
 words = st.text(st.sampled_from("ab 1\n\u00e9=?\\{"), min_size=1, max_size=12).filter(lambda t: t.strip() == t)
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(words, words), min_size=1, max_size=4), st.booleans())
 def test_unmasked_text_is_exactly_the_assistants(
     tokenizer: Any, chatml: Any, exchanges: list[tuple[str, str]], use_chatml: bool

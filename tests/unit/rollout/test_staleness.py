@@ -45,13 +45,6 @@ def test_a_sample_is_as_old_as_its_oldest_trained_token(sample: Sample, age: int
     assert staleness.sample_age(sample, version=8, unknown=4) == age
 
 
-def test_a_group_is_as_old_as_its_oldest_sample() -> None:
-    group = [_sample(7), _sample(5, 8), _sample(2, remove_sample=True)]
-    assert staleness.version_span(group, unknown=0) == (5, 8)
-    assert staleness.version_span([_sample(2, remove_sample=True)], unknown=0) is None
-    assert staleness.num_sampled([_sample(7, -1, 7), _sample(0, 0, token_weight_versions=[])]) == 4
-
-
 def judge(args: Any, group: list[Sample], version: int) -> Verdict:
     return staleness.judge(args, staleness.version_span(group, unknown=0), staleness.retries(group), version)
 
@@ -74,10 +67,6 @@ def test_verdicts(limit: int | None, policy: str, retries: int, verdict: Verdict
     for _ in range(retries):
         staleness.recycle([Sample(metadata=group[0].metadata)])
     assert judge(_args(limit, policy), group, 8) is verdict
-
-
-def test_a_group_with_nothing_young_is_dropped_and_not_masked() -> None:
-    assert judge(_args(1, "mask"), [_sample(5), _sample(6)], 8) is Verdict.DROP
 
 
 def test_recycling_makes_prompts_and_counts() -> None:

@@ -12,7 +12,6 @@ from slime_runs import Run, files
 from slime_runs.files import damage, file_name, json_lines, read_frame, read_frames, write_file
 from slime_runs.index import Facts, Filter, Index
 from slime_runs.overview import overview
-from slime_runs.store import _frames
 
 from slime_core.data import dumps
 from slime_core.errors import DataError
@@ -70,11 +69,6 @@ def test_a_file_again_takes_the_place_of_what_was_known_of_it(index: Index, tmp_
     assert [entry.sample_index for entry in index.find(Filter())] == [4, 5]
 
 
-def test_filters_by_row_and_length(index: Index) -> None:
-    assert [entry.sample_index for entry in index.find(Filter(data_row=1))] == [4, 1]
-    assert [entry.sample_index for entry in index.find(Filter(min_tokens=2, max_tokens=4))] == [1, 2, 3]
-
-
 def test_a_frame_that_becomes_too_much_is_left_out_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,7 +92,7 @@ def test_a_frame_that_becomes_too_much_is_left_out_and_said(
     assert damage(path) is None
     index = Index(tmp_path)
     assert [entry.sample_index for entry in index.find(Filter(), order="file")] == [0, 1, 2]
-    monkeypatch.setattr(dumps, "_LONGEST", 1 << 20)
+    monkeypatch.setattr("slime_data.saved._LONGEST", 1 << 20)
     with pytest.raises(DataError, match=r"rollout_0000000\.jsonl\.zst:2: no sample as JSON in 1048576 bytes"):
         dumps.read_samples(path)
 
@@ -132,12 +126,6 @@ def test_a_file_whose_footer_is_not_known_is_read_whole(index: Index, tmp_path: 
             lines = [json_lines(rows) for _, rows in read_frames(path) if rows]
             write_file(path, lines, lambda _, changed=changed: changed)
     assert Index(tmp_path).find(Filter()) == before
-
-
-def test_frames_end_where_samples_are_long() -> None:
-    short, long = {"tokens": [1] * 30}, {"tokens": [1] * 100_000}
-    sizes = [[len(row["tokens"]) for row in frame] for frame in _frames([[short] * 8] * 5 + [[long] * 3])]
-    assert sizes == [[30] * 32, [30] * 8, [100_000], [100_000], [100_000]]
 
 
 def test_a_question_reads_each_file_that_it_is_about_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from slime_agent_base_url.trajectory import Trajectory
 
 from slime_core import Sample, SampleStatus
@@ -59,14 +57,6 @@ def test_a_mask_that_withholds_is_kept_and_recorded() -> None:
     assert sample.spans == [
         ("user", 2, ""), ("sampled", 1, "loss_mask"), ("sampled", 1, ""), ("tool", 1, ""), ("sampled", 1, "")
     ]  # fmt: skip
-
-
-def test_a_mask_may_be_an_array() -> None:
-    for given, kept in (([1, 1, 0, 1], [1, 1, 0, 1]), ([0, 1, 0, 1], [0, 1, 0, 1])):
-        for mask in (np.array(given), torch.tensor(given), np.array(given, dtype=bool)):
-            sample = told(loss_mask=mask)
-            assert admission.admit([sample]) == []
-            assert sample.loss_mask == kept
 
 
 def test_a_mask_gives_nothing_back_that_was_withheld() -> None:
@@ -127,12 +117,6 @@ def test_what_is_refused_is_data(make: Callable[[], Sample], message: str) -> No
 def test_a_batch_of_which_nothing_may_be_trained_ends_the_run() -> None:
     with pytest.raises(RolloutError, match="rollout 4: cannot train on any of its 1 samples; sample 5: error: loss_m"):
         make_batch(ARGS, 3, [[told(loss_mask=[1, 1, 1, 1])]], None)
-
-
-def test_samples_that_train_nothing_are_left_alone() -> None:
-    removed = told(loss_mask=[1, 1, 1, 1], remove_sample=True)
-    assert admission.admit([removed]) == []
-    assert removed.loss_mask == [1, 1, 1, 1]
 
 
 def test_a_sampled_token_that_stands_for_an_image() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 import pytest
-import torch
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
-from slime_core.learning.tensors import TrainTensors
 from slime_core.rollout.batch import make_batch
-from slime_core.sample import NOT_SAMPLED, Sample, TrainBatch
-from slime_core.sample.columns import batch_from_columns, version_column
+from slime_core.sample import NOT_SAMPLED, Sample
+from slime_core.sample.columns import batch_from_columns
 
 ARGS = Args(reward_key=None)
 
@@ -33,30 +30,6 @@ def test_versions_are_a_column_only_where_a_token_is_stale() -> None:
     assert batch.token_weight_versions == [[4, 4], [4, NOT_SAMPLED, 4], [3, 4]]
     assert batch.to_rollout_data()["token_weight_versions"] == batch.token_weight_versions
     assert "weight_version" not in batch.to_rollout_data()
-
-
-def test_a_sample_with_versions_per_call_counts_as_old_as_the_oldest() -> None:
-    """What a generate function leaves that posts to the engine by itself, as in THUDM/slime."""
-    samples = [sample([], weight_versions=["5", "3"]), sample([], weight_versions=["default"]), sample([])]
-    assert version_column(samples, [2, 2, 2], 5) == [[3, 3], [5, 5], [5, 5]]
-
-
-def test_staleness() -> None:
-    samples = [sample([2, 4, NOT_SAMPLED]), sample([4, 5])]
-    batch = make_batch(ARGS, 0, [samples], None, weight_version=4)
-    found = TrainTensors.from_batch(batch, torch.device("cpu")).staleness
-    assert found is not None
-    # Sampled after the batch was scheduled is not staler than fresh.
-    assert [part.tolist() for part in found] == [[2.0, 0.0, 0.0], [0.0, 0.0]]
-    fresh = make_batch(ARGS, 0, [[sample([4, 4])]], None, weight_version=4)
-    assert TrainTensors.from_batch(fresh, torch.device("cpu")).staleness is None
-
-
-def test_versions_survive_selection_and_json() -> None:
-    batch = make_batch(ARGS, 0, [[sample([1, 2]), sample([2, 2])]], None, weight_version=2)
-    assert batch.select([1, 0]).token_weight_versions == [[2, 2], [1, 2]]
-    assert batch.select([0]).weight_version == 2
-    assert TrainBatch(**orjson.loads(orjson.dumps(batch))) == batch
 
 
 def test_a_users_columns_bring_versions_or_take_the_samples() -> None:

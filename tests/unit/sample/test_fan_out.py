@@ -32,7 +32,7 @@ from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.fate import spread
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.staleness import staleness_metrics
-from slime_core.sample import Group, PrefixCacheInfo, Sample, SampleStatus, SpecInfo
+from slime_core.sample import Group, PrefixCacheInfo, Sample, SpecInfo
 from slime_core.sample.fan_out import execution_rewards, executions, shares, sibling_counts
 from tests.toy_trainer import VOCAB, Ranks, ToyTrainer, make_args
 
@@ -251,15 +251,6 @@ def test_a_filter_decides_as_without_fan_out(name: str) -> None:
         answers.add(expected)
         assert decide(args, fan(plain, [1, 4, 2, 3])[0]) == expected
     assert len(answers) > 1
-
-
-def test_one_execution_says_nothing_about_spread() -> None:
-    """Siblings with different rewards are one member of their group, not a group."""
-    siblings = [Sample(rollout_id=1, reward=r, status=SampleStatus.COMPLETED) for r in (0.0, 1.0)]
-    other = Sample(rollout_id=2, reward=0.5, status=SampleStatus.COMPLETED)
-    decide = resolve("filters", "nonzero_std", origin="test").obj
-    assert decide(rollout_args(), siblings).keep
-    assert not decide(rollout_args(), [*siblings, other]).keep, "both are worth 0.5"
 
 
 @pytest.mark.parametrize("name", BUFFERS)

@@ -12,14 +12,11 @@ import pytest
 import torch
 from slime_testing_contracts.tiny_vision import write_image
 
-from slime_core.config import Args
 from slime_core.data.dumps import read_samples, write_samples
 from slime_core.errors import RolloutError
-from slime_core.rollout.batch import make_batch
-from slime_core.sample import Sample, SampleStatus, TrainBatch
+from slime_core.sample import Sample, SampleStatus
 from slime_core.sample.columns import multimodal_column
 from slime_core.sample.multimodal import TrainInputs, image_bytes, image_ref, image_url, open_image
-from slime_core.sample.routed_experts import json_default
 
 
 def finished(index: int, image: Path | None = None) -> Sample:
@@ -106,28 +103,6 @@ def test_a_sample_keeps_its_images_in_json_and_in_dumps(tmp_path: Path) -> None:
     sample.reset_for_retry()
     assert sample.image_data(), "a prompt keeps its images"
     assert sample.multimodal_train_inputs is not None
-
-
-def test_bytes_and_pil_images_are_stored_as_data_urls(tmp_path: Path) -> None:
-    path = write_image(tmp_path / "a.png", 1)
-    sample = Sample(multimodal_inputs={"images": [path.read_bytes(), open_image(str(path))]})
-    stored = orjson.loads(orjson.dumps(sample.to_dict()))["multimodal_inputs"]["images"]
-    assert [i[:22] for i in stored] == ["data:image/png;base64,"] * 2
-    path.unlink()
-    assert len(Sample.from_dict({"multimodal_inputs": {"images": stored}}).image_data()) == 2
-
-
-def test_a_batch_carries_train_inputs_through_selection_and_json(tmp_path: Path) -> None:
-    image = write_image(tmp_path / "a.png", 1)
-    batch = make_batch(Args(), 0, [[finished(0, image), finished(1)], [finished(2, image)]], None)
-    assert batch.multimodal_train_inputs is not None
-    assert batch.multimodal_train_inputs[1] is None
-    chosen = batch.select([2, 1])
-    sent = TrainBatch(**orjson.loads(orjson.dumps(chosen, default=json_default)))
-    assert sent.multimodal_train_inputs is not None
-    assert TrainInputs.of(sent.multimodal_train_inputs[0]) == batch.multimodal_train_inputs[2]
-    assert sent.multimodal_train_inputs[1] is None
-    assert make_batch(Args(), 0, [[finished(0)]], None).multimodal_train_inputs is None
 
 
 def test_images_that_the_trainer_could_not_see_are_an_error() -> None:

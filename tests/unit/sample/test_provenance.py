@@ -49,13 +49,6 @@ def test_what_is_no_span_is_named(row: object) -> None:
         provenance.from_json([row])  # type: ignore[list-item]
 
 
-def test_neighbours_of_one_fate_become_one_span() -> None:
-    spans: list[Span] = []
-    for source, length in ((Source.USER, 2), (Source.USER, 0), (Source.USER, 1), (Source.SAMPLED, 4)):
-        provenance.add_span(spans, source, length)
-    assert spans == [(Source.USER, 3, ""), (Source.SAMPLED, 4, "")]
-
-
 @pytest.mark.parametrize(
     ("mask", "versions", "log_probs", "expected"),
     [

@@ -118,9 +118,3 @@ def test_samples_are_stored_with_their_experts() -> None:
     assert copy.deepcopy(sample) == sample
     sample.reset_for_retry()
     assert sample.rollout_routed_experts is None
-
-
-def test_an_array_of_a_users_own_is_stored_too() -> None:
-    sample = Sample(tokens=[1, 2, 3], response_length=1, rollout_routed_experts=numbers(2))
-    back = Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
-    np.testing.assert_array_equal(np.asarray(back.rollout_routed_experts), numbers(2))

@@ -88,17 +88,6 @@ def test_stream_chunks_leave_terminal_info_alone() -> None:
     assert sample.prefix_cache_info.cached_tokens == 0
 
 
-def test_counters_accumulate() -> None:
-    sample = Sample(tokens=[1])
-    for _ in range(2):
-        sample.append_response_tokens(
-            **_sampled([2], prompt_tokens=10, cached_tokens=5, spec_verify_ct=2, spec_accept_token_num=3,
-                       spec_draft_token_num=4, completion_tokens=6)
-        )  # fmt: skip
-    assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.5
-    assert (sample.spec_info.spec_accept_rate, sample.spec_info.spec_accept_length) == (0.75, 3.0)
-
-
 _pieces = st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=6)
 
 

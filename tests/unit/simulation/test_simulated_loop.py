@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.faults import Fault, Faults, Killed
-from tests.simulation.loop import Deadlock, Endless, SimulatedLoop, SimulationError, VirtualClock
+from tests.simulation.loop import Deadlock, Endless, SimulatedLoop
 from tests.simulation.threads import Runner, Threads
 
 
@@ -43,15 +43,6 @@ def test_time_jumps_to_the_next_timer_and_stands_still_otherwise(loop: Simulated
     assert time.monotonic() - began < 5
 
 
-def test_two_clocks_of_the_process_tell_virtual_time_and_come_back() -> None:
-    clock, real = VirtualClock(), (time.monotonic, time.perf_counter)
-    clock.now = 50.0
-    with clock.installed():
-        first, second = time.monotonic(), time.perf_counter()
-        assert 50 < first < second < 50.001
-    assert (time.monotonic, time.perf_counter) == real
-
-
 def _order(seed: int, tasks: int = 6) -> list[int]:
     seen: list[int] = []
 
@@ -73,20 +64,6 @@ def test_the_seed_decides_the_order_of_tasks_that_are_ready_together() -> None:
     assert orders == [_order(seed) for seed in range(30)]
     assert len(set(map(tuple, orders))) > 25
     assert {order[0] for order in orders} == set(range(6))
-
-
-def test_plain_callbacks_keep_the_order_asyncio_promises() -> None:
-    async def order() -> list[int]:
-        seen: list[int] = []
-        for i in range(5):
-            asyncio.get_running_loop().call_soon(seen.append, i)
-        await asyncio.sleep(0.1)
-        return seen
-
-    for seed in range(20):
-        loop = SimulatedLoop(random.Random(seed))
-        assert loop.run(order()) == list(range(5))
-        loop.discard()
 
 
 def test_a_wait_without_an_end_is_a_deadlock_that_names_who_waits_where(loop: SimulatedLoop) -> None:
@@ -143,15 +120,6 @@ def test_sleeping_on_for_ever_is_an_error() -> None:
     with pytest.raises(Endless, match="still running at 1020 s"):
         loop.run(heartbeat())
     loop.discard()
-
-
-def test_a_callback_that_raises_ends_the_run(loop: SimulatedLoop) -> None:
-    async def main() -> None:
-        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
-        await asyncio.sleep(1)
-
-    with pytest.raises(SimulationError, match="ZeroDivisionError"):
-        loop.run(main())
 
 
 def test_executor_calls_run_here_after_a_virtual_moment(loop: SimulatedLoop) -> None:

@@ -60,11 +60,6 @@ def test_nothing_of_the_process_is_changed(run_loop: Callable[..., LoopRun]) -> 
     assert torch.equal(torch.get_rng_state(), torch_state)
 
 
-def test_the_shells_settings_do_not_count(run_loop: Callable[..., LoopRun], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIME_ROLLOUT_BATCH_SIZE", "64")
-    assert len(run_loop(steps=1).samples[0]) == 16
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -80,9 +75,3 @@ def test_wrong_settings_raise_slimes_errors(
     with pytest.raises(error) as raised:
         run_loop(**settings)
     assert message in str(raised.value)
-
-
-def test_a_metric_there_is_not(run_loop: Callable[..., LoopRun]) -> None:
-    run = run_loop(steps=1, save=None)
-    with pytest.raises(KeyError, match="rollout/raw_reward"):
-        run.metric("rollout/reward")

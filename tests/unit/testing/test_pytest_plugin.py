@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from slime_testing_contracts import pytest_plugin
-from slime_testing_probes.scripted import ScriptedEngine
 
 REWARDS = """
 def good(args, sample):
@@ -122,15 +121,3 @@ def test_other_peoples_runs_load_nothing(tmp_path: Path) -> None:
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-async def test_an_engine_as_a_fixture(scripted_engine: Callable[..., ScriptedEngine]) -> None:
-    engine = scripted_engine("one", "two")
-    assert [(await engine.generate([1], {})).text for _ in range(2)] == ["one", "two"]
-    engine = scripted_engine(lambda request: str(len(request.input_ids)), weight_version=4)
-    assert (await engine.generate([1, 2], {})).meta_info["weight_version"] == "4"
-
-
-def test_a_model_as_a_fixture(tiny_model_dir: Path) -> None:
-    assert (tiny_model_dir / "config.json").is_file()
-    assert (tiny_model_dir / "model.safetensors").is_file()

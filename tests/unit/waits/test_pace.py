@@ -31,44 +31,6 @@ def test_many_at_once_let_others_in_between_and_keep_their_order() -> None:
     assert all("other" in seen[one:two] for one, two in itertools.pairwise(at))
 
 
-def test_within_the_share_nobody_waits() -> None:
-    async def run() -> None:
-        pace = Pace(asyncio.get_running_loop(), seconds=60.0)
-        others = []
-        asyncio.get_running_loop().call_soon(others.append, 1)
-        for _ in range(1000):
-            await pace.turn()
-        assert not others, "the loop has not turned"
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert pace._began is None, "each turn of the loop has its own"
-
-    asyncio.run(run())
-
-
-def test_what_takes_no_time_goes_on_in_ever_larger_numbers() -> None:
-    """512 that were late once are not given a turn of the loop each."""
-
-    async def run() -> int:
-        loop = asyncio.get_running_loop()
-        pace, done, turns = Pace(loop, seconds=0.0), 0, 0
-
-        async def one() -> None:
-            nonlocal done
-            await pace.turn()
-            done += 1
-
-        tasks = [asyncio.ensure_future(one()) for _ in range(512)]
-        await asyncio.sleep(0)
-        pace._seconds = 60.0
-        while done < len(tasks):
-            await asyncio.sleep(0)
-            turns += 1
-        return turns
-
-    assert asyncio.run(run()) < 30
-
-
 def test_who_is_cancelled_in_the_queue_holds_nobody_up() -> None:
     async def run() -> None:
         pace, seen = Pace(asyncio.get_running_loop(), seconds=0.0), list[int]()

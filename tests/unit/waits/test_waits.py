@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import subprocess
 import sys
 import threading
-import time
-import timeit
 
 import pytest
 from slime_runs import board as board_module
@@ -103,40 +100,6 @@ async def test_tasks_and_threads_have_rows_of_their_own() -> None:
     assert current() == []
 
 
-def test_ages_are_as_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes to look at all of them, the oldest is the oldest."""
-    with waiting("first", deadline=None, then="x"), waiting("second", deadline=None, then="x"):
-        waits = [wait for wait in current() if wait.what in ("first", "second")]
-        clock = iter(range(int(time.monotonic()) + 1, 1 << 62))
-        monkeypatch.setattr("slime_runs.board.time.monotonic", lambda: float(next(clock)))
-        first, second = rows(waits)
-        monkeypatch.undo()
-    assert first["age"] >= second["age"]
-
-
-@pytest.mark.slow
-def test_a_coroutine_that_is_thrown_away_waits_no_more() -> None:
-    async def forgotten() -> None:
-        with waiting("forgotten", deadline=1.0, then="-"):
-            await asyncio.sleep(0)
-
-    coroutine = forgotten()
-    coroutine.send(None)
-    assert [w.what for w in current()] == ["forgotten"]
-    del coroutine
-    gc.collect()
-    assert current() == []
-
-
-def test_a_wait_costs_microseconds() -> None:
-    def one() -> None:
-        with waiting("reward", deadline=30.0, then="the sample fails"):
-            pass
-
-    seconds = min(timeit.repeat(one, number=200, repeat=100)) / 200
-    assert seconds < 5e-6, "2e-6 is promised; the rest is for a busy machine"
-
-
 # -- the board ---------------------------------------------------------------------------------------
 
 
@@ -149,27 +112,6 @@ def test_the_board_tells_who_waits_for_what(board) -> None:
     (row,) = said["waits"]
     assert (row["what"], row["then"], row["overdue"], row["in"]) == ("weights", "the run stops", True, "thread")
     wait_until(lambda: not _read(board)["waits"])
-
-
-def test_a_board_says_nothing_new_when_nothing_changes(board, monkeypatch) -> None:
-    monkeypatch.setattr(board_module, "HEARTBEAT", 600.0)
-    before = board.path.stat().st_mtime_ns
-    time.sleep(0.1)
-    assert board.path.stat().st_mtime_ns == before
-
-
-def test_heartbeat(board, monkeypatch) -> None:
-    monkeypatch.setattr(board_module, "HEARTBEAT", 0.02)
-    before = _read(board)["heartbeat"]
-    wait_until(lambda: _read(board)["heartbeat"] > before)
-
-
-def test_many_waits_are_cut(board) -> None:
-    entered = [waiting(f"w{i}", deadline=None, then="-") for i in range(150)]
-    for wait in entered:
-        wait.__enter__()
-    said = board.describe()
-    assert (len(said["waits"]), said["left_off"], said["waits"][0]["what"]) == (100, 50, "w0")
 
 
 def test_a_clean_end_leaves_nothing(board) -> None:
@@ -272,10 +214,6 @@ def test_stall_report(board) -> None:
 def test_there_are_only_so_many_reports(board, monkeypatch) -> None:
     monkeypatch.setattr("slime_runs.stalls._MOST_REPORTS", 2)
     assert [stall_report("x") is not None for _ in range(4)] == [True, True, False, False]
-
-
-def test_without_a_run_directory_messages_name_no_report() -> None:
-    assert gave_up("x", 2.0) == "x: not done within 2 s"
 
 
 def test_a_report_that_cannot_be_written_hides_nothing(board, caplog) -> None:
@@ -433,19 +371,6 @@ def test_waiting_for_a_place_is_not_running() -> None:
 # -- bounded waits -----------------------------------------------------------------------------------
 
 
-async def test_within_returns_and_raises_what_it_waits_for() -> None:
-    async def answer() -> int:
-        return 7
-
-    async def fail() -> int:
-        raise KeyError("mine")
-
-    keywords = {"deadline": 60.0, "then": "the run stops", "error": RolloutError}
-    assert await within(answer(), "x", **keywords) == 7
-    with pytest.raises(KeyError, match="mine"):
-        await within(fail(), "x", **keywords)
-
-
 async def test_within_gives_up_with_a_report(board) -> None:
     async def hangs() -> None:
         await asyncio.Event().wait()  # here
@@ -454,21 +379,6 @@ async def test_within_gives_up_with_a_report(board) -> None:
         await within(hangs(), "prompts", deadline=0.02, then="the run stops", error=RolloutError)
     (report,) = (board.run_dir / "stalls").iterdir()
     assert "await asyncio.Event().wait()  # here" in report.read_text(), "it still stood there"
-
-
-async def test_within_does_not_rely_on_being_obeyed(monkeypatch) -> None:
-    monkeypatch.setattr("slime_core.waits.bounded._GRACE", 0.01)
-    release = asyncio.Event()
-
-    async def deaf() -> None:
-        while not release.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await release.wait()
-
-    with pytest.raises(RolloutError):
-        await within(deaf(), "x", deadline=0.01, then="-", error=RolloutError)
-    release.set()
-    await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("way", ["deadline", "cancelled"])
@@ -495,18 +405,6 @@ async def test_a_deadline_holds_whatever_the_coroutine_swallows(monkeypatch, way
     assert asyncio.all_tasks() == {asyncio.current_task()}
     release.set()
     await asyncio.sleep(0)
-
-
-async def test_a_coroutine_that_answers_its_cancellation_is_overdue_all_the_same() -> None:
-    async def late() -> int:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        return 1
-
-    with pytest.raises(Overdue) as error:
-        await by_deadline(late(), 0.01)
-    assert not error.value.left_behind
-    assert await by_deadline(asyncio.sleep(0, 5), 10) == 5
 
 
 async def test_cancelling_within_cancels_what_it_waits_for() -> None:
@@ -550,25 +448,3 @@ def test_user_code_is_a_wait_with_the_deadline_of_the_run(tmp_path) -> None:
         ("after the run", None, True),
     ]
     assert list((tmp_path / "waits").iterdir()) == []
-
-
-def test_named_methods() -> None:
-    class Stage:
-        args = type("Args", (), {"save_timeout": 7.0})
-
-        @table.named("checkpoint of {0}", deadline="save_timeout", then="ends", stop=True)
-        def save(self, rollout_id):
-            """Doc."""
-            (wait,) = current()
-            return wait.what, wait.deadline, wait.stop
-
-        @table.named("the end", deadline=3.0, then="ends")
-        def stop(self):
-            return current()[0].deadline
-
-        @table.named("start", then="ends")
-        def start(self):
-            return current()[0].deadline
-
-    assert Stage().save(4) == ("checkpoint of rollout 5", 7.0, True)
-    assert (Stage().stop(), Stage().start(), Stage.save.__doc__) == (3.0, None, "Doc.")

@@ -116,12 +116,6 @@ def test_a_full_disk_leaves_the_old_version_served(tmp_path: Path) -> None:
     assert receiver.version == 2
 
 
-def test_without_an_engine_nothing_happens(tmp_path: Path) -> None:
-    sync = _sync(tmp_path, Receiver(transports=()))
-    assert sync.push() == {}
-    assert sync.version == 0
-
-
 @pytest.mark.parametrize(
     ("wanted", "offered", "chosen"),
     [("auto", ("tensor", "disk"), "tensor"), ("nccl", ("tensor",), "tensor"), ("nccl", ("disk",), "disk"),
@@ -197,12 +191,6 @@ class Broadcasting(Receiver):
 
     def weight_checksums(self):
         raise AssertionError("it was asked for what it does not know")
-
-
-def test_metrics_of_an_update(tmp_path: Path) -> None:
-    metrics = _sync(tmp_path, Broadcasting(("distributed",))).push()
-    assert metrics["perf/update_weights_wire_bytes"] == 8 * 4
-    assert metrics["perf/update_weights_pause_time"] == 0.5
 
 
 def test_an_engine_may_compare_weights_itself(tmp_path: Path) -> None:

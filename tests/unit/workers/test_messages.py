@@ -48,11 +48,6 @@ def test_a_sample_arrives_whole() -> None:
     assert there.status is Sample.Status.TRUNCATED
 
 
-def test_an_untouched_sample_has_no_changes() -> None:
-    there, before = travelled(full_sample())
-    assert changes(before, there) == {}
-
-
 def test_exactly_what_changed_comes_back() -> None:
     sample = full_sample()
     there, before = travelled(sample)
@@ -91,17 +86,3 @@ def test_what_cannot_travel_says_so_when_it_is_read() -> None:
     assert there.a == 1
     with pytest.raises(AttributeError, match=r"args.handle cannot be sent .*execution='thread'"):
         _ = there.handle
-
-
-def test_settings_are_updated_in_place() -> None:
-    args = Args(port=None, array=np.zeros(2), becomes_plain=np.ones(1))
-    there = unpack_args(pack_args(args))
-    there.of_the_users = "a cache"
-    args.port, args.array, args.becomes_plain, args.new = 7, np.ones(2), 3, {"a": ("h", 1)}
-    assert unpack_args(pack_args(args), there) is there
-    assert (there.port, list(there.array), there.becomes_plain, there.new) == (7, [1.0, 1.0], 3, {"a": ("h", 1)})
-    assert there.of_the_users == "a cache"
-    args.port = lambda: None
-    unpack_args(pack_args(args), there)
-    with pytest.raises(AttributeError, match=r"args.port cannot be sent"):
-        _ = there.port

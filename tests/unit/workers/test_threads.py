@@ -12,21 +12,6 @@ from slime_core.workers import call
 from slime_core.workers.call import on_thread
 
 
-async def test_calls_run_side_by_side_and_their_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "_idle", [])
-    gate = threading.Barrier(3, timeout=60)
-
-    def work(value: int) -> tuple[int, int]:
-        gate.wait()
-        return value, threading.get_ident()
-
-    found = [await asyncio.gather(*(on_thread(lambda v=v: work(v)) for v in range(3))) for _ in range(4)]
-    assert [[value for value, _ in each] for each in found] == [[0, 1, 2]] * 4
-    assert {ident for each in found for _, ident in each} == {ident for _, ident in found[0]}
-    with pytest.raises(ZeroDivisionError):
-        await on_thread(lambda: 1 // 0)
-
-
 async def test_a_call_that_is_cancelled_is_abandoned_and_its_thread_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

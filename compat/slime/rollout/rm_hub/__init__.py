@@ -20,7 +20,7 @@ from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
 from slime.rollout.rm_hub.math_dapo_utils import compute_score as compute_score_dapo
 from slime.rollout.rm_hub.math_utils import grade_answer_verl
-from slime_core.plugins.boxed import last_boxed
+from slime_core.plugins.answers import last_boxed
 from slime_core.sample import Sample
 
 if TYPE_CHECKING:

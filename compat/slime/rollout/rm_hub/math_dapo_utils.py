@@ -10,7 +10,7 @@ from typing import Any
 from slime import _missing
 from slime.rollout.rm_hub import math_utils
 from slime.rollout.rm_hub.math_utils import last_boxed_only_string
-from slime_core.plugins.boxed import last_boxed
+from slime_core.plugins.answers import last_boxed
 
 _TAIL = 100
 """Number of final characters that the strict check reads, as in DAPO."""

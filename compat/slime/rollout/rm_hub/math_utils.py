@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from slime import _missing
-from slime_core.plugins.boxed import last_boxed
+from slime_core.plugins.answers import last_boxed
 
 _PLUGIN = "slime_rewards.deepscaler"
 

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
+from slime_data.tool_parsers import tool_parser
 from slime_sandbox_local import ExecResult, LocalSandbox, Sandbox, SandboxError, SandboxLimits
 
 from slime_agent_base_url.server import AgentServer
 from slime_agent_base_url.sessions import Session, SessionLimits
-from slime_core.data.tools import tool_parser
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, GenerateContext

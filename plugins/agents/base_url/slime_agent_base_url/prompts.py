@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_data.turns import turn_delta
 from slime_serving.front.prompts import quoted, render
 from slime_serving.front.wanted import Message
 from slime_serving.http.errors import BadRequest
 
 from slime_agent_base_url.tree import Place, Prompt, Rendering, Turn
 from slime_core.data.tokenizer import encode_rendered
-from slime_core.data.turns import turn_delta
 from slime_core.errors import DataError
 from slime_core.protocols import Args
 from slime_core.sample.provenance import Source

@@ -11,7 +11,7 @@ cannot be set. Only `replace_lossy` can replace sampled ids: it also drops all l
     trajectory = Trajectory.of(sample)                            # the prompt
     output = await engine.generate(trajectory.tokens, params)
     trajectory.add_sampled(output)                                # trained
-    for ids, source in turn_delta(...):                           # data/turns.py
+    for ids, source in turn_delta(...):                           # slime_core.turn_delta
         trajectory.add(ids, source)                               # context
     trajectory.write(sample)
 """

@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--json", action="store_true")
     own, rest = parser.parse_known_args(argv)
-    from slime_core.config.backends import BACKENDS
+    from slime_core.config.load import BACKENDS
     from slime_core.launch.prepare import preflight, prepare
     from slime_core.launch.resume import starting
     from slime_core.plugins.presets import load_settings
@@ -98,8 +98,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
         PluginError: No trainer or engine has the name given.
     """
     from slime_core.launch.checks import warn_unsupported
-    from slime_core.launch.components import Components, named_transport
-    from slime_core.launch.resolver import Resolver
+    from slime_core.launch.components import Components, Resolver, named_transport
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.presets import load_settings
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_runs.scores import prompts_of, score_values
+
 from slime_commands.eval.intervals import CONFIDENCE, RESAMPLES, estimates
 from slime_commands.eval.own_directory import own_directory
 from slime_commands.eval.record import EvalRecord, read_state
@@ -24,7 +26,6 @@ from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
 from slime_core.observability.run_dir import CONFIG, run_dir_of, versions, write_text
 from slime_core.protocols import Args, RolloutTraits, traits_of
-from slime_core.rollout.evaluate import prompts_of, score_values
 from slime_core.rollout.generate import sampling_seed
 from slime_core.sample import SampleStatus
 from slime_core.sample.fan_out import executions
@@ -164,7 +165,8 @@ def _plan(prepared: Prepared) -> dict[str, Any]:
         "plugin_options": args.plugins,
         "plugins": [{k: p.get(k) for k in ("kind", "name", "version", "sha256")} for p in prepared.plugins],
     }
-    whole: dict[str, Any] = located_deep(plan, os.getcwd())
+    whole = located_deep(plan, os.getcwd())
+    assert isinstance(whole, dict)
     return whole
 
 

@@ -18,9 +18,9 @@ from slime_core.protocols import Command
 
 _NAME = "run.yaml"
 """File name of the run file in the templates, and the default of FILE."""
-_BESIDE: Mapping[str, tuple[str, ...]] = {"agent": ("agent.py",)}
+_BESIDE: Mapping[str, tuple[str, ...]] = {"agent": ("agent.py",), "smollm2": ("smollm2_reward.py",)}
 """Template -> further files, to which the run file refers in its own directory."""
-TEMPLATES = ("demo", "grpo", "tools", "agent", "sft")
+TEMPLATES = ("demo", "grpo", "smollm2", "tools", "agent", "sft")
 """Templates, in the order of the list."""
 
 

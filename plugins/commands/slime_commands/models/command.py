@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Print. Raises ConfigError for a name without preset."""
+    """Print, or import. Raises ConfigError for a name without preset and a file that cannot be read."""
     from slime_commands.models.megatron_flags import bash_array, megatron_flags
     from slime_commands.models.presets import find_preset, model_presets
     from slime_core.errors import ConfigError

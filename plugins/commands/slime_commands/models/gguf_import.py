@@ -6,6 +6,7 @@ those of transformers before the directory gets its name.
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def import_gguf(path: Path, target: Path, dtype: str) -> str:
         ConfigError: There is no such file, it is not GGUF, transformers does not read it, or the directory is in use.
     """
     _check(path, target)
+    check_installed()
     partial = target.with_name(f".partial-{target.name}")
     if partial.exists():
         shutil.rmtree(partial)
@@ -43,6 +45,12 @@ def import_gguf(path: Path, target: Path, dtype: str) -> str:
     return f"{path} -> {target}: {model.config.model_type}, {count:,} parameters in {dtype}; {said}"
 
 
+def check_installed() -> None:
+    """Raise ConfigError if the package `gguf`, which transformers' reader needs, is missing."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError(f"reading GGUF files needs the package gguf; type: pip install '{BUNDLE}[gguf]'")
+
+
 def _check(path: Path, target: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"slime models import {path}: no such file")
@@ -58,27 +66,22 @@ def _convert(path: Path, folder: Path, dtype: str) -> Any:
     import torch
     import transformers
 
-    try:
-        import gguf  # noqa: F401  transformers' reader needs it
-    except ImportError as error:
-        raise ConfigError(f"slime models import needs gguf: pip install '{BUNDLE}[hub]'") from error
     read = {"gguf_file": path.name, "local_files_only": True}
-    model: Any
     try:
-        loader = transformers.AutoModelForCausalLM
-        model = loader.from_pretrained(str(path.parent), dtype=getattr(torch, dtype), **read)
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=getattr(torch, dtype), **read)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **read)
     except (ValueError, KeyError, NotImplementedError, OSError) as error:
         told = " ".join(str(error).split())
         raise ConfigError(f"slime models import {path}: transformers cannot read it: {told}") from error
     # The weights are dequantized by now; save_pretrained still takes them for quantized ones and refuses.
-    model.hf_quantizer, model.is_quantized = None, False
+    model.hf_quantizer, model.is_quantized = None, False  # type: ignore[assignment]
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.config._name_or_path = ""
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def _compared(model: Any, folder: Path, path: Path) -> str:

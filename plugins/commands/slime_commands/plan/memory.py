@@ -26,7 +26,7 @@ from slime_core.ops.flops import DecoderShape
 from slime_core.protocols import Args
 
 FACTOR = 2.0
-"""Largest ratio between a measured peak and the estimate, either way (`tests/unit/planning/test_memory.py`)."""
+"""Largest ratio between a measured peak and the estimate, either way (`tests/unit/commands/plan/test_memory.py`)."""
 ENGINE_WEIGHTS = "engine weights"
 _LOGIT_BUFFERS = 4
 """Buffers per chunk: logits, shifted logits, probabilities and their gradient."""

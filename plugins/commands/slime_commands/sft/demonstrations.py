@@ -21,8 +21,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from slime_data.turns import PLACEHOLDER, turn_delta
+
 from slime_core.data.tokenizer import encode_rendered, render_messages, render_prompt
-from slime_core.data.turns import PLACEHOLDER, rendered_spans, turn_delta
+from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
 from slime_core.sample.provenance import Source
 

@@ -16,9 +16,8 @@ from typing import Any
 from slime_commands.sft.demonstrations import Piece, conversation_pieces, end_of_turn
 from slime_commands.sft.mask_types import apply_type
 from slime_commands.sft.sampled_rows import SampledRow
-from slime_core.data.control_tokens import quoted_messages
 from slime_core.data.rows import is_conversation
-from slime_core.data.tokenizer import encode_rendered, load_tokenizer
+from slime_core.data.tokenizer import encode_rendered, load_tokenizer, quoted_messages
 from slime_core.data.tools import prompt_tools
 from slime_core.errors import ConfigError, DataError, rollout_name
 from slime_core.protocols import Args, RolloutTraits, declares

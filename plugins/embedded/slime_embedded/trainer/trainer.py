@@ -8,6 +8,7 @@ It contains no algorithm. Parameters are float32; only matrix products are bfloa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -90,6 +91,15 @@ class EmbeddedTrainer:
         if moves:
             self._frozen.check_reference_fits(self.model)
         self._last_rollout: int | None = None
+
+    def settings_changed(self, args: Args) -> None:
+        """Take the learning rates and the temperature of changed settings, from the next step on.
+
+        Raises:
+            ConfigError: The learning rates contradict each other.
+        """
+        self.optimizer.schedule = LearningRateSchedule.from_args(args, critic=self.role == "critic")
+        self.settings = replace(self.settings, temperature=args.rollout_temperature)
 
     @classmethod
     def processes(cls, settings: Settings) -> int | None:

@@ -95,17 +95,6 @@ def test_many_lengths_few_rows_small_budget(make_model: MakeModel) -> None:
         assert [s.finish["length"] for s in got if s.finish] == [len(s.log_probs) for s in got]
 
 
-def test_seeded_tokens_do_not_depend_on_neighbours(make_model: MakeModel) -> None:
-    directory, _ = make_model("qwen3")
-    params = {"sampling_seed": 7, "max_new_tokens": 40}
-    alone = run(make_core(directory), [[5, 6, 7]], params)[0]
-    core = make_core(directory)
-    others = [{"sampling_seed": i, "max_new_tokens": 30, "top_p": 0.5} for i in range(9)]
-    crowd = run(core, [[5, 6, 7], *prompts(9)], params, *others)
-    assert crowd[0].tokens == alone.tokens
-    assert crowd[0].log_probs == pytest.approx(alone.log_probs, abs=1e-5)
-
-
 def test_unseeded_requests_differ_and_repeat_with_the_engine_seed(make_model: MakeModel) -> None:
     directory, _ = make_model("qwen3")
     first = run(make_core(directory, seed=3), [[5, 6]] * 8, {"max_new_tokens": 20})
@@ -158,20 +147,6 @@ def test_the_prompts_of_several_groups_are_computed_in_one_pass(
     assert_parity(model, sequences)
 
 
-def test_a_sibling_that_comes_later_copies_from_the_running_one(make_model: MakeModel) -> None:
-    directory, model = make_model("qwen2")
-    core = make_core(directory)
-    prompt = prompts(1, low=40, high=41)[0]
-    first = core.add_request(prompt, {"max_new_tokens": 20}, "a")
-    core.step()
-    core.step()
-    second = core.add_request([*prompt, 9], {"max_new_tokens": 20}, "b")
-    while core.has_work:
-        core.step()
-    assert second.cached_tokens == 40
-    assert_parity(model, [first, second])
-
-
 def test_long_prompts_go_through_in_pieces(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     from slime_embedded.engine import model_runner
 
@@ -196,24 +171,6 @@ def test_prompt_log_probs_and_top_log_probs(make_model: MakeModel) -> None:
     assert [len(t) for t in top.top] == [4, 4, 4]
     assert [t[0][1] for t in top.top] == top.output_ids
     assert [t[0][0] for t in top.top] == pytest.approx(top.log_probs, abs=1e-5)
-
-
-def test_stop_tokens_eos_and_minimum(make_model: MakeModel) -> None:
-    directory, _ = make_model("qwen3")
-    free = run(make_core(directory), [[5, 6, 7]], {"temperature": 0, "max_new_tokens": 20})[0]
-    stop = free.output_ids[4]
-    first = free.output_ids.index(stop)
-    core = make_core(directory, eos_ids=(stop,))
-    by_eos = run(core, [[5, 6, 7]], {"temperature": 0, "max_new_tokens": 20})[0]
-    assert by_eos.output_ids == free.output_ids[: first + 1]
-    assert by_eos.finish == {"type": "stop", "matched": stop}
-    ignored = run(core, [[5, 6, 7]], {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True})[0]
-    assert ignored.output_ids == free.output_ids
-    late = run(core, [[5, 6, 7]], {"temperature": 0, "max_new_tokens": 20, "min_new_tokens": 10})[0]
-    assert len(late.output_ids) >= 10
-    assert stop not in late.output_ids[:10]
-    by_id = run(core, [[5, 6, 7]], {"temperature": 0, "ignore_eos": True, "stop_token_ids": [stop]})[0]
-    assert by_id.output_ids == by_eos.output_ids
 
 
 def test_bad_requests_are_refused_and_leave_nothing(make_model: MakeModel) -> None:
@@ -248,25 +205,6 @@ def test_answers_end_at_the_context(make_model: MakeModel) -> None:
     got = run(make_core(directory), prompts(3, low=30, high=79), {"max_new_tokens": 500})
     assert [len(s.tokens) for s in got] == [80, 80, 80]
     assert_parity(model, got)
-
-
-def test_abort_keeps_the_tokens_so_far(make_model: MakeModel) -> None:
-    directory, model = make_model("qwen3")
-    core = make_core(directory, max_running=2)
-    sequences = [core.add_request([5, 6, i], {"max_new_tokens": 50}, f"r{i}") for i in range(3, 7)]
-    for _ in range(5):
-        core.step()
-    assert core.abort("nobody") == []
-    assert core.abort("r3") == [sequences[0]]
-    assert sequences[0].finish is not None
-    assert sequences[0].finish["type"] == "abort"
-    assert sequences[0].num_output == 5
-    core.step()
-    assert len(core.abort()) == 3
-    assert [s.num_output for s in sequences] == [5, 5, 1, 0]  # the step was the prefill of the third
-    assert not core.has_work
-    assert core.scheduler.cache.used_tokens == 0
-    assert_parity(model, sequences[:3])
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
@@ -342,29 +280,6 @@ def test_checksums_are_those_of_the_hf_tensors(make_model: MakeModel, variant: s
     directory, _ = make_model(variant)
     expected = {name: tensor_checksum(tensor) for name, tensor in read_weights(directory)}
     assert make_core(directory).weight_checksums() == expected
-
-
-def test_wrong_weights_change_nothing(make_model: MakeModel, tmp_path: Path) -> None:
-    directory, _ = make_model("qwen3-untied", seed=1)
-    _, new_model = make_model("qwen3-untied", seed=2)
-    core = make_core(directory)
-    before = core.weight_checksums()
-    good = {k: v.detach() for k, v in new_model.state_dict().items()}
-    name = "model.layers.1.self_attn.q_proj.weight"
-    wrong: list[tuple[list[tuple[str, torch.Tensor]], str]] = [
-        ([(k, v) for k, v in good.items() if k != name], "missing"),
-        ([*good.items(), ("model.layers.9.x", torch.zeros(1))], "unknown"),
-        ([(k, v[:-1] if k == name else v) for k, v in good.items()], "shape"),
-        ([*good.items(), (name, good[name])], "twice"),
-        ([], "missing"),
-    ]
-    for weights, word in wrong:
-        with pytest.raises(WeightSyncError, match=word):
-            core.update_weights(weights, 9, "test")
-    with pytest.raises(WeightSyncError):
-        core.update_weights_from_disk(tmp_path, 9)
-    assert core.weight_checksums() == before
-    assert core.weight_version == 0
 
 
 def test_diverged_weights_fail_the_requests_and_good_ones_heal(make_model: MakeModel) -> None:

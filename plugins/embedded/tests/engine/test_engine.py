@@ -149,25 +149,6 @@ async def test_a_stream_that_is_left_early_leaves_no_task(make_model: MakeModel)
     await engine.stop()
 
 
-async def test_stop_strings_may_span_tokens(make_text_model: MakeModel) -> None:
-    # One token per byte, so a stop string of three letters always spans three tokens.
-    engine = make_engine(make_text_model("qwen3", seed=1, max_position_embeddings=4096)[0], num_threads=1)
-    await engine.start()
-    base = {"max_new_tokens": 400, "ignore_eos": True, "sampling_seed": 3}
-    free = await engine.generate([5, 6, 7], base)
-    at = next(i for i in range(20, len(free.text) - 3) if free.text[i : i + 3].isascii())
-    stop = free.text[at : at + 3]
-    at = free.text.index(stop)
-    cut = await engine.generate([5, 6, 7], base | {"stop": ["never there", stop]})
-    assert cut.text == free.text[:at]
-    assert cut.meta_info["finish_reason"] == {"type": "stop", "matched": stop}
-    assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
-    kept = await engine.generate([5, 6, 7], base | {"stop": stop, "no_stop_trim": True})
-    assert kept.text == free.text[: at + 3]
-    assert kept.token_ids == cut.token_ids
-    await engine.stop()
-
-
 @pytest.mark.parametrize("mode", [None, "in_place", "retract"])
 async def test_tokens_after_an_update_are_those_of_the_new_weights_where_requests_are_retracted(
     make_model: MakeModel, mode: str | None

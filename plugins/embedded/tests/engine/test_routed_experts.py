@@ -109,14 +109,6 @@ def test_tokens_keep_the_experts_of_the_weights_that_sampled_them() -> None:
     assert all(checksums[name] == tensor_checksum(tensor) for name, tensor in other.items())
 
 
-def test_a_request_that_never_ran_knows_nothing() -> None:
-    engine = core()
-    sequence = engine.add_request(PROMPT, PARAMS, "r")
-    engine.abort("r")
-    assert engine.routed_experts(sequence).num_known() == 0
-    assert len(engine.routed_experts(sequence)) == len(PROMPT) - 1
-
-
 @pytest.fixture
 def loop() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:

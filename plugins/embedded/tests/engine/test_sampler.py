@@ -48,7 +48,7 @@ def test_uniforms_are_uniform_and_depend_on_seed_and_position() -> None:
     assert len({derive_seed(1, i) for i in range(1000)} | {derive_seed(2, i) for i in range(1000)}) == 2000
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("temperature", [*(pytest.param(t, marks=pytest.mark.slow) for t in (1.0, 2.0)), 0.5])
 def test_samples_follow_the_scaled_distribution_and_report_its_log_probs(temperature: float) -> None:
     tokens, log_probs = draw(20_000, temperature=temperature)
     expected = torch.softmax(LOGITS.double() / temperature, -1)
@@ -73,12 +73,6 @@ def test_filters_cut_but_log_probs_are_of_the_full_distribution(params: dict[str
     cut[allowed] = full[allowed]
     assert_distribution(tokens, cut / cut.sum())
     torch.testing.assert_close(log_probs.double(), full.log()[tokens], atol=1e-5, rtol=0)
-
-
-def test_greedy_takes_the_best_at_temperature_one() -> None:
-    tokens, log_probs = draw(5, temperature=0)
-    assert tokens.tolist() == [4] * 5
-    assert log_probs.tolist() == pytest.approx([torch.log_softmax(LOGITS, -1)[4].item()] * 5, abs=1e-6)
 
 
 def test_a_row_does_not_see_its_neighbours() -> None:
@@ -116,18 +110,6 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits[500] = 0.0
     tokens, _ = draw(5000, logits)
     assert set(tokens.tolist()) == {500}
-
-
-def test_a_top_k_beyond_64_bits_is_off() -> None:
-    off, _ = draw(200)
-    huge, _ = draw(200, top_k=10**30)
-    assert torch.equal(huge, off)
-
-
-def test_a_temperature_that_would_overflow_is_greedy() -> None:
-    tokens, log_probs = draw(5, temperature=1e-40, top_p=0.5)
-    assert tokens.tolist() == [4] * 5
-    assert log_probs.tolist() == pytest.approx([torch.log_softmax(LOGITS, -1)[4].item()] * 5, abs=1e-6)
 
 
 @pytest.mark.slow

@@ -14,8 +14,6 @@ from slime_embedded.models.batch_invariant import (
     BatchInvariantForward,
     SequenceTiles,
     attend_tiles,
-    by_tile,
-    key_span,
 )
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer.trainer import EmbeddedTrainer
@@ -29,16 +27,6 @@ from tests.tiny_models import VARIANTS
 
 SLOW = pytest.mark.slow
 MakeModel = Callable[..., tuple[Path, Any]]
-
-
-def test_key_span_grows_by_blocks() -> None:
-    assert [key_span(p) for p in (0, 63, 64, 127, 128)] == [64, 64, 128, 128, 192]
-
-
-def test_by_tile_pads_and_cuts() -> None:
-    x = torch.arange(70.0)[:, None]
-    (y,) = by_tile(lambda tile: (tile * 2,) if tile.shape[0] == TILE else (), x)
-    assert torch.equal(y, x * 2)
 
 
 @pytest.mark.parametrize(("hidden", "width"), [(64, 192), (96, 33), (48, 40), (256, 1024)])

@@ -78,12 +78,6 @@ def test_logits_and_gradients_equal_transformers(family: str) -> None:
         torch.testing.assert_close(parameter.grad / scale, gradients[name] / scale, rtol=0, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_parameter_names_are_those_of_transformers(family: str) -> None:
-    reference, ours = pair(family)
-    assert {n: p.shape for n, p in ours.named_parameters()} == {n: p.shape for n, p in reference.named_parameters()}
-
-
 def test_packed_equals_one_by_one() -> None:
     _, ours = pair("qwen3")
     ids = packed_ids()
@@ -114,24 +108,6 @@ def test_recompute_changes_no_bit() -> None:
         hidden.square().sum().backward()
         results.append((hidden, [p.grad for p in ours.parameters()]))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
-
-
-def test_recompute_keeps_fewer_activations() -> None:
-    _, ours = pair("llama")
-    kept = []
-    for recompute in (False, True):
-        ours.recompute = recompute
-        total = 0
-
-        def count(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal total
-            total += tensor.numel()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            ours.hidden(packed_ids(), LENGTHS)
-        kept.append(total)
-    assert kept[1] < kept[0] / 2
 
 
 def test_init_weights_follow_hf_and_the_seed() -> None:

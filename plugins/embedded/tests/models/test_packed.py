@@ -8,11 +8,6 @@ from slime_embedded.models.packed import GROUP_FLOOR, GROUP_RATIO, PackedLayout,
 MIXED = [5, 70, 33, 1, 300, 64, 65, 71, 310]
 
 
-def test_positions_restart_in_each_sequence() -> None:
-    layout = PackedLayout.build([3, 1, 2])
-    assert layout.positions.tolist() == [0, 1, 2, 0, 0, 1]
-
-
 def test_groups_hold_every_sequence_once_and_pad_little() -> None:
     layout = PackedLayout.build(MIXED)
     assert sum(n for n, _ in layout.groups) == len(MIXED)
@@ -39,12 +34,6 @@ def test_split_gives_padded_sequences_and_join_brings_the_rows_back(lengths: lis
     assert found == sequences
 
 
-def test_one_group_of_equal_lengths_needs_no_gather() -> None:
-    layout = PackedLayout.build([4, 4, 4])
-    assert layout.pad is None
-    assert layout.unpad is None
-
-
 def test_padding_carries_no_gradient() -> None:
     lengths = [2, 5, 3]
     layout = PackedLayout.build(lengths)
@@ -69,15 +58,6 @@ def test_kept_rows_come_in_the_order_asked_for_with_their_gradients(lengths: lis
         expected = torch.zeros(total, 4)
         expected[rows] = weight
         assert torch.equal(grad, expected)
-
-
-def test_keeping_no_row_gives_an_empty_result_and_a_zero_gradient() -> None:
-    layout = PackedLayout.build([3, 2], rows=np.zeros(0, dtype=np.int64))
-    x = torch.randn(5, 4, requires_grad=True)
-    kept = layout.join(layout.split(x, heads=1), kept_only=True)
-    assert kept.shape == (0, 4)
-    kept.sum().backward()
-    assert torch.equal(x.grad, torch.zeros(5, 4))
 
 
 def test_gradients_of_repeated_rows_are_added_in_one_order_with_two_threads() -> None:

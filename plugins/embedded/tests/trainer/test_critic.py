@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from transformers import AutoModelForTokenClassification
 
-from slime_core.errors import CheckpointError, TrainError
+from slime_core.errors import CheckpointError
 from slime_core.models.hf_io import read_weights, write_weights
 from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
@@ -90,24 +90,6 @@ def test_gradients_equal_transformers(make_args: MakeArgs, make_batch: MakeBatch
         torch.testing.assert_close(parameter.grad, clip * expected[name].grad, rtol=1e-3, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("micro_batches", [[[i] for i in range(8)], [[7, 2, 5], [0, 1, 3, 4, 6]]])
-def test_the_split_into_micro_batches_does_not_matter(
-    make_args: MakeArgs, make_batch: MakeBatch, micro_batches: list[list[int]]
-) -> None:
-    batch = make_batch(8, seed=9)
-    whole, split = (trained(make_args, make_batch) for _ in range(2))
-    a = whole.train_step(batch, [list(range(8))], squared_error(batch)).metrics
-    b = split.train_step(batch, micro_batches, squared_error(batch)).metrics
-    assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
-    torch.testing.assert_close(split.optimizer.grads, whole.optimizer.grads, rtol=1e-4, atol=1e-6)
-
-
-def test_the_temperature_plays_no_part(make_args: MakeArgs, make_batch: MakeBatch) -> None:
-    batch = make_batch(4)
-    found = [trained(make_args, make_batch, rollout_temperature=t).values(batch, [[0, 1, 2, 3]]) for t in (1.0, 0.5)]
-    assert torch.equal(torch.cat(found[0]), torch.cat(found[1]))
-
-
 @pytest.mark.parametrize("save_dtype", ["float32", "bfloat16"])
 def test_save_and_load_go_on_bit_for_bit(
     make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path, save_dtype: str
@@ -158,15 +140,6 @@ def test_its_own_learning_rate_and_all_parameters(make_args: MakeArgs, make_batc
     assert actor.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum(), {})).metrics["lr"] == 1e-2
     assert "model.embed_tokens.weight" in critic.optimizer.shapes
     assert "model.embed_tokens.weight" not in actor.optimizer.shapes
-
-
-def test_each_role_answers_for_itself(make_args: MakeArgs, make_batch: MakeBatch) -> None:
-    args, batch = make_args(kl_coef=0.1), make_batch(2)
-    with pytest.raises(TrainError, match="no 'critic' model"):
-        EmbeddedTrainer(args).values(batch, [[0, 1]])
-    for role in ("actor", "ref", "teacher"):
-        with pytest.raises(TrainError, match=f"no '{role}' model"):
-            make_critic(args).log_probs(batch, [[0, 1]], role=role)
 
 
 def test_an_actors_checkpoint_is_not_a_critics(make_args: MakeArgs, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from slime_embedded.models.decoder import init_weights
 from slime_embedded.models.lora_linear import adapter_weights, base_weights
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_testing_contracts.tiny import tiny_moe_model
@@ -18,8 +17,6 @@ from transformers import AutoModelForCausalLM
 
 from slime_core.config import Args
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.models.config import load_model_config
-from slime_core.models.hf_io import write_weights
 from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
 
@@ -131,15 +128,6 @@ def test_peft_opens_the_adapter_and_transformers_the_merged_model(
         assert torch.equal(dict(whole.named_parameters())[name], tensor)
 
 
-def test_recompute_changes_no_bit(make_args: MakeArgs, make_batch: MakeBatch) -> None:
-    for exact in (False, True):
-        flags = {**LORA, "true_on_policy_mode": exact}
-        plain, recomputed = (EmbeddedTrainer(make_args(**flags, recompute_granularity=g)) for g in (None, "full"))
-        for trainer in (plain, recomputed):
-            train(trainer, make_batch, range(2))
-        assert torch.equal(plain.optimizer.values, recomputed.optimizer.values)
-
-
 def test_log_probs_are_the_engines_bit_for_bit_in_true_on_policy_mode(
     make_args: MakeArgs, make_batch: MakeBatch, model_dir: Path, tmp_path: Path
 ) -> None:
@@ -168,13 +156,6 @@ def test_both_ways_to_compute_have_the_same_gradients(make_args: MakeArgs, make_
                 tensor.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name)))
         train(trainer, make_batch, range(1))
     torch.testing.assert_close(fast.optimizer.grads, exact.optimizer.grads, rtol=1e-3, atol=1e-6)
-
-
-def test_bfloat16_keeps_adapters_in_float32(make_args: MakeArgs, make_batch: MakeBatch) -> None:
-    trainer = EmbeddedTrainer(make_args(**LORA, dtype="bfloat16"))
-    train(trainer, make_batch, range(2))
-    assert {tensor.dtype for _, tensor in trainer.model.named_parameters()} == {torch.float32}
-    assert {tensor.dtype for _, tensor in trainer.named_weights()} == {torch.float32}
 
 
 # -- reference, old actor ----------------------------------------------------------------------------------
@@ -272,12 +253,6 @@ def test_runs_with_and_without_adapters_do_not_go_on_from_each_other(make_args: 
 # -- what is not adapted -----------------------------------------------------------------------------------
 
 
-def test_a_critic_is_trained_in_full(make_args: MakeArgs) -> None:
-    critic = EmbeddedTrainer(make_args(**LORA), role="critic")
-    assert "model.embed_tokens.weight" in critic.optimizer.shapes
-    assert not adapter_weights(critic.model)
-
-
 def test_parameters_are_chosen_by_name_among_the_adapters(make_args: MakeArgs) -> None:
     trainer = EmbeddedTrainer(make_args(**LORA, only_train_params_name_list=["q_proj"]))
     assert {name.split(".")[-2] for name in trainer.optimizer.shapes} == {"q_proj"}
@@ -299,17 +274,3 @@ def test_a_mixture_of_experts_trains_what_all_tokens_go_through(make_batch: Make
     again.load(tmp_path / "checkpoint")
     for a, b in zip(again.log_probs(batch, MICRO), trainer.log_probs(batch, MICRO), strict=True):
         assert torch.equal(a, b)
-
-
-def test_an_untied_output_layer_stays_as_it_is(make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path) -> None:
-    model_dir = Path(make_args().hf_checkpoint)
-    import json
-
-    hf = json.loads((model_dir / "config.json").read_text()) | {"tie_word_embeddings": False}
-    (tmp_path / "untied").mkdir()
-    (tmp_path / "untied" / "config.json").write_text(json.dumps(hf))
-    write_weights(tmp_path / "untied", init_weights(load_model_config(tmp_path / "untied"), seed=0).items())
-    trainer = EmbeddedTrainer(make_args(**LORA, hf_checkpoint=str(tmp_path / "untied")))
-    before = weights(trainer)
-    train(trainer, make_batch, range(1))
-    assert torch.equal(weights(trainer)["lm_head.weight"], before["lm_head.weight"])

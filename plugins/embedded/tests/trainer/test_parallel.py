@@ -36,10 +36,3 @@ def test_cuda_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="--device cuda"):
         DataParallel("cuda")
     assert DataParallel("auto").device.type == "cpu"
-
-
-def test_nccl_on_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="--distributed-backend nccl"):
-        DataParallel("cpu", backend="nccl")

@@ -160,29 +160,6 @@ def test_recomputed_and_tiled_passes_replay_alike(config: ModelConfig, changes: 
     assert plain_weights.keys() == other_weights.keys()
 
 
-def test_with_logits_and_entropy_it_is_the_same_pass(config: ModelConfig) -> None:
-    batch, _ = rollout(config)
-    found = []
-    for with_logits in (False, True):
-        model = trainer(perturbed(0.1))
-        result = model.train_step(batch, SPLIT, loss_of(batch), with_entropy=True, with_logits=with_logits)
-        found.append(result.metrics)
-        model.close()
-    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-5)
-
-
-def test_reference_routes_freely_and_records_nothing(config: ModelConfig) -> None:
-    batch, experts = rollout(config)
-    model = trainer(perturbed(0.1), use_kl_loss=True, kl_coef=0.1)
-    with_column = model.log_probs(batch, SPLIT, role="ref")
-    free = TrainBatch(**{**vars(batch), "routed_experts": None})
-    assert all(torch.equal(a, b) for a, b in zip(with_column, model.log_probs(free, SPLIT, role="ref"), strict=True))
-    batch.routed_experts = [np.full(e.shape, FREE, np.int32) for e in experts]
-    model.log_probs(batch, SPLIT, role="ref")
-    assert all((array == FREE).all() for array in batch.routed_experts)
-    model.close()
-
-
 def test_free_positions_are_routed_by_the_trainer(config: ModelConfig) -> None:
     """Half the rows unknown, one sample without any: log-probs are those of the mixed routing, none missing."""
     batch, _ = rollout(config)

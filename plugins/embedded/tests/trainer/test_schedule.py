@@ -31,12 +31,6 @@ def test_linear() -> None:
     assert s.at(101) == 0.1
 
 
-def test_cosine() -> None:
-    s = schedule(lr_decay_style="cosine")
-    assert s.at(25) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
-    assert s.at(100) == pytest.approx(0.0)
-
-
 def test_inverse_square_root() -> None:
     s = schedule(lr_decay_style="inverse-square-root", lr_warmup_iters=4, min_lr=0.05)
     assert s.at(16) == pytest.approx(0.5)
@@ -92,10 +86,3 @@ def test_total_steps_follow_from_the_run() -> None:
 def test_contradictions_name_the_flag(flags: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         schedule(**flags)
-
-
-def test_facts_hold_only_what_changes_a_learning_rate() -> None:
-    short, long = (schedule(lr_decay_style="constant", lr_decay_iters=n) for n in (10, 1000))
-    assert short.facts() == long.facts()
-    short, long = (schedule(lr_decay_style="linear", lr_decay_iters=n) for n in (10, 1000))
-    assert short.facts() != long.facts()

@@ -87,12 +87,6 @@ def test_save_dtype(make_args: MakeArgs, tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint").dtype == torch.bfloat16
 
 
-def test_nothing_in_a_checkpoint_is_a_pickle(make_args: MakeArgs, tmp_path: Path) -> None:
-    EmbeddedTrainer(make_args()).save(tmp_path / "checkpoint")
-    names = {p.relative_to(tmp_path / "checkpoint").as_posix() for p in (tmp_path / "checkpoint").rglob("*.*")}
-    assert names == {"config.json", "model.safetensors", "trainer/state.json", "trainer/optimizer.safetensors"}
-
-
 def test_without_optimizer_and_finetune(make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path) -> None:
     trainer = seeded(make_args(no_save_optim=True))
     train(trainer, make_batch, range(2))
@@ -105,16 +99,6 @@ def test_without_optimizer_and_finetune(make_args: MakeArgs, make_batch: MakeBat
         again.load(tmp_path / "checkpoint")
         assert torch.equal(again.optimizer.values, trainer.optimizer.values)
         assert again.optimizer.steps == 0
-
-
-def test_finetune_leaves_the_random_states_alone(make_args: MakeArgs, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    EmbeddedTrainer(make_args()).save(tmp_path / "checkpoint")
-    torch.manual_seed(2)
-    expected = torch.get_rng_state()
-    EmbeddedTrainer(make_args(finetune=True)).load(tmp_path / "checkpoint")
-    EmbeddedTrainer(make_args(no_load_rng=True)).load(tmp_path / "checkpoint")
-    assert torch.equal(torch.get_rng_state(), expected)
 
 
 def test_every_rank_gets_its_own_random_states_back(make_args: MakeArgs, tmp_path: Path) -> None:
@@ -150,13 +134,6 @@ def test_another_run_is_refused_with_the_difference(
     EmbeddedTrainer(make_args()).save(tmp_path / "checkpoint")
     with pytest.raises(CheckpointError, match=named):
         EmbeddedTrainer(make_args(**flags)).load(tmp_path / "checkpoint")
-
-
-def test_another_schedule_is_taken_when_asked_for(make_args: MakeArgs, tmp_path: Path) -> None:
-    EmbeddedTrainer(make_args()).save(tmp_path / "checkpoint")
-    trainer = EmbeddedTrainer(make_args(lr=0.5, override_opt_param_scheduler=True))
-    trainer.load(tmp_path / "checkpoint")
-    assert trainer.optimizer.schedule.lr == 0.5
 
 
 def test_another_number_of_processes_goes_on_with_process_zeros_states(

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from slime_core.config import ForeignFlags
-from slime_core.config.origins import Entry
+from slime_core.config.settings import Entry
 
 HELP_FLAG = "help-sglang"
 USED_BY = ("sglang",)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core.config.origins import Entry
+from slime_core.config.settings import Entry
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
 from slime_engine_sglang.flag_list import ROUTER, SERVER

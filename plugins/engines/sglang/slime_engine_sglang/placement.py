@@ -13,11 +13,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Literal
 
-from slime_core.config.gpu_layout import gpu_layout
-from slime_core.config.origins import Origin
+from slime_core.config.settings import Origin
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
+from slime_core.protocols.launcher import gpu_layout
 from slime_engine_sglang.plan import Reservation
 
 Device = Literal["cpu", "cuda"]

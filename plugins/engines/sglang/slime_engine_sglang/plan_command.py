@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
 
 def _planner(settings: Any) -> Any:
     """`launch_plan` of the class that `--rollout-engine` names."""
-    from slime_core.launch.resolver import Resolver
+    from slime_core.launch.components import Resolver
     from slime_core.plugins.discovery import search_as
 
     search_as(settings.args)

@@ -12,8 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from slime_core.config.origins import Origin
-from slime_core.config.settings import Settings
+from slime_core.config.settings import Origin, Settings
 from slime_core.errors import ConfigError
 from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args

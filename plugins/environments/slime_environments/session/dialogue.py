@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slime_core.data.control_tokens import quoted, quoted_messages
-from slime_core.data.tokenizer import encode_rendered, encode_text, render_prompt
-from slime_core.data.turns import rendered_spans, turn_delta
+from slime_data.turns import turn_delta
+
+from slime_core.data.tokenizer import encode_rendered, encode_text, quoted, quoted_messages, render_prompt
+from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
 from slime_core.protocols import Args
 from slime_core.protocols.environment import Observation

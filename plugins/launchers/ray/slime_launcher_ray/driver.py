@@ -65,7 +65,7 @@ def _with_actors(
     rollout = RemoteRollout(actors.rollout, run.hooks, tells_groups=told, ahead=run.args.async_training)
     weights = RemoteWeights(actors.ranks, lambda v: run.hooks.slime_weights_updated(weight_version=v))
     learner = RemoteLearner(actors.ranks)
-    parts = RunParts(trainers, trainers.save, rollout, rollout, learner, weights)
+    parts = RunParts(trainers, rollout, rollout, learner, weights)
     if limit := run.args.max_trainer_restarts:
         parts.survives = (TrainerDied,)
         parts.recover = Recovery(limit, actors, rollout, learner, weights, replace_ranks).recover

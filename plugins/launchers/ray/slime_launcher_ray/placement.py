@@ -8,7 +8,7 @@ cluster, node after node, so bundle b of a GPU cluster is GPU `b % num_gpus_per_
 
 Pure computation: nothing is started, and no GPU is searched for. `slime plan` calls it, and the Ray launcher, which
 requests `bundles` from Ray and places actors accordingly. The engines' places come from the engine's own plan if it has
-one (`launch_plan` of its class), else from the table in `config/gpu_layout.py`. A critic needs no place of its own,
+one (`launch_plan` of its class), else from the table in `protocols/launcher.py`. A critic needs no place of its own,
 since actor and critic of a rank share a process.
 """
 
@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from slime_core.config import Settings
-from slime_core.config.gpu_layout import gpu_layout
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args, EngineTraits, traits_of
+from slime_core.protocols.launcher import gpu_layout
 from slime_core.text import table
 
 TRAINER_SHARE = 0.4

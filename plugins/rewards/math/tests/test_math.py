@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from slime_reward_math import explodes, final_answer, reward
 from slime_reward_math.limit import within
 
@@ -290,10 +288,3 @@ def test_nothing_is_logged_per_answer(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         score(r"\boxed{\frac{}{}}", "3")
     assert caplog.records == []
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.text(alphabet="0123456789xy+-*/^(){}[]\\ .,=!%$", max_size=25) | st.text(max_size=40))
-def test_odd_text_never_raises(text: str) -> None:
-    assert score("\\boxed{" + text + "}", "x+1") in (0.0, 1.0)
-    assert score(text, "1" + text) in (0.0, 1.0)

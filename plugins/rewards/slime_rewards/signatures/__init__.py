@@ -74,7 +74,8 @@ class Answer:
         """The prompt as it is in the data: text, or chat messages."""
         if self.source is None:
             return self.sample.prompt
-        from slime_core.data.layouts import recognise
+        from slime_data.layouts import recognise
+
         from slime_core.data.rows import checked_prompt
 
         key = self.source.input_key

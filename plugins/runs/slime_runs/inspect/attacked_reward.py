@@ -34,8 +34,9 @@ def cases_of(settings: Settings, data: str | None, count: int) -> list[Case]:
     Raises:
         DataError: The file cannot be read, or no row has a right answer.
     """
+    from slime_data.layouts import recognise
+
     from slime_core.data.dataset import column, open_rows
-    from slime_core.data.layouts import recognise
     from slime_core.errors import DataError
     from slime_runs.inspect.attack_answers import case_of, made_cases
 
@@ -71,7 +72,7 @@ def attack(
         PluginError, ConfigError: The reward cannot be resolved, or lacks settings.
         TimeoutError: The audit took longer.
     """
-    from slime_core.launch.resolver import Resolver
+    from slime_core.launch.components import Resolver
 
     settings.args.run_dir = None
     if not settings.is_given("rm_timeout"):

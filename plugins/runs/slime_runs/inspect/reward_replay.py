@@ -17,9 +17,11 @@ from typing import Any
 
 from slime_core.data.dumps import grouped, read_samples
 from slime_core.errors import DataError
-from slime_core.rollout.reward import FORMAT, RewardStage, Scorer
+from slime_core.plugins.adapters import RewardCaller
+from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Sample, SampleStatus
 from slime_runs.files import saved_files
+from slime_runs.inspect.reward_failures import FORMAT
 
 _AT_ONCE = 2048
 """Largest number of samples in flight; more would only wait in memory."""
@@ -77,7 +79,7 @@ def _read(path: Path) -> Saved:
         raise DataError(f"{path}: not a complete record of a failed score: {type(error).__name__}: {error}") from error
 
 
-async def rescore(stage: RewardStage, scorer: Scorer, saved: Saved, *, label: Any = None) -> list[Outcome]:
+async def rescore(stage: RewardStage, scorer: RewardCaller, saved: Saved, *, label: Any = None) -> list[Outcome]:
     """Score the file's samples with `scorer`, even if the samples name rewards themselves.
 
     Args:

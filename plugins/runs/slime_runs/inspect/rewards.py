@@ -173,7 +173,7 @@ async def _rescored(
     settings: Settings, specs: Sequence[str], files: Sequence[Saved], all_files: bool, label: str | None
 ) -> list[tuple[str, list[Outcome]]]:
     """Return the outcomes of each reward; without `all_files` a reward scores only its own failures."""
-    from slime_core.launch.resolver import Resolver
+    from slime_core.launch.components import Resolver
     from slime_core.rollout.reward import RewardStage
     from slime_runs.inspect.reward_replay import rescore
 

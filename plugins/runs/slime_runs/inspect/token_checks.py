@@ -15,8 +15,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from slime_data.turns import PLACEHOLDER, turn_delta
+
 from slime_core.data.tokenizer import encode_rendered, render_messages
-from slime_core.data.turns import PLACEHOLDER, turn_delta
 from slime_core.errors import DataError
 from slime_core.sample.provenance import Source
 

@@ -16,10 +16,10 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from slime_data.tool_parsers import tool_parser
 from slime_embedded.engine.sampler import derive_seed
 
 from slime_core.data.tokenizer import encode_rendered, encode_text
-from slime_core.data.tools import tool_parser
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
 from slime_core.sample import GenerationOutput

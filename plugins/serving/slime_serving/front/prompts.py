@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from slime_core.data.control_tokens import quoted_messages
-from slime_core.data.tokenizer import render_messages
+from slime_core.data.tokenizer import quoted_messages, render_messages
 from slime_core.errors import DataError
 from slime_core.protocols import Args
 from slime_serving.front.wanted import Message, Wanted

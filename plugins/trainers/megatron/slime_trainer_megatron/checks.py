@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from slime_core.config.role_settings import ROLES, role_overrides
+from slime_core.config.role_settings import ROLES
 from slime_core.errors import ConfigError
-from slime_core.launch.trainers import role_args
 from slime_core.models.config import read_hf_config
 from slime_core.protocols import Args
+from slime_core.trainers.roles import role_args
 from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.architecture import COMPARED, check_architecture
 from slime_trainer_megatron.arguments.config import PRECISION_AWARE, padded_vocab_size
@@ -56,9 +56,8 @@ def check_run(args: Args) -> list[str]:
     layouts: dict[Role, Layout] = {}
     with _noted(problems):
         check_installed()
-    special = role_overrides(args)
     for role in ROLES:
-        if role == "critic" and role not in special and not args.critic_load:
+        if role == "critic" and role not in args.role_settings and not args.critic_load:
             continue  # the actor's model and flags
         own = role_args(args, role)
         settings = None
@@ -85,7 +84,7 @@ def check_run(args: Args) -> list[str]:
                 _check_split(own, settings, architecture)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(map(str, problems))))
-    if special or len(set(layouts.values())) > 1:
+    if args.role_settings or len(set(layouts.values())) > 1:
         _check_shared(args, layouts)
     return list(warnings)
 

@@ -62,11 +62,6 @@ def test_every_dtype(dtype: torch.dtype, encoding: str) -> None:
     assert torch.equal(torch.from_numpy(back).view(torch.uint8), new.view(torch.uint8))
 
 
-def test_negative_zero_and_nan_are_bits() -> None:
-    old, new = torch.tensor([0.0, float("nan")]), torch.tensor([-0.0, float("nan")])
-    assert changed_elements(raw(old), raw(new), 4).tolist() == [0]
-
-
 def test_the_layouts_are_those_documented() -> None:
     old, new = np.array([1, 2, 3, 4], np.uint8), np.array([1, 9, 3, 4], np.uint8)
     unpack = zstandard.ZstdDecompressor().decompress
@@ -89,11 +84,6 @@ def test_a_payload_of_another_tensor_is_refused(encoding: str, data: bytes, mess
     payload = zstandard.ZstdCompressor().compress(data)
     with pytest.raises(ValueError, match=message):
         decode(payload, np.zeros(4, np.uint8), 2, encoding)
-
-
-def test_a_payload_that_is_not_zstd_is_refused() -> None:
-    with pytest.raises(ValueError, match="not zstd"):
-        decode(b"plainly not", np.zeros(4, np.uint8), 2, "xor")
 
 
 def test_a_payload_that_would_fill_the_memory_is_not_unpacked() -> None:
@@ -119,15 +109,6 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "blake3", None)
     with pytest.raises(ConfigError, match=r"slime-rl\[blake3\]"):
         checksum_function("blake3")
-
-
-def test_overwrite_has_32_bit_positions() -> None:
-    class Huge(np.ndarray):
-        nbytes = 2**33
-
-    huge = np.zeros(1, np.uint8).view(Huge)
-    with pytest.raises(WeightSyncError, match="delta-encoding xor"):
-        encode(huge, huge, 1, "overwrite", np.array([0]))
 
 
 def test_files_are_safetensors(tmp_path: Path) -> None:

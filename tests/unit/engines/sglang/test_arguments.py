@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -178,19 +177,6 @@ def test_offload_and_routing_replay() -> None:
 # -- command lines ---------------------------------------------------------------------------------------
 
 
-def test_features_that_are_nothing_but_flags_reach_the_command_line() -> None:
-    argv = (
-        "--sglang-speculative-algorithm EAGLE --sglang-speculative-draft-model-path /d --sglang-speculative-num-steps 3"
-        " --sglang-speculative-eagle-topk 1 --sglang-speculative-num-draft-tokens 4"
-        " --sglang-enable-deterministic-inference --sglang-rl-on-policy-target fsdp"
-        " --sglang-quantization fp8 --sglang-kv-cache-dtype fp8_e5m2 --sglang-fp8-gemm-backend triton"
-        " --sglang-attention-backend torch_native --sglang-decode-attention-backend fa3"
-    )
-    line = " ".join(to_argv(server(*argv.split())))
-    for flag in argv.replace("--sglang-", "--").split(" --"):
-        assert f"--{flag.removeprefix('--')}" in line
-
-
 def test_the_spelling_of_each_kind() -> None:
     fields = {
         "model_path": "/m",
@@ -247,8 +233,3 @@ def test_the_router_has_slimes_defaults() -> None:
         *("--policy", "round_robin", "--selector", "a=1", "b=2", "--request-timeout-secs", "60"),
         *("--host", "::1", "--port", "3000", "--worker-urls"),
     ]
-
-
-def test_fields_are_plain_values() -> None:
-    fields = server("--sglang-preferred-sampling-params", json.dumps({"top_p": 1}), device="cpu")
-    assert json.loads(json.dumps(fields)) == fields

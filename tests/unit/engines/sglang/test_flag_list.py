@@ -153,18 +153,6 @@ def test_without_an_environment_the_shipped_list_stands_in(monkeypatch: pytest.M
     assert flags.server.prog.startswith("SGLang 0.5.23 (slime's own list")
 
 
-def test_old_names_stand_for_the_new_ones() -> None:
-    flags = shipped_flags().server.by_name
-    assert flags["sglang_cuda_graph_bs"] is flags["sglang_cuda_graph_bs_decode"]
-    assert flags["sglang_cuda_graph_max_bs"].dest == "sglang_cuda_graph_max_bs_decode"
-
-
-def test_every_type_of_the_shipped_list_is_understood() -> None:
-    rows = [row for part in ("server", "router") for row in json.loads(flag_list.SNAPSHOT.read_text())[part]]
-    text = {"nullable_str", "parse_cuda_graph_backend_arg"}
-    assert {row["type"] for row in rows} == {*flag_list.TYPES, *text, "switch", "toggle"}
-
-
 def test_sizes_are_read_as_sglang_reads_them() -> None:
     assert [size(text) for text in ("25.6k", "16Ki", "512", "-1")] == [25600, 16384, 512, -1]
     for text in ("1.5Ki", "1K", "x"):

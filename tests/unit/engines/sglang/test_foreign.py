@@ -9,7 +9,6 @@ import pytest
 
 from slime_core.cli.main import main
 from slime_core.config import load_settings
-from slime_core.config.foreign import find_owners
 from slime_core.errors import ConfigError
 
 NOTE = "(slime's own list, as no SGLang is installed here or named by --engine-python)"
@@ -47,8 +46,8 @@ def test_help_sglang_lists_every_flag(command: list[str], capsys: pytest.Capture
     assert main([*command, "--help-sglang"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert f"SGLang (SGLang 0.5.23 {NOTE}; taken by: sglang)" in lines
-    assert f"SGLang's router (sglang-router 0.3.2 {NOTE}; taken by: sglang)" in lines
+    assert f"SGLang (SGLang 0.5.23 {NOTE}; taken by: sglang):" in lines
+    assert f"SGLang's router (sglang-router 0.3.2 {NOTE}; taken by: sglang):" in lines
     assert "  --sglang-ep-size, --sglang-expert-parallel-size, --sglang-ep N" in lines
     of_tp_size = " ".join(out.split("--sglang-tensor-parallel-size N")[1].split("\n  --")[0].split())
     assert (
@@ -91,8 +90,3 @@ def test_with_another_engine_they_end_in_one_warning() -> None:
         " --router-policy random (flag), --sglang-mem-fraction-static 0.8 (flag)"
     )
     assert load_settings(argv, command="show", env={}).warnings == []
-
-
-def test_who_takes_them_is_said_by_the_owner() -> None:
-    users = {owner.owner: owner.used_by for owner in find_owners(["--no-plugins"], {})[0]}
-    assert users == {"Megatron": ("megatron",), "SGLang": ("sglang",), "SGLang's router": ("sglang",)}

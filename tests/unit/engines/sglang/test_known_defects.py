@@ -38,11 +38,6 @@ def test_others_pass(tmp_path: Path, config: dict[str, Any]) -> None:
     check_model(model(tmp_path, architectures=["Qwen3ForCausalLM"], tie_word_embeddings=True), "--hf-checkpoint")
 
 
-def test_a_model_that_a_recipe_will_make_is_not_looked_at(tmp_path: Path) -> None:
-    check_model(str(tmp_path / "later"), "--hf-checkpoint")
-    check_model(None, "--hf-checkpoint")
-
-
 @pytest.mark.parametrize(
     ("architecture", "vision", "said"),
     [

@@ -97,17 +97,6 @@ def test_with_another_engine_they_have_no_effect() -> None:
     assert "--sglang-tp-size 2 (flag), --sglang-port 1 (flag)" in warning
 
 
-def test_another_value_than_slimes_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load("--sglang-tp-size", "4", "--rollout-num-gpus-per-engine", "2", "--sglang-port", "1")
-    assert str(caught.value).splitlines() == [
-        "--sglang-tp-size 4 (flag) is slime's to set: --rollout-num-gpus-per-engine is tp_size * pp_size; set one of"
-        " them.",
-        "--sglang-port 1 (flag) is slime's to set: slime takes free ports; for servers of your own set"
-        " --rollout-external-engine-addrs.",
-    ]
-
-
 def test_overrides_of_a_group() -> None:
     refuse_owned({"trust_remote_code": True, "skip_server_warmup": True, "chunked_prefill_size": 4}, "m.yaml:3")
     with pytest.raises(ConfigError) as caught:

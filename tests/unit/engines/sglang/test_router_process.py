@@ -71,10 +71,3 @@ def test_workers_are_named_only_where_the_policy_needs_them(fields: dict[str, An
             assert fields.get("worker_urls") == wanted
         finally:
             router.close()
-
-
-def test_its_name_for_events(tmp_path: Path) -> None:
-    router = make(tmp_path)
-    router.close()
-    assert router.name == "judge/router"
-    assert "was never started" in router.last_words()

@@ -199,14 +199,6 @@ def command_of(
     return fields, server
 
 
-def test_every_server_has_its_own_http_and_nccl_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fields, server = command_of(monkeypatch, tmp_path, "regular")
-    assert fields == {
-        "model_path": "/models/m", "host": "127.0.0.1", "port": server.port, "nccl_port": server.port + 1
-    }  # fmt: skip
-    assert server.bootstrap_port is None
-
-
 def test_a_prefill_server_has_a_bootstrap_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fields, server = command_of(monkeypatch, tmp_path, "prefill", language_only=True)
     assert fields["disaggregation_bootstrap_port"] == server.bootstrap_port == server.port + 2

@@ -13,7 +13,7 @@ from slime_trainer_megatron.families import Architecture
 
 from slime_core.config import Args
 from slime_core.config.foreign import Lists, find_foreign, find_owners
-from slime_core.config.origins import FLAG, Entry
+from slime_core.config.settings import FLAG, Entry
 from slime_core.errors import ConfigError
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve as resolve_plugin
@@ -48,10 +48,6 @@ def test_the_flags_of_every_preset_agree_with_its_family(preset: ModelPreset) ->
     flags = flags_of(preset)
     assert len(flags) >= 15
     check_architecture(Args(**flags), preset.config, architecture_of(preset.config))
-
-
-def test_presets_were_found() -> None:
-    assert {"llama3.1-8B-Instruct", "qwen3-4B", QWEN3_MOE, DEEPSEEK, "moonlight"} <= {p.name for p in WITH_FAMILY}
 
 
 MISMATCHES = [
@@ -114,14 +110,6 @@ def test_every_kind_of_mismatch_is_seen(preset: str, flags: dict[str, Any], mess
     head, line = str(caught.value).split("\n")
     assert head == "flags contradict the model's config.json, which is what is trained; remove or correct them:"
     assert message in line
-
-
-def test_all_mismatches_are_one_error() -> None:
-    with pytest.raises(ConfigError) as caught:
-        check("qwen3-4B", num_layers=30, hidden_size=2560, vocab_size=1, swiglu=True, rotary_base=1e4)
-    assert [line.split(":")[0].strip() for line in str(caught.value).split("\n")[1:]] == [
-        "--num-layers 30", "--rotary-base 10000.0", "--vocab-size 1",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,6 @@ def test_rows_without_packing(groups: ProcessGroups, tensors: tuple[torch.Tensor
     torch.testing.assert_close(core()(*rows, None), torch.stack((expected, expected), 1))
 
 
-def test_padded_lengths_are_where_sequences_are(groups: ProcessGroups, tensors: tuple[torch.Tensor, ...]) -> None:
-    params = packed([4, 1, 8, 2])
-    params.cu_seqlens_q_padded = packed(LENGTHS).cu_seqlens_q
-    found = core()(*tensors, None, packed_seq_params=params)
-    torch.testing.assert_close(found, core()(*tensors, None, packed_seq_params=packed(LENGTHS)))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -14,7 +14,6 @@ from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.checkpoint.sources import find_source
 from slime_core.errors import CheckpointError
-from slime_core.models.hf_io import read_weights
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.megatron_models import save_tiny
 
@@ -89,17 +88,6 @@ def test_training_goes_on_bit_for_bit(make: Make, tmp_path: Path, dtype: str) ->
     assert [step(again), step(again)] == expected[0]
     assert same(weights(again), expected[1])
     assert equal(moments(again), expected[2])
-
-
-def test_a_critic_goes_on_too(make: Make, tmp_path: Path) -> None:
-    make()
-    trainer, again = make("critic"), make("critic")
-    step(trainer)
-    trainer.save(tmp_path)
-    expected = step(trainer), weights(trainer)
-    again.load(tmp_path)
-    assert (step(again), same(weights(again), expected[1])) == (expected[0], True)
-    assert {name for name, _ in read_weights(tmp_path)} == expected[1].keys()
 
 
 def test_moved_reference_and_old_actor_are_there_again(make: Make, tmp_path: Path) -> None:
@@ -217,17 +205,6 @@ def test_another_number_of_processes_goes_on_with_process_zeros_states(
         make(hidden_dropout=0.1).load(copy)
 
 
-def test_weights_of_an_embedded_commit(make: Make, model: Path, tmp_path: Path) -> None:
-    embedded = EmbeddedTrainer(jobs.settings(model))
-    step(embedded)
-    embedded.save(tmp_path)
-    with pytest.raises(CheckpointError, match="another trainer's: add --no-load-optim"):
-        make().load(tmp_path)
-    trainer = make(no_load_optim=True)
-    trainer.load(tmp_path)
-    assert same(weights(trainer), weights(embedded))
-
-
 def test_an_embedded_trainer_takes_the_weights(saved: Any, model: Path) -> None:
     directory, expected, state = saved
     with pytest.raises(CheckpointError, match="another trainer's: add --no-load-optim"):
@@ -237,15 +214,6 @@ def test_an_embedded_trainer_takes_the_weights(saved: Any, model: Path) -> None:
     embedded.load(directory)
     assert same(weights(embedded), expected)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_an_hf_directory_gives_its_weights_alone(make: Make, model: Path, tmp_path: Path) -> None:
-    save_tiny(tmp_path, "qwen3-tied", num_hidden_layers=2, initializer_range=0.3)
-    with pytest.raises(CheckpointError, match=r"no trainer state.*--finetune"):
-        make().load(tmp_path)
-    trainer = make(finetune=True)
-    trainer.load(tmp_path)
-    assert same(weights(trainer), {name: t for name, t in read_weights(tmp_path) if name != "lm_head.weight"})
 
 
 def test_megatron_weights_start_reference_and_critic(make: Make, saved: Any, tmp_path: Path) -> None:
@@ -274,10 +242,3 @@ def test_a_torn_file_is_an_error(make: Make, saved: Any, tmp_path: Path, file: s
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(CheckpointError, match=r"cannot be read|do not fit"):
         make().load(copy)
-
-
-def test_large_models_are_written_in_shards(make: Make, tmp_path: Path) -> None:
-    trainer = make(save_shard_size=1e-5)
-    trainer.save(tmp_path)
-    assert len(list(tmp_path.glob("model-0*.safetensors"))) > 3
-    assert same(dict(read_weights(tmp_path)), weights(trainer))

@@ -118,18 +118,14 @@ def test_a_critics_flags_are_checked_against_its_model(directory: Path) -> None:
     (critic / "config.json").write_text(json.dumps({**QWEN3, "num_hidden_layers": 2}))
     with pytest.raises(ConfigError, match="--num-layers 4: the model has 2"):
         run(directory, num_layers=4, critic_load=str(critic))
-    roles = directory / "roles.yaml"
-    roles.write_text("megatron: [{role: critic, overrides: {num_layers: 2}}]")
-    assert run(directory, num_layers=4, critic_load=str(critic), megatron_config_path=str(roles)) == []
+    assert run(directory, num_layers=4, critic_load=str(critic), role_settings={"critic": {"num_layers": 2}}) == []
 
 
 def test_roles_share_their_processes(directory: Path) -> None:
-    roles = directory / "roles.yaml"
     for role in ("critic", "actor"):
-        roles.write_text(f"megatron: [{{role: {role}, overrides: {{tensor_model_parallel_size: 2}}}}]")
         said = f"the run has --tensor-model-parallel-size 1; the {role} has --tensor-model-parallel-size 2"
         with pytest.raises(ConfigError, match=f"actor and critic share their processes.*{said}"):
-            run(directory, megatron_config_path=str(roles))
+            run(directory, role_settings={role: {"tensor_model_parallel_size": 2}})
 
 
 def test_all_that_is_wrong_is_said_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,16 +69,6 @@ def test_defaults_are_those_of_rl_and_of_a_cpu() -> None:
             assert getattr(found, name) == (AttnBackend.auto if name == "attention_backend" else value)
 
 
-def test_layout_and_precision() -> None:
-    layout = Layout(2, 2, 2, 1, 2, 1, sequence_parallel=True)
-    found = model(MOE, layout=layout, bf16=True)
-    assert (found.tensor_model_parallel_size, found.pipeline_model_parallel_size) == (2, 2)
-    assert (found.virtual_pipeline_model_parallel_size, found.expert_model_parallel_size) == (2, 2)
-    assert (found.expert_tensor_parallel_size, found.sequence_parallel) == (1, True)
-    assert (found.bf16, found.params_dtype, found.pipeline_dtype) == (True, torch.bfloat16, torch.bfloat16)
-    assert model(dtype="float32").bf16 is False
-
-
 NEEDS: dict[str, dict[str, Any]] = {
     "attention_softmax_in_fp32": {},
     "recompute_method": {"recompute_granularity": "full", "recompute_num_layers": 1},
@@ -164,11 +154,6 @@ def test_every_field_given_by_a_flag_arrives_in_the_ddp_config(field: ConfigFiel
     assert getattr(ddp_config(args, device=CPU), field.name) == value
 
 
-def test_the_models_own_fields_stay_whatever_flags_say_of_them() -> None:
-    found = model(moe_router_num_groups=1, layernorm_epsilon=1e-6, hidden_size=64)
-    assert (found.moe_router_num_groups, found.hidden_size) == (None, 64)
-
-
 def test_recompute() -> None:
     found = model(recompute_granularity="full")
     assert (found.recompute_method, found.recompute_num_layers) == ("uniform", 1)
@@ -195,11 +180,6 @@ def test_latent_attention() -> None:
     assert isinstance(found, MLATransformerConfig)
     assert (found.q_lora_rank, found.kv_lora_rank, found.rope_type) == (None, 512, "rope")
     assert found.attention_softmax_in_fp32 is False
-
-
-def test_megatron_says_no_in_its_own_words() -> None:
-    with pytest.raises(ConfigError, match=r"Megatron's TransformerConfig refuses the settings: .*recompute_method"):
-        model(recompute_granularity="full", recompute_method="uniformly")
 
 
 def test_optimizer() -> None:

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_trainer_megatron.arguments import flag_names, owned
-from slime_trainer_megatron.arguments.fields import known_fields
 from slime_trainer_megatron.arguments.flags import flag_list
 from slime_trainer_megatron.arguments.values import given_fields, pattern
 
 from slime_core.cli.main import main
 from slime_core.config import load_settings
-from slime_core.config.spec import flag_specs, switched_off
+from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 
 IN_SCRIPTS = [
@@ -29,23 +27,6 @@ def load(*argv: str, backend: str = "megatron") -> Any:
 def test_names_of_model_files_and_launch_scripts_are_known() -> None:
     known = {*flag_specs(), *flag_list().by_name}
     assert [name for name in IN_SCRIPTS if name.replace("-", "_") not in known] == []
-
-
-def test_no_name_stands_for_two_things() -> None:
-    names = [name.removeprefix("--") for name in flag_list().option_strings]  # argparse refuses a name that it has
-    own = {f for s in flag_specs().values() for f in (s.name, (s.off_flag or "--")[2:].replace("-", "_"))}
-    assert {name for name in names if name.replace("-", "_") in own | set(switched_off())} == set()
-
-
-def test_tables_name_fields_and_each_name_once() -> None:
-    fields = known_fields().fields
-    assert set(flag_names.ALIASES.values()) <= set(fields)
-    tables = (owned.OWNED, owned.NO_EFFECT, owned.REFUSED_ON_CPU, owned.NOT_ON_CPU)
-    assert {name for table in tables for name in table} <= set(fields)
-    assert set(owned.OWNED).isdisjoint(owned.NO_EFFECT)
-    named = [flag_names.STATED, flag_names.OURS, flag_names.GRANTED, flag_names.REFUSED]
-    assert len(flag_names.without_field()) == sum(map(len, named))
-    assert {name for name in flag_names.without_field() if name.replace("-", "_") in fields} == set()
 
 
 def test_spellings_store_the_fields_value() -> None:
@@ -125,12 +106,6 @@ def test_flags_without_effect_are_told_in_one_warning() -> None:
         " does not have; --ckpt-format torch_dist (flag): slime decides how checkpoints are written, and finds out what"
         " it reads; --variable-seq-lengths (flag): slime sets the same by itself"
     ]
-
-
-def test_another_trainer_takes_none_of_them() -> None:
-    [warning] = load("--pretrained-checkpoint", "x", "--num-layers", "2", backend="embedded").warnings
-    assert warning.startswith("without effect with --train-backend embedded")
-    assert "--pretrained-checkpoint x (flag), --num-layers 2 (flag)" in warning
 
 
 def test_help_has_megatrons_words_and_slimes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,9 +104,3 @@ def test_models_that_do_not_fit(sizes: dict[str, Any], transformer: dict[str, An
     model = {"num_attention_heads": 4, "num_query_groups": 2, **transformer}
     with pytest.raises(ConfigError, match=message):
         Layout(**sizes).check_model(model)
-
-
-def test_models_that_fit() -> None:
-    model = {"num_attention_heads": 8, "num_query_groups": 2}
-    Layout(tensor=4).check_model(model)  # fewer key-value heads than ranks: Megatron copies them
-    Layout(tensor=2, expert=4, sequence_parallel=True).check_model({**model, "num_moe_experts": 8})

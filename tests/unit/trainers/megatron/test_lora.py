@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_trainer_megatron.model.norms import RMSNorm
 from slime_trainer_megatron.trainer import MegatronTrainer
-from slime_trainer_megatron.weights.lora import Adapter, Adapters, _normed
+from slime_trainer_megatron.weights.lora import Adapters, _normed
 from transformers import AutoModelForCausalLM
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.lora import LoraSettings
 from slime_core.protocols import MicroBatchOutput
 from tests.backends.megatron import trainer_jobs as jobs
-from tests.backends.megatron.lora_jobs import LORA, MICRO_BATCHES, adapters_of, compare_adapters, three_steps
+from tests.backends.megatron.lora_jobs import LORA, MICRO_BATCHES, compare_adapters, three_steps
 from tests.megatron_models import save_tiny
 
 pytestmark = pytest.mark.slow
@@ -99,15 +99,6 @@ def test_three_steps_equal_the_embedded_trainers(
     for name, tensor in load_file(models[model] / MODEL).items():
         adapted = f"{name.removesuffix('weight')}lora_A" in found["adapters"]
         assert torch.equal(found["weights"][name], tensor) != adapted, "what has no adapter stays as it is"
-
-
-def test_before_the_first_step_it_is_the_base(make: Make, models: dict[str, Path]) -> None:
-    trainer = make()
-    first = log_probs(trainer)
-    stored = load_file(models["dense"] / MODEL)
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in trainer.named_weights())
-    trainer.close()
-    assert equal(log_probs(make(lora_rank=None)), first)
 
 
 @pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "up_proj"]])
@@ -224,28 +215,6 @@ def test_what_does_not_fit_is_refused(make: Make, tmp_path: Path) -> None:
         other.close()
 
 
-def test_bfloat16_keeps_adapters_in_float32(make: Make) -> None:
-    trainer = make(dtype="bfloat16", lr=1e-6, lr_warmup_iters=0, lr_warmup_init=0.0, lr_decay_style="constant")
-    step(trainer)
-    first = adapters_of(trainer)
-    step(trainer)
-    for name, tensor in adapters_of(trainer).items():
-        assert tensor.dtype == torch.float32
-        assert not torch.equal(tensor, first[name]), "a step smaller than a bfloat16 can show"
-    assert all(tensor.dtype == torch.bfloat16 for tensor in weights(trainer).values())
-
-
-def test_parameters_are_chosen_by_name_among_the_adapters(make: Make) -> None:
-    trainer = make(only_train_params_name_list=[r"layers\.1\.mlp"], recompute_granularity="full")
-    before = weights(trainer)
-    step(trainer)
-    changed = {name for name, tensor in weights(trainer).items() if not torch.equal(tensor, before[name])}
-    assert changed == {name for name in before if "layers.1.mlp" in name}
-    trainer.close()
-    with pytest.raises(ConfigError, match="no parameter is left to train"):
-        make(only_train_params_name_list=["embed_tokens"])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -267,25 +236,6 @@ def test_shared_experts_beside_the_dispatcher_get_no_adapters(make: Make) -> Non
     models.config.moe_shared_expert_overlap = True
     with pytest.raises(ConfigError, match="--moe-shared-expert-overlap with --lora-rank"):
         Adapters(models.chunks, models.family, LoraSettings(4, 8.0, ("all-linear",)), seed=0)
-
-
-def test_a_critic_is_trained_in_full(make: Make) -> None:
-    critic = make(role="critic")
-    assert critic.models.adapters is None
-    assert trained_numbers(critic) == sum(p.numel() for chunk in critic.models.chunks for p in chunk.parameters())
-
-
-def test_what_is_added_is_what_is_merged() -> None:
-    """Of a linear with three matrices of which the second is not adapted."""
-    generator = torch.Generator().manual_seed(0)
-    matrix = torch.tensor([0, 0, -1, 1, 1, 0])
-    up = torch.randn(6, 2, generator=generator) * (matrix >= 0)[:, None]
-    adapter = Adapter(torch.randn(4, 5, generator=generator), up, matrix, 0.5, "nothing", sequence_parallel=False)
-    weight, x = torch.randn(6, 5, generator=generator), torch.randn(3, 1, 5, generator=generator)
-    merged = adapter.merged(weight)
-    assert torch.equal(merged[2], weight[2])
-    torch.testing.assert_close(x @ weight.t() + adapter(x), x @ merged.t())
-    assert adapter.merged(weight.bfloat16()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("zero_centered", [False, True])

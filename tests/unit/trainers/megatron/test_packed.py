@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 from slime_testing_contracts.trainer import example_batch
-from slime_trainer_megatron.step.packed import PackedBatch, Packing, pack, pack_nothing
+from slime_trainer_megatron.step.packed import PackedBatch, Packing, pack
 
 from slime_core.errors import TrainError
 
@@ -27,23 +27,6 @@ def whole(found: list[PackedBatch], name: str, places: str, total: int) -> list[
             assert out[place] == -1, "two ranks have it"
             out[place] = value
     return out
-
-
-def test_the_example_of_the_module() -> None:
-    batch = example_batch()
-    batch.tokens, batch.response_lengths = [[11, 12, 13, 14, 15], [21, 22, 23]], [2, 2]
-    found = [pack(batch, [0, 1], VOCABULARY, Packing(r, 2), CPU) for r in range(2)]
-    assert [m.token_ids[0].tolist() for m in found] == [[11, 12, 0, 0, 21, 0], [13, 14, 15, 0, 22, 23]]
-    assert [m.position_ids[0].tolist() for m in found] == [[0, 1, 6, 7, 0, 3], [2, 3, 4, 5, 1, 2]]
-    assert found[0].boundaries.tolist() == found[1].boundaries.tolist() == [0, 8, 12]
-    # Predictors of 14, 15, 22 and 23: that of 22 is on rank 0, the others on rank 1.
-    assert [m.rows.tolist() for m in found] == [[4], [0, 1, 4]]
-    assert [m.targets.tolist() for m in found] == [[22], [14, 15, 23]]
-    assert [m.places.tolist() for m in found] == [[2], [0, 1, 3]]
-    assert [m.padding[0].tolist() for m in found] == [
-        [False, False, True, True, False, True],
-        [False] * 3 + [True] + [False] * 2,
-    ]
 
 
 @pytest.mark.parametrize("context", [1, 2, 4])
@@ -84,36 +67,12 @@ def test_a_targets_sampling_mask_goes_where_it_goes(context: int) -> None:
         assert found == [[token, *range(token % 3)] for token in micro.targets.tolist()]
 
 
-def test_a_row_predicts_the_token_after_it() -> None:
-    (micro,) = parts([1, 2], 1)
-    following = micro.token_ids[0][micro.rows + 1]
-    assert following.tolist() == micro.targets.tolist()
-
-
-def test_the_last_segment_is_padding() -> None:
-    (micro,) = parts([0], 1, multiple=4)
-    assert micro.boundaries.tolist() == [0, 6, 8]
-    assert micro.position_ids[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert micro.longest == 6
-    (longer,) = parts([0], 1, multiple=4, least=17)
-    assert longer.boundaries.tolist() == [0, 6, 20]
-    assert longer.longest == 14
-
-
 def test_sequence_params_are_megatrons() -> None:
     micro = parts([0, 1], 2)[1]
     params = micro.sequence_params()
     assert params.qkv_format == "thd"
     assert params.cu_seqlens_q.dtype == torch.int32
     assert params.cu_seqlens_kv_padded.tolist() == micro.boundaries.tolist()
-
-
-def test_an_idle_micro_batch_has_nothing_to_say() -> None:
-    micro = pack_nothing(Packing(1, 2, 3), CPU)
-    assert micro.positions == []
-    assert bool(micro.padding.all())
-    assert micro.token_ids.shape == (1, 6)
-    assert micro.rows.numel() == micro.token_rows.numel() == micro.num_responses == 0
 
 
 def test_a_sample_without_response_has_no_rows() -> None:

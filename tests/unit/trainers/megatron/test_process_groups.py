@@ -76,12 +76,6 @@ def test_the_seed_decides_the_random_numbers() -> None:
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_impossible_arithmetic_leaves_nothing_behind() -> None:
-    with pytest.raises(ConfigError, match="--tensor-model-parallel-size 2"):
-        ProcessGroups(Layout(tensor=2), "cpu")
-    assert not torch.distributed.is_initialized()
-
-
 def test_several_processes_need_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"MASTER_ADDR.*torchrun"):

@@ -161,15 +161,6 @@ def test_a_step_that_is_not_finite_changes_nothing(make: Make) -> None:
     assert step(trainer)["skipped_steps"] == 0
 
 
-def test_a_loss_without_gradient(make: Make) -> None:
-    """As of a micro-batch whose samples are all masked."""
-    trainer = make(weight_decay=0.0)
-    before = weights(trainer)
-    metrics = step(trainer, loss=lambda output: (torch.tensor(2.0), {"loss": torch.tensor(2.0)}))
-    assert (metrics["loss"], metrics["grad_norm"]) == (4.0, 0.0)
-    assert all(torch.equal(before[name], tensor) for name, tensor in weights(trainer).items())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [{"use_stateless_adam": True}, {"reset_optimizer_states": True}])
 def test_moments_are_forgotten_as_the_embedded_trainer_does(

@@ -109,14 +109,6 @@ def test_overwritten_logits_are_the_gradient() -> None:
     assert torch.equal(used.detach(), leaf.grad)
 
 
-def test_only_the_log_probs_need_a_gradient() -> None:
-    logits, targets = inputs()
-    leaf, alone = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    vocab_parallel_log_probs(leaf, targets, PART, with_entropy=True)[0].sum().backward()
-    vocab_parallel_log_probs(alone, targets, PART)[0].sum().backward()
-    torch.testing.assert_close(leaf.grad, alone.grad)
-
-
 def test_impossible_tokens_count_nothing() -> None:
     logits, targets = inputs()
     logits[:, 3] = -torch.inf
@@ -128,16 +120,6 @@ def test_impossible_tokens_count_nothing() -> None:
     assert leaf.grad is not None
     assert bool(entropy.isfinite().all())
     assert bool(leaf.grad.isfinite().all())
-
-
-def test_no_rows() -> None:
-    logits = torch.zeros(0, WIDTH, requires_grad=True)
-    log_probs, entropy = vocab_parallel_log_probs(logits, torch.zeros(0, dtype=torch.int64), PART, with_entropy=True)
-    assert entropy is not None
-    (log_probs.sum() + entropy.sum()).backward()
-    assert log_probs.shape == entropy.shape == (0,)
-    assert logits.grad is not None
-    assert logits.grad.shape == (0, WIDTH)
 
 
 @pytest.mark.parametrize(

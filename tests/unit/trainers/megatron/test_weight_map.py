@@ -15,18 +15,12 @@ from slime_trainer_megatron.families import (
     GatedFused,
     MegatronModel,
     Merge,
-    Place,
     Rows,
-    Whole,
-    attention_rows,
     critic_of,
     decoder_architecture,
-    dense_mlp_rows,
     embedding_rows,
     expert_rows,
-    places,
     refuse,
-    rope_of,
 )
 
 from slime_core.errors import ConfigError
@@ -72,13 +66,6 @@ def test_every_rank_has_its_gate_above_its_up_projection() -> None:
     assert rows_of(Gated().to_megatron([gate, up], 1, 2)) == [2, 3, 12, 13]
     fused = torch.cat([gate, up])
     assert torch.equal(GatedFused().to_megatron([fused], 1, 2), Gated().to_megatron([gate, up], 1, 2))
-
-
-def test_columns_are_outputs_and_rows_are_inputs() -> None:
-    weight = torch.arange(24.0).reshape(4, 6)
-    assert torch.equal(Columns().to_megatron([weight], 1, 2), weight[2:])
-    assert torch.equal(Rows().to_megatron([weight], 1, 2), weight[:, 3:])
-    assert Whole().to_megatron([weight], 0, 1) is weight
 
 
 CASES: list[tuple[Merge, list[tuple[int, ...]]]] = [
@@ -129,15 +116,6 @@ def test_fields_are_read_with_hfs_defaults() -> None:
     assert decoder_architecture({**HF, "num_key_value_heads": None}).transformer["num_query_groups"] == 4
 
 
-def test_both_spellings_of_rotary_positions() -> None:
-    new = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}}
-    assert rope_of(new) == (5e5, None)
-    assert decoder_architecture({**HF, **new}).rotary_percent == 0.5
-    old = {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", "factor": 8.0}}
-    assert rope_of(old) == (5e5, {"type": "llama3", "factor": 8.0})
-    assert rope_of({}) == (10000.0, None)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -155,43 +133,6 @@ def test_a_missing_field_is_named() -> None:
         decoder_architecture({key: value for key, value in HF.items() if key != "vocab_size"})
     with pytest.raises(ConfigError, match="use_sliding_window 4 is not supported; allowed: False"):
         refuse({"use_sliding_window": 4}, use_sliding_window=False)
-
-
-def test_places_are_in_the_order_of_export() -> None:
-    fields = architecture(num_moe_experts=2)
-    rows = [*embedding_rows(fields), *dense_mlp_rows(fields, layers=(0,)), *expert_rows(layers=(1, 2))]
-    names = [place.megatron for place in places(MegatronModel(fields, rows))]
-    assert names[0] == "embedding.word_embeddings.weight"
-    assert names[1:4] == [
-        f"decoder.layers.0.{x}" for x in ("pre_mlp_layernorm.weight", "mlp.linear_fc1.weight", "mlp.linear_fc2.weight")
-    ]
-    experts = "decoder.layers.2.mlp.experts.local_experts."
-    assert [name for name in names if name.startswith(experts)] == [
-        f"{experts}{expert}.linear_fc{i}.weight" for i in (1, 2) for expert in (0, 1)
-    ]
-    assert names[-2:] == ["decoder.final_layernorm.weight", "output_layer.weight"]
-
-
-def test_a_place_has_its_numbers_in_all_its_names() -> None:
-    (row,) = [row for row in expert_rows() if row.megatron.endswith("linear_fc1.weight")]
-    place = Place(row, 7, 3)
-    assert place.megatron == "decoder.layers.7.mlp.experts.local_experts.3.linear_fc1.weight"
-    assert place.hf == tuple(f"model.layers.7.mlp.experts.3.{x}_proj.weight" for x in ("gate", "up"))
-
-
-def test_rows_follow_the_architecture() -> None:
-    plain = [row.megatron.removeprefix("decoder.layers.{layer}.") for row in attention_rows(architecture())]
-    assert plain == ["input_layernorm.weight", "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight"]
-    normed = [row.hf[0] for row in attention_rows(architecture(qk_layernorm=True, add_qkv_bias=True))]
-    assert "model.layers.{layer}.self_attn.q_norm.weight" in normed
-    assert "model.layers.{layer}.self_attn.q_proj.bias" in normed
-    assert "model.layers.{layer}.self_attn.o_proj.bias" not in normed
-    everywhere = [row.hf[-1] for row in dense_mlp_rows(architecture(add_bias_linear=True))]
-    assert everywhere[1:] == [
-        f"model.layers.{{layer}}.mlp.{x}_proj.{kind}" for x in ("up", "down") for kind in ("weight", "bias")
-    ]
-    fused = dense_mlp_rows(architecture(), fused=True)[1]
-    assert (fused.hf, fused.merge) == (("model.layers.{layer}.mlp.gate_up_proj.weight",), GatedFused())
 
 
 def test_parts_of_a_mixture_that_not_every_family_has() -> None:

@@ -24,7 +24,7 @@ from slime_trainer_megatron.families import (
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.weights.parameters import named_global_parameters
-from slime_trainer_megatron.weights.weights_in import dequantized, load_hf
+from slime_trainer_megatron.weights.weights_in import load_hf
 from slime_trainer_megatron.weights.weights_out import hf_weights
 from torch import nn
 
@@ -88,18 +88,6 @@ def test_numbers_are_cast_to_the_models_and_exported_in_it(saved: Path) -> None:
         assert torch.equal(tensor, files[name].bfloat16()), name
 
 
-def test_what_is_exported_can_be_chosen(saved: Path) -> None:
-    model = family(saved)
-    (chunk,) = chunks = chunks_of(model)
-    load_hf(chunks, model, saved)
-    copies = {p: p.detach() * 3 for p in chunk.parameters()}
-    files = dict(read_weights(saved))
-    found = dict(hf_weights(chunks, model, what=copies.get))
-    assert all(torch.equal(found[name], files[name] * 3) for name in files)
-    norms = dict(hf_weights(chunks, model, what=lambda p: p.data if p.dim() == 1 else None))
-    assert norms.keys() == {name for name, tensor in files.items() if tensor.dim() == 1}
-
-
 def test_a_critic_starts_with_a_fresh_head_and_keeps_its_own(saved: Path, tmp_path: Path) -> None:
     model = family(saved, "critic")
     chunks = chunks_of(model, role="critic")
@@ -150,17 +138,6 @@ def test_all_that_does_not_fit_is_said_at_once_and_nothing_is_loaded(saved: Path
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_carried_and_derived_tensors_need_no_place(saved: Path, tmp_path: Path) -> None:
-    extra = {"model.mtp_layers.0.input_proj.weight": torch.ones(2), "model.rotary_emb.inv_freq": torch.ones(2)}
-    copy_assets(saved, tmp_path)
-    write_weights(tmp_path, {**dict(read_weights(saved)), **extra}.items())
-    model = family(saved)
-    chunks = chunks_of(model)
-    with pytest.raises(CheckpointError, match=r"1 tensors do not fit the model:\n  model.mtp_layers.0.input_proj"):
-        load_hf(chunks, model, tmp_path)
-    load_hf(chunks, replace(model, carried=(r"model\.mtp_layers\..*",)), tmp_path)
-
-
 def test_a_checkpoint_that_is_quantized_by_blocks(saved: Path, tmp_path: Path) -> None:
     files, expected = dict(read_weights(saved)), {}
     stored: dict[str, torch.Tensor] = {}
@@ -185,12 +162,6 @@ def test_a_checkpoint_that_is_quantized_by_blocks(saved: Path, tmp_path: Path) -
     load_hf(chunks, model, tmp_path)
     found = dict(hf_weights(chunks, model))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_blocks_at_the_edge_are_cut() -> None:
-    tensor = torch.ones(3, 5).to(torch.float8_e4m3fn)
-    scale = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert dequantized(tensor, scale, (2, 4)).tolist() == [[1, 1, 1, 1, 2], [1, 1, 1, 1, 2], [3, 3, 3, 3, 4]]
 
 
 def test_eight_bit_numbers_without_scales_are_refused(saved: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from slime_core.protocols import Args
 
 if TYPE_CHECKING:
     from slime_core.config import FlagParser
-    from slime_core.config.origins import Entry
+    from slime_core.config.settings import Entry
     from slime_trainer_megatron.arguments.fields import ConfigField, FieldList
     from slime_trainer_megatron.arguments.flag_names import Named
 

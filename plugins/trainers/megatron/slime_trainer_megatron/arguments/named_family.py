@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from slime_core.protocols import Args
 
 if TYPE_CHECKING:
-    from slime_core.config.origins import Entry
+    from slime_core.config.settings import Entry
 
 
 def check_named_family(args: Args, given: Mapping[str, Entry]) -> None:

@@ -1,0 +1,117 @@
+"""Buffers made of functions (args, buffer, num_samples) -> samples to train on again.
+
+`plugins.resolve` offers every buffer to `adapt` (entry-point group `slime.signatures`). A function of three arguments,
+and the method `buffer_filter` of a data source, trains on finished samples again. It chooses samples and whole groups
+come out, since a sample's advantage is made of its group; each is trained on again once at most, so a run always comes
+back to new prompts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slime_core.errors import RolloutError
+from slime_core.plugins.kinds import KINDS
+from slime_core.plugins.signatures import fits, positional_names, signature_of
+from slime_core.protocols import Args, EditTraits, traits_of
+from slime_core.sample import Group, Sample, SampleStatus
+from slime_core.sample.admission import Held
+from slime_core.sample.buffer import BufferBase
+
+logger = logging.getLogger(__name__)
+
+Choose = Callable[[Args, list[Sample], int], list[Sample]]
+MARK = "reused"
+"""Entry of `sample.metadata` of a sample that was trained on before."""
+_THREE = ("args", "buffer", "num_samples")
+_DONE = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
+
+
+class Reuse(BufferBase):
+    """Groups given back come first; then those of the samples that `choose` takes out of `kept`."""
+
+    replays = 1
+    stored_as = "slime_core.data.reuse.Reuse"
+
+    def __init__(self, args: Args, choose: Choose | None, label: str) -> None:
+        """`label` names the user's code in messages; without `choose` nothing is kept."""
+        super().__init__(args)
+        self.kept: list[Sample] = []
+        """Finished samples of groups that were trained on once."""
+        self._choose, self._label = choose, label
+        self._held = Held(label, edits=traits_of(choose, EditTraits, label).edits_samples)
+        if choose is not None and not (args.use_tis or args.use_rollout_logprobs):
+            logger.warning(
+                "%s: the samples that it chooses are trained on again, and come from older weights: --use-tis corrects"
+                " for that", label,
+            )  # fmt: skip
+
+    def take(self, num_groups: int) -> list[Group]:
+        """Waiting groups, then the chosen samples' groups. Raises RolloutError for an answer out of contract."""
+        taken = super().take(num_groups)
+        if self._choose is not None and self.kept and len(taken) < num_groups:
+            taken += self._chosen(num_groups - len(taken))
+        return taken
+
+    def _chosen(self, num_groups: int) -> list[Group]:
+        assert self._choose is not None
+        kept = list(self.kept)
+        answer = self._choose(self.args, self.kept, num_groups)
+        of_buffer = {id(sample) for sample in kept}
+        if not isinstance(answer, list) or not all(id(sample) in of_buffer for sample in answer):
+            raise RolloutError(f"{self._label}: expected a list of samples of the buffer; it returned {_shape(answer)}")
+        groups = {s.group_index: [k for k in kept if k.group_index == s.group_index] for s in answer}
+        chosen = dict(list(groups.items())[:num_groups])
+        self.kept[:] = [s for s in self.kept if s.group_index not in chosen]
+        self._held.take(s for group in chosen.values() for s in group)
+        for sample in (s for group in chosen.values() for s in group):
+            sample.metadata[MARK] = True
+        return list(chosen.values())
+
+    def observe(self, groups: list[Group], trained: bool) -> None:
+        """Keep copies of what is trained on for the first time."""
+        if self._choose is not None:
+            again = reusable(groups, trained)
+            self._held.give(again)
+            self.kept += again
+
+    def state_dict(self) -> dict[str, Any]:
+        """Waiting groups and kept samples."""
+        return {**super().state_dict(), "kept": self.pack([self.kept])[0]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        super().load_state_dict(state)
+        self.kept[:] = self.unpack([state["kept"]])[0]
+
+
+def reusable(groups: list[Group], trained: bool) -> list[Sample]:
+    """Copies of the samples, in one list, of groups that are trained on for the first time and could be again."""
+    return [
+        Sample.from_dict(sample.to_dict())
+        for group in groups
+        if trained and all(s.status in _DONE and s.reward is not None and MARK not in s.metadata for s in group)
+        for sample in group
+    ]
+
+
+def _shape(answer: Any) -> str:
+    if isinstance(answer, list) and answer:
+        return f"a list with a {type(answer[0]).__name__} that is not in it"
+    return type(answer).__name__
+
+
+def adapt(found: Any) -> type[Reuse] | None:
+    """Return a function of three arguments as the class of a buffer; None for other objects."""
+    signature = None if inspect.isclass(found) or hasattr(found, "take") else signature_of(found)
+    if signature is None or len(positional_names(signature)) != len(_THREE) or not fits(KINDS["buffers"], found):
+        return None
+
+    def build(self: Any, args: Args) -> None:
+        Reuse.__init__(self, args, found, f"--buffer-filter-path {args.buffer_filter_path!r}")
+
+    own = {name: getattr(found, name) for name in ("__module__", "traits", "slime_api") if hasattr(found, name)}
+    return type("Reuse", (Reuse,), {"__init__": build, **own})

@@ -1,0 +1,217 @@
+"""SmolLM2-135M-Instruct, a real tokenizer, template and vocabulary of 49k: all that touches them, once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from slime_commands.init.smollm2 import HELD_OUT, WORDS, rows
+from slime_runs import Run
+from slime_runs.index import Filter
+
+from tests.front_servers import in_thread, tiny
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("smollm2")]
+SMALL = ["--num-rollout", "1", "--rollout-batch-size", "2", "--n-samples-per-prompt", "4", "--eval-interval", "1"]
+SMALL += ["--eval-prompt-data", "heldout", "outputs/smollm2/inputs/heldout.jsonl@[:4]", "--prepare-path", "smollm2"]
+MESSAGES: Any = [{"role": "user", "content": "Write one short sentence about music."}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, slime: Slime) -> Path:
+    """A folder after `slime init smollm2 run.yaml` and a run of one rollout, which made the model and the data."""
+    root = tmp_path_factory.mktemp("smollm2")
+    slime("init", "smollm2", root / "run.yaml")
+    slime("train", "--config", root / "run.yaml", *_here(root, SMALL), timeout=900)
+    return root
+
+
+def _here(root: Path, argv: list[str]) -> list[str]:
+    return [word.replace("outputs/smollm2", str(root / "outputs/smollm2")) for word in argv]
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return folder / "outputs/smollm2/inputs/model"
+
+
+@pytest.fixture(scope="module")
+def url(model: Path) -> Iterator[str]:
+    with in_thread(partial(tiny, model)) as found:
+        yield found
+
+
+def samples(run: Path) -> list[Any]:
+    """Return the samples that the first rollout trained on."""
+    found = [stored.sample for stored in Run(run).samples(Filter(rollout=0, data_set=""))]
+    assert found
+    return found
+
+
+def test_the_prompts_of_the_evaluation_are_not_trained_on() -> None:
+    train, held_out = ({row["input"] for row in rows(words)} for words in (WORDS, HELD_OUT))
+    assert (len(train), len(held_out)) == (490, 80)
+    assert not train & held_out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_learns_the_task_in_ten_rollouts(seed: int, folder: Path, slime: Slime) -> None:
+    """0.12 -> 0.69 was measured; thirty rollouts, which `make real` has, end at 0.90."""
+    run = folder / f"learns-{seed}"
+    slime(
+        "train", "--config", folder / "run.yaml", "--save", run, "--seed", seed, "--num-rollout", 10, timeout=1400
+    )  # fmt: skip
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["eval_before"] < 0.3
+    assert summary["eval_after"] > summary["eval_before"] + 0.25
+    gaps = [value for _, value in Run(run).series("train/train_rollout_logprob_abs_diff")]
+    assert max(gaps) < 1e-4
+
+
+def test_our_log_probs_are_those_of_transformers(folder: Path, model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    for sample in samples(folder / "outputs/smollm2")[:3]:
+        with torch.no_grad():
+            logits = theirs(torch.tensor([sample.tokens])).logits[0, :-1] / 0.7
+        found = torch.log_softmax(logits, -1).gather(1, torch.tensor(sample.tokens[1:])[:, None])[:, 0]
+        ours = torch.tensor(sample.rollout_log_probs, dtype=torch.float64)
+        assert (found[-len(ours) :] - ours).abs().max() < 1e-4
+
+
+def test_prompts_are_the_templates_own_text(folder: Path, model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for sample in samples(folder / "outputs/smollm2")[:4]:
+        text = tokenizer.decode(sample.tokens[: len(sample.tokens) - sample.response_length])
+        assert text.startswith("<|im_start|>system\n")
+        assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+        assert sample.response == tokenizer.decode(sample.tokens[-sample.response_length :])
+        assert (sample.tokens[-1] == tokenizer.eos_token_id) == (sample.status.value == "completed")
+
+
+def test_a_stop_string_ends_the_answer(folder: Path, slime: Slime) -> None:
+    run = folder / "stops"
+    slime(
+        "train", "--config", folder / "run.yaml", *_here(folder, SMALL), "--save", run,
+        "--rollout-stop", ".", "--rollout-max-response-len", 48,
+    )  # fmt: skip
+    found = [s for s in samples(run) if s.status.value == "completed"]
+    assert found
+    for sample in found:
+        assert sample.response.count(".") <= 1
+        assert sample.response.rstrip().endswith((".", "<|im_end|>")), sample.response
+
+
+def test_lora_trains_and_its_merged_weights_are_served(folder: Path, model: Path, slime: Slime) -> None:
+    from safetensors.torch import load_file
+
+    run = folder / "lora"
+    slime(
+        "train", "--config", folder / "run.yaml", *_here(folder, SMALL), "--num-rollout", 2, "--save", run,
+        "--lora-rank", 8, "--lr", 1e-3, "--check-weight-update-equal",
+    )  # fmt: skip
+    commit = sorted((run / "checkpoints").glob("rollout_*"))[-1]
+    config = json.loads((commit / "adapter/adapter_config.json").read_text())
+    assert config["r"] == 8
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    merged = PeftModel.from_pretrained(base, str(commit / "adapter")).merge_and_unload().state_dict()
+    ours = load_file(commit / "model.safetensors")
+    assert max((merged[name] - tensor).abs().max() for name, tensor in ours.items()) < 1e-6
+    assert any(not torch.equal(tensor, load_file(model / "model.safetensors")[name]) for name, tensor in ours.items())
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(folder: Path, slime: Slime) -> None:
+    straight, half = folder / "straight", folder / "half"
+    common = ["train", "--config", folder / "run.yaml", *_here(folder, SMALL), "--save-interval", 1]
+    slime(*common, "--save", straight, "--num-rollout", 2)
+    slime(*common, "--save", half, "--num-rollout", 1)
+    slime(*common, "--save", half, "--num-rollout", 2, "--load", half)
+    one, two = (sorted((run / "checkpoints").glob("rollout_*"))[-1] / "model.safetensors" for run in (straight, half))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_supervised_fine_tuning_lowers_the_loss(folder: Path, model: Path, slime: Slime) -> None:
+    data, run = folder / "sft.jsonl", folder / "sft"
+    said = [
+        {"messages": [{"role": "user", "content": row["input"]}, {"role": "assistant", "content": _answer(row)}]}
+        for row in rows(WORDS)[:64]
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in said))
+    slime(
+        "sft", "--hf-checkpoint", model, "--prompt-data", data, "--save", run, "--num-rollout", 4,
+        "--rollout-batch-size", 16, "--lr", 5e-5,
+    )  # fmt: skip
+    losses = [value for _, value in Run(run).series("train/loss")]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def _answer(row: dict[str, Any]) -> str:
+    return f"There is a {row['label']['word']} in this sentence about {row['label']['topic']}."
+
+
+ENVIRONMENT = """from slime_core import Sample, Step
+
+
+class Environment:
+    def __init__(self, args): self.turns = 0
+    def reset(self, sample): self.turns = 0
+    def step(self, action):
+        self.turns += 1
+        return Step("Say it again, in other words.", reward=0.5, done=self.turns == 2)
+    def close(self): pass
+"""
+
+
+def test_what_an_environment_says_is_masked(folder: Path, model: Path, slime: Slime) -> None:
+    from transformers import AutoTokenizer
+
+    (folder / "again.py").write_text(ENVIRONMENT)
+    data, run = folder / "chats.jsonl", folder / "turns"
+    asked = [{"input": [{"role": "user", "content": row["input"]}], "label": row["label"]} for row in rows(WORDS)[:8]]
+    data.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    slime(
+        "train", "--config", folder / "run.yaml", "--prompt-data", data, "--no-apply-chat-template", "--save", run,
+        "--num-rollout", 1, "--rollout-batch-size", 2, "--n-samples-per-prompt", 4, "--skip-eval-before-train",
+        "--custom-generate-function-path", "multi_turn", "--environment-path", folder / "again.py",
+        "--rollout-max-response-len", 96, "--set", "plugins.multi_turn.max_turn_tokens=24",
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    played = samples(run)
+    assert {sample.metadata["num_turns"] for sample in played} == {2}
+    for sample in played:
+        masked = [t for t, kept in zip(sample.tokens[-sample.response_length :], sample.loss_mask) if not kept]
+        assert "<|im_start|>user\nSay it again, in other words.<|im_end|>\n<|im_start|>assistant\n" in tokenizer.decode(
+            masked
+        )
+
+
+def test_openai_client_completes_streams_and_counts(url: str) -> None:
+    openai = pytest.importorskip("openai")
+    api = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    asked: Any = {"model": "m", "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    whole = api.chat.completions.create(**asked).choices[0]
+    assert len(whole.message.content.split()) > 3
+    assert "<|im_end|>" not in whole.message.content
+    chunks = list(api.chat.completions.create(**asked, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
+    cut = api.chat.completions.create(**asked, stop=[" music"]).choices[0]
+    assert cut.message.content == whole.message.content.partition(" music")[0]
+
+
+def test_the_page_shows_its_tokens(folder: Path, slime: Slime) -> None:
+    shown = slime("samples", "show", folder / "outputs/smollm2", "--worst", "-n", 1).stdout
+    assert "Write one short sentence" in shown
+    assert "\ufffd" not in shown

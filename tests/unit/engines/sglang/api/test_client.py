@@ -1,0 +1,602 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from slime_engine_sglang.api import client as client_module
+from slime_engine_sglang.api import transport
+from slime_engine_sglang.api.client import Client
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.router import Router
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+
+from slime_core.config import Args
+from slime_core.errors import EngineError
+from slime_core.sample import GenerationOutput
+from tests.unit.engines.sglang.api.servers import (
+    Reaction,
+    Server,
+    answer,
+    await_all,
+    die,
+    engine_at,
+    generating,
+    hang,
+    servers,
+    sse,
+    well,
+)
+from tests.until import until
+
+
+def first(*given: Any) -> Reaction:
+    """These, then the right answer."""
+
+    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
+        return given[before] if before < len(given) else answer(server.number)
+
+    return generating(react)
+
+
+# -- one server ------------------------------------------------------------------------------------------
+
+
+async def test_a_request_and_its_answer() -> None:
+    async with servers(well) as (server,), engine_at(server) as engine:
+        output = await engine.generate([3], {"temperature": 1.0}, rid="r", session_id="s")
+        assert (output.token_ids, output.log_probs, output.text) == ([0], [-0.5], "x")
+        assert server.asked("/generate") == [
+            {"input_ids": [3], "sampling_params": {"temperature": 1.0}, "rid": "r~", "return_logprob": True}
+        ]
+        assert server.calls[-1][2]["x-smg-routing-key"] == "s"
+
+
+async def test_no_name_begins_another() -> None:
+    """SGLang aborts every request whose name begins with that of a lost connection's."""
+    async with servers(first((503, {}))) as (server,), engine_at(server) as engine:
+        for _ in range(12):
+            await engine.generate([3], {})
+        for rid in ("r1", "r10"):
+            assert (await engine.generate([3], {}, rid=rid)).meta_info["id"] == rid
+        names = [body["rid"] for body in server.asked("/generate")]
+        assert len(names) == 15
+        assert not [(a, b) for a in names for b in names if a is not b and b.startswith(a)]
+
+
+async def test_one_server_gets_four_tries_under_different_names() -> None:
+    async with servers(first((503, {}), (429, {}), (200, b"nonsense"))) as (server,), engine_at(server) as engine:
+        assert (await engine.generate([3], {})).token_ids == [0]
+        assert len({body["rid"] for body in server.asked("/generate")}) == 4
+        assert engine.take_metrics()["engine/retried_requests"] == 3
+        assert engine.take_metrics()["engine/retried_requests"] == 0
+
+
+@pytest.mark.parametrize(("status", "calls"), [(400, 1), (404, 1), (500, 4)])
+async def test_refusals_are_final_and_patience_ends(status: int, calls: int) -> None:
+    refused = [(status, {"error": {"message": f"no {n}"}}) for n in range(9)]
+    async with servers(first(*refused)) as (server,), engine_at(server) as engine:
+        with pytest.raises(EngineError, match=f"/generate: status {status}: no {calls - 1}"):
+            await engine.generate([3], {})
+        assert len(server.asked("/generate")) == calls
+
+
+async def test_what_would_end_a_server_is_not_sent() -> None:
+    async with servers(well) as (server,), engine_at(server) as engine:
+        for params in ({"temprature": 1}, {"max_new_tokens": "many"}):
+            with pytest.raises(EngineError, match="sampling_params"):
+                await engine.generate([3], params)
+            with pytest.raises(EngineError, match="sampling_params"):
+                _ = [c async for c in engine.stream([3], params)]
+        assert server.asked("/generate") == []
+
+
+# -- several servers ---------------------------------------------------------------------------------------
+
+
+async def test_requests_spread_and_sessions_stick() -> None:
+    async with servers(well, well, well) as made, engine_at(*made) as engine:
+        await asyncio.gather(*(engine.generate([3], {}) for _ in range(9)))
+        assert [len(s.asked("/generate")) for s in made] == [3, 3, 3]
+        for _ in range(4):
+            await engine.generate([3], {}, session_id="a")
+        assert sorted(len(s.asked("/generate")) for s in made) == [3, 3, 7]
+
+
+@pytest.mark.parametrize("fault", [die, first(*[(500, {})] * 9), first(*[(200, {"hello": 1})] * 9)])
+async def test_a_failure_is_tried_elsewhere(fault: Reaction) -> None:
+    async with servers(generating(fault), well) as (bad, good), engine_at(bad, good) as engine:
+        outputs = await asyncio.gather(*(engine.generate([3], {}) for _ in range(8)))
+        assert {o.token_ids[0] for o in outputs} == {1}
+        assert 1 <= len(bad.asked("/generate")) <= 8
+        assert len(good.asked("/generate")) == 8
+        assert engine.take_metrics()["engine/retried_requests"] == len(bad.asked("/generate"))
+        assert {w.busy for w in engine.pool.workers} == {0}
+
+
+async def test_a_server_that_is_gone_is_taken_out_and_its_requests_are_lost_by_nobody() -> None:
+    async with servers(generating(hang), well) as (bad, good), engine_at(bad, good) as engine:
+        tasks = [asyncio.create_task(engine.generate([3], {}, session_id=str(i))) for i in range(8)]
+        await until(lambda: len(bad.asked("/generate")) == 4)
+        await bad.stop()
+        assert {o.token_ids[0] for o in await asyncio.gather(*tasks)} == {1}
+        await engine.generate([3], {}, session_id="new")
+        await engine.generate([3], {}, session_id="0")
+        metrics = engine.take_metrics()
+        assert metrics["engine/quarantined"] <= 1
+        assert [w.state for w in engine.pool.workers if w.url == good.url] == [WorkerState.READY]
+
+
+async def test_a_dead_server_is_tried_once_not_for_every_request() -> None:
+    async with servers(well, well) as (gone, good), engine_at(gone, good) as engine:
+        await gone.stop()
+        for _ in range(5):
+            assert (await engine.generate([3], {})).token_ids == [1]
+        metrics = engine.take_metrics()
+        assert 1 <= metrics["engine/retried_requests"] <= 2  # a connection kept from before breaks first
+        assert metrics["engine/quarantined"] == 1
+        assert metrics["engine/ready_workers"] == 1
+        assert metrics["engine/requests"] == 5
+
+
+async def test_the_only_server_stays_in_until_somebody_brings_servers_back() -> None:
+    async with servers(well) as (only,), engine_at(only, rollout_timeout=5.0) as engine:
+        await only.stop()
+        with pytest.raises(EngineError, match="Cannot connect"):
+            await engine.generate([3], {})
+        (worker,) = engine.pool.workers
+        assert worker.state is WorkerState.READY
+        await_all(engine.pool)
+        waiting = asyncio.create_task(engine.generate([3], {}))
+        await until(lambda: worker.state is WorkerState.QUARANTINED)
+        await only.start()
+        worker.url = only.url
+        engine.pool.set_state(worker, WorkerState.READY)
+        assert (await waiting).token_ids == [0]
+
+
+async def test_a_request_that_ends_servers_is_given_to_four_only() -> None:
+    async with servers(*[generating(die)] * 6) as made, engine_at(*made) as engine:
+        await_all(engine.pool)
+        with pytest.raises(EngineError, match="Disconnected"):
+            await engine.generate([3], {})
+        assert [len(s.asked("/generate")) for s in made] == [1, 1, 1, 1, 0, 0]
+
+
+async def test_requests_wait_for_a_server_until_their_deadline() -> None:
+    async with servers(well) as (server,), engine_at(server, rollout_timeout=0.4) as engine:
+        (worker,) = engine.pool.workers
+        engine.pool.set_state(worker, WorkerState.QUARANTINED, "hung")
+        with pytest.raises(EngineError, match=r"no engine is ready.*hung\)$"):
+            await engine.generate([3], {})
+        await_all(engine.pool)
+        with pytest.raises(EngineError, match=r"hung\); waited 0.4 s \(--rollout-timeout\)"):
+            await engine.generate([3], {})
+    async with servers(well) as (server,), engine_at(server) as engine:
+        (worker,) = engine.pool.workers
+        await_all(engine.pool)
+        engine.pool.set_state(worker, WorkerState.QUARANTINED, "hung")
+        task = asyncio.create_task(engine.generate([3], {}))
+        await asyncio.sleep(0)
+        # As the supervisor does it: in another thread.
+        thread = threading.Thread(target=engine.pool.set_state, args=(worker, WorkerState.READY))
+        thread.start()
+        assert (await task).token_ids == [0]
+        thread.join()
+
+
+async def test_requests_at_a_server_that_is_taken_out_go_elsewhere() -> None:
+    async with servers(generating(hang), well) as (hung, good), engine_at(hung, good) as engine:
+        tasks = [asyncio.create_task(engine.generate([3], {}, session_id=str(i))) for i in range(6)]
+        await until(lambda: len(hung.asked("/generate")) == 3)
+        worker = next(w for w in engine.pool.workers if w.url == hung.url)
+        thread = threading.Thread(target=engine.pool.set_state, args=(worker, WorkerState.QUARANTINED, "hung"))
+        thread.start()
+        assert {o.token_ids[0] for o in await asyncio.gather(*tasks)} == {1}
+        thread.join()
+        assert engine.take_metrics()["engine/retried_requests"] == 3
+        assert (worker.busy, worker.state) == (0, WorkerState.QUARANTINED)
+
+
+# -- weight versions -------------------------------------------------------------------------------------
+
+
+def version(name: str, **meta: Any) -> Reaction:
+    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/model_info":
+            return {"weight_version": name}
+        return answer(server.number, version=name, **meta) if request.path == "/generate" else {}
+
+    return react
+
+
+@pytest.mark.parametrize("lie", ["4", "6", "default"])
+async def test_answers_of_other_weights_are_not_returned(lie: str) -> None:
+    async with servers(version(lie), version("5")) as (liar, good), engine_at(liar, good) as engine:
+        assert (await engine.generate([3], {}, session_id="a")).token_ids == [0]  # no version is wanted yet
+        engine.pool.version_wanted = 5
+        outputs = await asyncio.gather(*(engine.generate([3], {}) for _ in range(4)))
+        assert {o.token_ids[0] for o in outputs} == {1}
+        assert [w.state.value for w in engine.pool.workers] == ["quarantined", "ready"]
+        assert "wanted is 5" in engine.pool.workers[0].reason
+        metrics = engine.take_metrics()
+        # The second one may have been cut when the first one's answer came.
+        assert 1 <= metrics["engine/wrong_version_answers"] <= metrics["engine/retried_requests"] == 2
+        assert (await engine.generate([3], {}, session_id="a")).token_ids == [1]
+        assert liar.asked("/abort_request") == []
+        assert good.asked("/abort_request") == []
+
+
+async def test_an_update_in_mid_answer_is_no_lie() -> None:
+    gate = asyncio.Event()
+
+    async def slow(server: Server, request: Any, body: Any, before: int) -> Any:
+        await gate.wait()
+        return answer(1, version=str(body["input_ids"][0]))
+
+    async with servers(generating(slow)) as (server,), engine_at(server) as engine:
+        engine.pool.version_wanted = 5
+        tasks = [asyncio.create_task(engine.generate([v], {})) for v in (5, 6)]
+        await until(lambda: len(server.asked("/generate")) == 2)
+        engine.pool.version_coming = 6
+        gate.set()
+        assert [o.token_ids for o in await asyncio.gather(*tasks)] == [[1], [1]]
+        engine.pool.version_coming = None
+        gate.clear()
+        late = asyncio.create_task(engine.generate([5], {}))  # begins under 5, ends under 6
+        await until(lambda: len(server.asked("/generate")) == 3)
+        engine.pool.version_wanted = 6
+        gate.set()
+        assert (await late).token_ids == [1]
+        with pytest.raises(EngineError, match="wanted is 6"):
+            await engine.generate([5], {})
+
+
+# -- aborting and cancelling -------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_caller_aborts_its_request_where_it_is() -> None:
+    async with servers(generating(hang), generating(hang)) as made, engine_at(*made) as engine:
+        task = asyncio.create_task(engine.generate([3], {}, rid="mine"))
+        await until(lambda: any(s.asked("/generate") for s in made))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        there = [bool(s.asked("/generate")) for s in made]
+        assert [s.asked("/abort_request") for s in made] == [[{"rid": "mine~"}] if t else [] for t in there]
+        assert {w.busy for w in engine.pool.workers} == {0}
+
+
+async def test_what_comes_in_a_pause_waits_here_where_an_abort_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_LOOK_AGAIN_S", 60.0)
+    async with servers(well) as (server,), engine_at(server) as engine:
+        await engine.pause()
+        tasks = [asyncio.create_task(engine.generate([3], {}, rid=f"r{i}")) for i in range(2)]
+        done, _ = await asyncio.wait(tasks, timeout=0.05)
+        assert not done
+        assert server.asked("/generate") == []
+        await engine.abort("r0")
+        assert (await tasks[0]).meta_info["finish_reason"]["type"] == "abort"
+        await engine.resume()
+        assert (await asyncio.wait_for(tasks[1], 30)).token_ids == [0]  # told at once, and not when it looks again
+
+
+async def test_abort_ends_what_waits_and_names_what_was_renamed() -> None:
+    async with servers(well) as (server,), engine_at(server, sglang_server_concurrency=1) as engine:
+        (worker,) = engine.pool.workers
+        await_all(engine.pool)
+        engine.pool.set_state(worker, WorkerState.QUARANTINED, "hung")
+        tasks = [asyncio.create_task(engine.generate([3, 4], {}, rid=f"r{i}")) for i in range(2)]
+        await asyncio.sleep(0.01)
+        await engine.abort()
+        for output in await asyncio.gather(*tasks):
+            assert output.meta_info["finish_reason"]["type"] == "abort"
+            assert (output.token_ids, output.meta_info["prompt_tokens"]) == ([], 2)
+        assert server.asked("/generate") == []
+
+    async def once_then_hang(server: Server, request: Any, body: Any, before: int) -> Any:
+        return (503, {}) if before == 0 else await hang(server, request, body, before)
+
+    async with servers(generating(once_then_hang)) as (server,), engine_at(server) as engine:
+        task = asyncio.create_task(engine.generate([3], {}, rid="r"))
+        await until(lambda: len(server.asked("/generate")) == 2)
+        await engine.abort("r")
+        assert server.asked("/abort_request") == [{"rid": server.asked("/generate")[1]["rid"]}]
+        assert server.asked("/generate")[1]["rid"] != "r~"
+        task.cancel()
+
+
+async def test_abort_ends_what_rests_before_its_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "FIRST_DELAY_S", 60.0)
+    monkeypatch.setattr(transport, "LONGEST_DELAY_S", 60.0)
+    async with servers(first(*[(503, {})] * 9)) as (server,), engine_at(server) as engine:
+        task = asyncio.create_task(engine.generate([3], {}))
+        await until(lambda: engine.take_metrics()["engine/retried_requests"])
+        await asyncio.wait_for(engine.abort(), 20)
+        assert (await asyncio.wait_for(task, 20)).meta_info["finish_reason"]["type"] == "abort"
+        assert len(server.asked("/generate")) == 1
+
+
+async def test_an_abort_that_overtakes_its_request_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ABORT_AGAIN_S", 0.05)
+    second = asyncio.Event()
+
+    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/generate":
+            await second.wait()
+            return answer(7, reason="abort")
+        if request.path == "/abort_request" and before == 1:
+            second.set()
+        return {}
+
+    async with servers(react) as (server,), engine_at(server) as engine:
+        task = asyncio.create_task(engine.generate([3], {}, rid="r"))
+        await until(lambda: server.asked("/generate"))
+        await engine.abort()
+        assert (await asyncio.wait_for(task, 30)).token_ids == [7]
+        told = server.asked("/abort_request")[:2]  # a third may follow before the answer is here
+        assert told == [{"abort_all": True}, {"rid": server.asked("/generate")[0]["rid"]}]
+
+
+def sglang(software: str) -> Reaction:
+    """Answers with the version 5, and says which software it is."""
+
+    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/server_info":
+            return {"version": software}
+        return answer(1, version="5") if request.path == "/generate" else {"weight_version": "5"}
+
+    return react
+
+
+async def test_prefixes_are_shared_within_a_version_only() -> None:
+    """By both ways of asking, and never with another run's of the same number; not a name before there is a version."""
+    async with servers(sglang("0.5.20")) as (server,), engine_at(server) as engine, engine_at(server) as other:
+        await engine.generate([3], {})
+        for version in (4, 4, 5):
+            engine.pool.version_wanted, engine.pool.version_coming = version, 5
+            await engine.generate([3], {})
+        other.pool.version_wanted = 5
+        await other.generate([3], {})
+        keys = [body.get("extra_key") for body in server.asked("/generate")]
+        assert keys[0] is None
+        assert keys[1] == keys[2]
+        assert all(keys[1:])
+        assert len(set(keys)) == 4
+        server.react = one_event
+        _ = [piece async for piece in engine.stream([3], {})]
+        assert server.asked("/generate")[-1]["extra_key"] == keys[3]
+
+
+async def one_event(server: Server, request: Any, body: Any, before: int) -> Any:
+    """A stream of one event."""
+    return await sse(request, answer(1, version="5"))
+
+
+async def test_a_server_of_slime_is_not_asked_for_what_it_does_not_know() -> None:
+    """It forgets its prefixes with the update, and refuses fields that it does not know."""
+    async with servers(sglang("slime 1.2.3")) as (server,), engine_at(server) as engine:
+        engine.pool.version_wanted = 5
+        await engine.generate([3], {})
+        assert "extra_key" not in server.asked("/generate")[-1]
+
+
+# -- streams -----------------------------------------------------------------------------------------------
+
+
+def piece(*ids: int, total: int | None = None, reason: str | None = None, **meta: Any) -> dict[str, Any]:
+    finish = None if reason is None else {"type": reason}
+    return answer(*ids, completion_tokens=total or len(ids), finish_reason=finish, **meta)
+
+
+def streaming(*events: Any, end: bool = True) -> Reaction:
+    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
+        assert body["stream"] is True
+        return await sse(request, *events, end=end)
+
+    return generating(react)
+
+
+WHOLE = (piece(1), piece(1, 2), piece(1, 2, 3, reason="length"))
+
+
+async def collect(engine: Any, **keywords: Any) -> list[GenerationOutput]:
+    return [output async for output in engine.stream([3], {}, **keywords)]
+
+
+async def test_streams_are_cumulative_whatever_the_server_sends() -> None:
+    new = (piece(1), piece(2, total=2), piece(3, total=3, reason="length"))
+    async with servers(streaming(*WHOLE), streaming(*new)) as made:
+        for server in made:
+            async with engine_at(server) as engine:
+                outputs = await collect(engine)
+                assert [o.token_ids for o in outputs] == [[1], [1, 2], [1, 2, 3]]
+                assert outputs[-1].meta_info["finish_reason"] == {"type": "length"}
+                assert engine.pool.workers[0].progress > 0
+
+
+@pytest.mark.parametrize(
+    "fault", [die, streaming(end=False), streaming(), streaming(b"nonsense"), first(*[(503, {})] * 9)]
+)
+async def test_a_stream_that_breaks_before_its_first_token_goes_elsewhere(fault: Reaction) -> None:
+    async with servers(generating(fault), streaming(*WHOLE)) as made, engine_at(*made) as engine:
+        for _ in range(3):
+            assert (await collect(engine))[-1].token_ids == [1, 2, 3]
+        assert engine.take_metrics()["engine/retried_requests"] >= 1
+        assert {w.busy for w in engine.pool.workers} == {0}
+
+
+@pytest.mark.parametrize("end", [True, False])
+async def test_a_stream_that_breaks_later_ends_like_an_aborted_one(end: bool) -> None:
+    async with servers(streaming(*WHOLE[:2], end=end), well) as made, engine_at(*made) as engine:
+        outputs = await collect(engine, session_id="s")
+        assert [o.token_ids for o in outputs] == [[1], [1, 2], [1, 2]]
+        assert outputs[-1].meta_info["finish_reason"]["type"] == "abort"
+        assert "stream" in outputs[-1].meta_info["finish_reason"]["message"]
+        assert engine.take_metrics()["engine/broken_streams"] == 1
+        assert made[1].asked("/generate") == []
+
+
+async def test_a_stream_of_a_server_that_is_taken_out() -> None:
+    async def stuck(server: Server, request: Any, body: Any, before: int) -> Any:
+        return await sse(request, WHOLE[0], last=hang(server, request, body, before))
+
+    async with servers(generating(stuck)) as (server,), engine_at(server) as engine:
+        stream = engine.stream([3], {})
+        assert (await anext(stream)).token_ids == [1]
+        engine.pool.set_state(engine.pool.workers[0], WorkerState.QUARANTINED, "hung")
+        last = await asyncio.wait_for(anext(stream), 30)
+        assert (last.token_ids, last.meta_info["finish_reason"]["type"]) == ([1], "abort")
+
+
+async def test_errors_in_a_stream_and_leaving_it() -> None:
+    async with servers(streaming({"error": {"message": "too long"}})) as (server,), engine_at(server) as engine:
+        with pytest.raises(EngineError, match="too long"):
+            await collect(engine)
+        assert len(server.asked("/generate")) == 1
+    async with servers(streaming(*WHOLE)) as (server,), engine_at(server) as engine:
+        stream = engine.stream([3], {}, rid="left")
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert server.asked("/abort_request") == [{"rid": "left~"}]
+        assert engine.pool.workers[0].busy == 0
+
+
+async def test_a_stream_of_other_weights() -> None:
+    wrong, right = piece(9, reason="length", weight_version="4"), piece(1, reason="length", weight_version="5")
+    async with servers(streaming(wrong), streaming(right)) as made, engine_at(*made) as engine:
+        engine.pool.version_wanted = 5
+        for _ in range(2):
+            assert [o.token_ids for o in await collect(engine)] == [[1]]
+        assert [w.state.value for w in engine.pool.workers] == ["quarantined", "ready"]
+
+
+# -- router ----------------------------------------------------------------------------------------------
+
+
+class Setup:
+    """A client with a router in front of its servers."""
+
+    def __init__(self, front: Server, *made: Server, role: str = "regular") -> None:
+        self.http = Http(timeout=5.0)
+        self.pool = WorkerPool([Worker(s.url, role=role, state=WorkerState.READY) for s in made])
+        self.router = Router(self.http, front.url)
+        self.failures = 0
+        self.checked = 0
+
+    async def __aenter__(self) -> Client:
+        await self.http.open()
+        self.client = Client(
+            self.http, self.pool, self.router, Args(), check_versions=self._check, router_failed=self._failed
+        )  # fmt: skip
+        self.client.setup = self  # type: ignore[attr-defined]
+        return self.client
+
+    async def __aexit__(self, *_: object) -> None:
+        self.client.close()
+        await self.http.close()
+
+    async def _check(self) -> None:
+        self.checked += 1
+
+    def _failed(self) -> None:
+        self.failures += 1
+
+
+async def test_the_router_is_asked_unless_it_drops_something() -> None:
+    async with servers(well, well) as (front, worker), Setup(front, worker) as client:
+        params = {"temperature": 0.5, "sampling_seed": 3, "spaces_between_special_tokens": False, "stop": None}
+        assert (await client.generate([3], params, session_id="s")).token_ids == [0]
+        assert front.calls[-1][2]["x-smg-routing-key"] == "s"
+        assert (await client.generate([3], {"custom_params": {"a": 1}})).token_ids == [1]
+        client._args.use_rollout_routing_replay = True
+        assert (await client.generate([3], {})).token_ids == [1]
+        assert worker.asked("/generate")[-1]["return_routed_experts"] is True
+        assert client.counts["bypassed_router"] == 2
+
+
+async def test_a_router_that_is_down_or_failing_is_gone_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with servers(first((503, {}), (500, {})), well) as (front, worker):
+        setup = Setup(front, worker)
+        async with setup as client:
+            for _ in range(2):
+                assert (await client.generate([3], {})).token_ids == [1]
+            assert (await client.generate([3], {})).token_ids == [0]
+            assert setup.failures == 0
+            await front.stop()
+            for _ in range(3):
+                assert (await client.generate([3], {})).token_ids == [1]
+            assert setup.failures == 1  # the others did not even ask
+            monkeypatch.setattr(client_module, "ROUTER_REST_S", 0.0)
+            assert client.counts["bypassed_router"] == 5
+
+
+async def test_a_refusal_by_the_router_is_final() -> None:
+    async with servers(first((422, {"error": "no"})), well) as (front, worker), Setup(front, worker) as client:
+        with pytest.raises(EngineError, match="422"):
+            await client.generate([3], {})
+        assert worker.asked("/generate") == []
+
+
+async def test_a_wrong_version_through_the_router() -> None:
+    async with servers(version("4"), version("5")) as (front, worker):
+        setup = Setup(front, worker)
+        async with setup as client:
+            setup.pool.version_wanted = 5
+            assert (await client.generate([3], {})).token_ids == [1]
+            assert (setup.checked, client.counts["wrong_version_answers"], setup.failures) == (1, 1, 0)
+            assert setup.pool.workers[0].state is WorkerState.READY
+
+
+async def test_cancelling_behind_a_router_tells_every_server() -> None:
+    async with servers(generating(hang), well, well) as (front, *made), Setup(front, *made) as client:
+        task = asyncio.create_task(client.generate([3], {}, rid="r"))
+        await until(lambda: front.asked("/generate"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [s.asked("/abort_request") for s in made] == [[{"rid": "r~"}]] * 2
+
+
+@pytest.mark.parametrize("owned", [False, True])
+async def test_a_server_of_others_that_hangs_behind_the_router(owned: bool) -> None:
+    """Nobody will kill it, so its requests would wait until their deadline."""
+    async with servers(generating(hang), well, well) as (front, *made):
+        setup = Setup(front, *made)
+        async with setup as client:
+            task = asyncio.create_task(client.generate([3], {}))
+            await until(lambda: front.asked("/generate"))
+            setup.pool.workers[0].owned = owned
+            setup.pool.set_state(setup.pool.workers[0], WorkerState.QUARANTINED, "hung")
+            done, _ = await asyncio.wait({task}, timeout=0.3 if owned else 30.0)
+            assert bool(done) is not owned
+            if done:
+                assert (await task).token_ids == [2]
+            assert setup.failures == 0
+            task.cancel()
+
+
+async def test_streams_through_the_router() -> None:
+    async with servers(streaming(*WHOLE), streaming(*WHOLE)) as (front, worker), Setup(front, worker) as client:
+        assert [o.token_ids async for o in client.stream([3], {})] == [[1], [1, 2], [1, 2, 3]]
+        assert worker.asked("/generate") == []
+        await front.stop()
+        assert [o.token_ids async for o in client.stream([3], {})] == [[1], [1, 2], [1, 2, 3]]
+        assert len(worker.asked("/generate")) == 1
+
+
+async def test_prefill_and_decode_servers_are_never_asked_directly() -> None:
+    async with servers(first((503, {})), well) as (front, worker), Setup(front, worker, role="prefill") as client:
+        assert (await client.generate([3], {})).token_ids == [0]
+        assert len(front.asked("/generate")) == 2
+        with pytest.raises(EngineError, match=r"custom_params.*cannot be asked directly"):
+            await client.generate([3], {"custom_params": {"a": 1}})
+        assert worker.asked("/generate") == []
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    engine = HttpEngine(Args(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
+        await engine.start()

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from slime_engine_sglang.api.worker import WorkerState
+
+from slime_core.errors import EngineError
+from tests.unit.engines.sglang.api.servers import Reaction, Server, await_all, die, engine_at, servers, well
+
+
+def at(path: str, *given: Any, then: Reaction = well) -> Reaction:
+    """These answers at `path`, one after the other; `then` afterwards and elsewhere."""
+
+    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
+        mine = request.path == path and before < len(given)
+        reaction = given[before] if mine else None
+        if callable(reaction):
+            return await reaction(server, request, body, before)
+        return reaction if mine else await then(server, request, body, before)
+
+    return react
+
+
+async def test_every_server_is_told() -> None:
+    async with servers(well, well, well) as made, engine_at(*made) as engine:
+        await engine.abort("x")
+        await engine.abort()
+        await engine.pause("retract")
+        assert engine.pool.paused
+        await engine.resume()
+        assert not engine.pool.paused
+        await engine.flush_cache()
+        await engine.release_memory()
+        assert engine.pool.paused
+        await engine.resume_memory(["weights"])
+        assert engine.pool.paused
+        await engine.resume_memory(["kv_cache"])
+        assert not engine.pool.paused
+        for server in made:
+            assert server.asked("/abort_request") == [{"rid": "x~"}, {"abort_all": True}]
+            assert server.asked("/pause_generation") == [{"mode": "retract"}]
+            assert len(server.asked("/continue_generation")) == len(server.asked("/flush_cache")) == 1
+            assert server.asked("/release_memory_occupation") == [{}]
+            assert server.asked("/resume_memory_occupation") == [{"tags": ["weights"]}, {"tags": ["kv_cache"]}]
+
+
+async def test_pause_modes() -> None:
+    refusing = at("/pause_generation", (422, {"error": {"message": "mode: unexpected value"}}))
+    async with servers(refusing) as (server,), engine_at(server) as engine:
+        with pytest.raises(EngineError, match="'sideways'; allowed: abort, in_place, retract"):
+            await engine.pause("sideways")
+        assert server.asked("/pause_generation") == []
+        with pytest.raises(EngineError, match=r"does not take pause mode 'retract'.*unexpected value"):
+            await engine.pause("retract")
+        assert engine.pool.workers[0].state is WorkerState.READY
+
+
+@pytest.mark.parametrize("recovering", [True, False])
+async def test_a_server_that_fails_what_must_reach_all_is_taken_out(recovering: bool) -> None:
+    failing = at("/pause_generation", *[die] * 4)
+    async with servers(failing, well) as (bad, good), engine_at(bad, good) as engine:
+        await_all(engine.pool, recovering)
+        if recovering:
+            await engine.pause()
+        else:
+            with pytest.raises(EngineError, match=bad.address):
+                await engine.pause()
+        assert [w.state.value for w in engine.pool.workers] == ["quarantined", "ready"]
+        assert good.asked("/pause_generation") == [{"mode": "in_place"}]
+        await engine.resume()
+        assert bad.asked("/continue_generation") == []
+
+
+async def test_all_failures_are_named_and_an_abort_takes_nobody_out() -> None:
+    failing = at("/abort_request", *[(500, {"error": "x"})] * 8)
+    async with servers(failing, failing, well) as made, engine_at(*made) as engine:
+        with pytest.raises(EngineError) as caught:
+            await engine.abort()
+        assert made[0].address in str(caught.value)
+        assert made[1].address in str(caught.value)
+        assert len(engine.pool.ready) == 3
+
+
+@pytest.mark.slow
+async def test_the_cache_is_flushed_when_the_requests_are_done() -> None:
+    async with servers(at("/flush_cache", (400, b"busy"), (400, b"busy"))) as (server,), engine_at(server) as engine:
+        await engine.flush_cache()
+        assert len(server.asked("/flush_cache")) == 3
+    async with servers(at("/flush_cache", *[(400, b"busy")] * 99)) as (server,), engine_at(server) as engine:
+        with pytest.raises(EngineError, match=f"{server.address}/flush_cache: .* requests are still running"):
+            await engine.flush_cache(timeout=1.0)
+
+
+async def test_a_server_that_an_earlier_run_left_paused_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def paused(server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/health" and not server.asked("/continue_generation"):
+            return 503, b""
+        return await well(server, request, body, before)
+
+    async with servers(paused, well) as made, engine_at(*made) as engine:
+        assert len(engine.pool.ready) == 2
+        assert [len(server.asked("/continue_generation")) for server in made] == [1, 0]
+    (told,) = [message for message in caplog.messages if "its weights may be a mixture" in message]
+    assert made[0].url in told
+
+
+async def test_information_of_sglang_and_of_slime() -> None:
+    async def sglang(server: Server, request: Any, body: Any, before: int) -> Any:
+        load = {"num_running_reqs": 2, "num_waiting_reqs": 1}
+        answers: dict[str, Any] = {
+            "/server_info": {"version": "0.5.20", "max_req_input_len": 2042},
+            "/model_info": {"model_path": "/m", "weight_version": "3"},
+            "/v1/loads": {"loads": [load, load]},
+            "/health": {},
+        }
+        return answers.get(request.path, (404, {}))
+
+    async def slime(server: Server, request: Any, body: Any, before: int) -> Any:
+        answers: dict[str, Any] = {
+            "/server_info": {"version": "slime", "num_running": 5, "num_waiting": 0, "max_context_length": 64},
+            "/model_info": {"model_path": "/m", "weight_version": "3"},
+            "/health": {},
+        }
+        return answers.get(request.path, (404, {}))
+
+    async with servers(sglang, sglang, slime) as made:
+        async with engine_at(made[0], made[1]) as engine:
+            info = await engine.info()
+            assert (info["num_running"], info["num_waiting"], info["max_context_length"]) == (8, 4, 2042)
+            assert (info["model_path"], info["weight_version"]) == ("/m", "3")
+            assert info["addresses"] == [made[0].url, made[1].url]
+        async with engine_at(made[2]) as engine:
+            info = await engine.info()
+            assert (info["num_running"], info["max_context_length"], info["version"]) == (5, 64, "slime")
+
+
+async def test_servers_of_another_version_are_taken_out() -> None:
+    async with servers(well, at("/model_info", {"weight_version": "0"})) as made, engine_at(*made) as engine:
+        await engine.check_versions()
+        assert len(engine.pool.ready) == 2  # none is wanted
+        engine.pool.version_wanted = 1
+        await engine.check_versions()
+        assert [w.reason for w in engine.pool.workers] == ["", "reports weight version '0', wanted is 1"]
+
+
+@pytest.mark.parametrize("recovering", [False, True])
+async def test_an_abort_does_not_fail_for_a_server_that_is_gone(recovering: bool) -> None:
+    async with servers(well, well) as (gone, good), engine_at(gone, good) as engine:
+        await_all(engine.pool, recovering)
+        await gone.stop()
+        await engine.abort()
+        assert [w.state.value for w in engine.pool.workers] == ["quarantined", "ready"]
+        assert good.asked("/abort_request") == [{"abort_all": True}]
+        await good.stop()
+        await engine.abort()  # who is gone has no requests any more
+        assert [w.url for w in engine.pool.ready] == ([] if recovering else [good.url])
+
+
+async def test_a_server_that_takes_no_abort_is_brought_back_or_told_of() -> None:
+    async with servers(at("/abort_request", *[die] * 99), well) as made, engine_at(*made) as engine:
+        with pytest.raises(EngineError, match="abort_request"):
+            await engine.abort()
+        assert len(engine.pool.ready) == 2
+        await_all(engine.pool)
+        await engine.abort()
+        assert [w.state.value for w in engine.pool.workers] == ["quarantined", "ready"]

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from slime_engine_sglang.api import transport
+from slime_engine_sglang.api.transport import Http, backoff
+
+from slime_core.errors import ConfigError, EngineError
+from tests.unit.engines.sglang.api.servers import Reaction, die, servers, sse
+
+
+@asynccontextmanager
+async def http(**settings: Any) -> AsyncIterator[Http]:
+    made = Http(**settings)
+    await made.open()
+    yield made
+    await made.close()
+
+
+def first(*statuses: int) -> Reaction:
+    async def react(server: Any, request: Any, body: Any, before: int) -> Any:
+        return (statuses[before], {"error": {"message": f"no {before}"}}) if before < len(statuses) else {"ok": True}
+
+    return react
+
+
+async def test_busy_answers_are_tried_again_and_what_was_asked_is_sent() -> None:
+    async with servers(first(503, 429, 500)) as (server,), http() as client:
+        answer = await client.send("POST", server.url, "/x", {"a": [1]}, headers={"X-Key": "k"})
+        assert answer.object() == {"ok": True}
+        assert server.asked("/x") == [{"a": [1]}] * 4
+        assert server.calls[0][2]["x-key"] == "k"
+
+
+@pytest.mark.parametrize(("statuses", "calls"), [((400,), 1), ((404,), 1), ((422,), 1), ((502,) * 9, 4)])
+async def test_refusals_are_final_and_patience_ends(statuses: tuple[int, ...], calls: int) -> None:
+    async with servers(first(*statuses)) as (server,), http() as client:
+        with pytest.raises(EngineError, match=f"{server.address}/x: status {statuses[0]}: no {calls - 1}") as caught:
+            await client.send("GET", server.url, "/x")
+        assert (caught.value.status, caught.value.url, caught.value.reached) == (statuses[0], f"{server.url}/x", True)
+        assert len(server.calls) == calls
+
+
+async def test_what_may_have_been_done_is_not_done_again() -> None:
+    async with servers(die) as (server,), http() as client:
+        with pytest.raises(EngineError, match="/update"):
+            await client.send("POST", server.url, "/update", {}, repeat=False)
+        assert len(server.calls) == 1
+        with pytest.raises(EngineError):
+            await client.send("POST", server.url, "/other", {})
+        assert len(server.asked("/other")) == 4
+    async with servers(first(500)) as (server,), http() as client:
+        with pytest.raises(EngineError, match="500"):
+            await client.send("POST", server.url, "/update", {}, repeat=False)
+        assert len(server.calls) == 1
+    async with servers(first(503, 429)) as (server,), http() as client:  # these promise that nothing was done
+        assert (await client.send("POST", server.url, "/update", {}, repeat=False)).status == 200
+
+
+def test_delays_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "FIRST_DELAY_S", 0.2)
+    for attempt, most in ((1, 0.2), (2, 0.4), (3, 0.8), (20, 5.0)):
+        delays = [backoff(attempt) for _ in range(200)]
+        assert most / 2 <= min(delays) <= max(delays) <= most
+        assert max(delays) - min(delays) > 0.2 * most
+
+
+async def test_the_environments_proxy_is_not_used_and_the_settings_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with servers(first(), first()) as (target, proxy), http() as client, http(proxy=proxy.url) as proxied:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        await client.send("GET", target.url, "/x")
+        assert (len(target.calls), len(proxy.calls)) == (1, 0)
+        await proxied.send("GET", target.url, "/x")
+        assert (len(target.calls), len(proxy.calls)) == (1, 1)
+
+
+async def test_an_answer_that_is_no_json() -> None:
+    async def text(*_: Any) -> Any:
+        return 200, b"Cache flushed."
+
+    async with servers(text) as (server,), http() as client:
+        answer = await client.send("GET", server.url, "/x")
+        assert answer.object() == {}
+        with pytest.raises(EngineError, match="Cache flushed"):
+            answer.json()
+
+
+async def read(client: Http, url: str, seen: list[bytes]) -> None:
+    async with client.events(url, "/s", {}) as response:
+        async for line in transport.lines(response.content):
+            seen.append(line)
+
+
+async def test_events_carry_refusals_and_broken_connections() -> None:
+    async def react(server: Any, request: Any, body: Any, before: int) -> Any:
+        return (400, {"error": {"message": "bad"}}) if before == 0 else await sse(request, {"n": 1}, end=False)
+
+    async with servers(react) as (server,), http() as client:
+        with pytest.raises(EngineError, match="status 400: bad") as caught:
+            async with client.events(server.url, "/s", {}):
+                raise AssertionError
+        assert caught.value.status == 400
+        seen: list[bytes] = []
+        with pytest.raises(EngineError, match="stream broke") as caught:
+            await read(client, server.url, seen)
+        assert caught.value.status == 200  # there was an answer
+        assert seen[0] == b'data: {"n": 1}'
+
+
+async def test_before_open_and_addresses() -> None:
+    with pytest.raises(EngineError, match="start"):
+        await Http().send("GET", "http://127.0.0.1:1", "/x")
+    assert transport.server_url("host:1") == transport.server_url("http://host:1/") == "http://host:1"
+    assert transport.server_url("[::1]:30000") == transport.server_url("http://[::1]:30000") == "http://[::1]:30000"
+    for wrong in (
+        "host",
+        "::1:30000",
+        "host:0",
+        "host:70000",
+        ":1",
+        "[::1]",
+        "ftp://host:1",
+        "http://host:1/path",
+        "a:b",
+    ):
+        with pytest.raises(ConfigError, match="HOST:PORT"):
+            transport.server_url(wrong)
+
+
+async def test_a_call_that_no_server_could_take_names_none() -> None:
+    async with servers(first()) as (server,), http() as client:
+        for body, headers in (({"a": object()}, None), ({"a": 2**70}, None), ({}, {"X-Key": "a\nb"})):
+            with pytest.raises(EngineError, match="not to be sent") as caught:
+                await client.send("POST", server.url, "/x", body, headers=headers)
+            assert caught.value.url is None
+        assert server.calls == []
+
+
+async def test_a_host_that_does_not_answer_to_a_connection_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "CONNECT_TIMEOUT_S", 0.1)
+    with socket.socket() as full:  # nobody accepts, and its queue is full
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        url = "http://127.0.0.1:{1}".format(*full.getsockname())
+        with ExitStack() as stack:
+            for _ in range(4):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(full.getsockname())
+            async with http() as client:
+                with pytest.raises(EngineError, match=r"[Tt]imeout") as caught:
+                    await client.send("POST", url, "/x", {}, attempts=1)
+                assert (caught.value.reached, caught.value.status) == (False, None)
+                with pytest.raises(EngineError, match=r"[Tt]imeout") as caught:
+                    await read(client, url, [])
+                assert (caught.value.reached, caught.value.status) == (False, None)
