@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -63,7 +62,7 @@ def resolve_eval_datasets(args: Args, place: str = "flag") -> tuple[list[EvalDat
     return datasets, warnings
 
 
-def _from_pairs(words: list[str], place: str) -> list[dict[str, str]]:
+def _from_pairs(words: list[str], place: str) -> list[dict[str, object]]:
     if len(words) == 1:  # a path alone gets the name of its file
         words = [PurePath(words[0].partition("@[")[0]).stem, words[0]]
     if len(words) % 2:
@@ -75,7 +74,9 @@ def _from_pairs(words: list[str], place: str) -> list[dict[str, str]]:
     return [{"name": name, "path": path} for name, path in zip(words[::2], words[1::2])]
 
 
-def _from_file(path: str, place: str, warnings: list[str]) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+def _from_file(
+    path: str, place: str, warnings: list[str]
+) -> tuple[dict[str, object], list[tuple[str, dict[str, object]]]]:
     """Return the `defaults` of a file, and (file:line, values) of each data set. Adds to `warnings`."""
     document = read_document(path, f"--eval-config {path!r} ({place})")
     root: tuple[str, ...] = ("eval",) if "eval" in document.items() else ()
@@ -95,7 +96,7 @@ def _from_file(path: str, place: str, warnings: list[str]) -> tuple[dict[str, An
     return defaults, found
 
 
-def _values(items: Mapping[str, Item], warnings: list[str], *, banned: tuple[str, ...] = ()) -> dict[str, Any]:
+def _values(items: Mapping[str, Item], warnings: list[str], *, banned: tuple[str, ...] = ()) -> dict[str, object]:
     values = {}
     for key, item in items.items():
         name = key.replace("-", "_")
@@ -110,19 +111,19 @@ def _values(items: Mapping[str, Item], warnings: list[str], *, banned: tuple[str
     return values
 
 
-def _located(name: str, value: Any, directory: str) -> Any:
+def _located(name: str, value: object, directory: str) -> object:
     setting = flag_specs().get(_SAME_KIND.get(name, name))
     return setting.located(value, directory) if setting is not None else value
 
 
-def located_deep(content: Any, directory: str) -> Any:
+def located_deep(content: object, directory: str) -> object:
     """Return the content of an evaluation file of `directory`, with paths relative to the working directory."""
     if isinstance(content, dict):
         return {key: _located(str(key), located_deep(value, directory), directory) for key, value in content.items()}
     return [located_deep(value, directory) for value in content] if isinstance(content, list) else content
 
 
-def _make(args: Args, entry: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> EvalDataset:
+def _make(args: Args, entry: Mapping[str, object], defaults: Mapping[str, object], where: str) -> EvalDataset:
     rewards = ("rm_type", "custom_rm_path")  # a layer that names one of them replaces both
     chosen = next((layer for layer in (entry, defaults) if layer.keys() & {*rewards}), None)
     merged = {**_from_args(args), **defaults, **entry}
@@ -141,7 +142,7 @@ def _make(args: Args, entry: Mapping[str, Any], defaults: Mapping[str, Any], whe
         raise ConfigError(f"{where}: {first['loc'][0]} {first['input']!r}: {reason}") from None
 
 
-def _from_args(args: Args) -> dict[str, Any]:
+def _from_args(args: Args) -> dict[str, object]:
     """Return each key's value from `--eval-NAME`, else `--rollout-NAME`, else `--NAME`; unset keys are left out."""
     values = {}
     for name in EvalDataset.model_fields.keys() - {*_OF_THE_RUN}:

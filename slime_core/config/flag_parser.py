@@ -32,7 +32,9 @@ class Switch(argparse.Action):
         super().__init__([*option_strings, *off], dest, nargs=0, **kwargs)
         self.off = tuple(off)
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
         """Store true or false."""
         setattr(namespace, self.dest, option_string not in self.off)
 
@@ -40,7 +42,9 @@ class Switch(argparse.Action):
 class OneOrMore(argparse.Action):
     """The action of a flag with `nargs="+"`. It stores a single value as it is, and several values as a list."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
         """Store the value or the list."""
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
@@ -122,7 +126,7 @@ class FlagParser(argparse.ArgumentParser):
             formatter.end_section()
         return formatter.format_help()
 
-    def read(self, name: str, value: Any, named: str, known: Iterable[str] = ()) -> tuple[str, Any]:
+    def read(self, name: str, value: object, named: str, known: Iterable[str] = ()) -> tuple[str, object]:
         """Return (attribute, typed value) for a value from a file or a variable; None stays None.
 
         Args:
@@ -161,7 +165,7 @@ def off_names(flag: argparse.Action) -> Sequence[str]:
     return flag.off if isinstance(flag, Switch) else ()
 
 
-def as_json(text: str) -> Any:
+def as_json(text: str) -> object:
     """Parse JSON; used as the `type` of a flag."""
     try:
         return json.loads(text)
@@ -174,7 +178,7 @@ def takes_list(flag: argparse.Action) -> bool:
     return flag.nargs in ("*", "+") or isinstance(flag.nargs, int)
 
 
-def words(flag: argparse.Action, value: Any) -> list[str]:
+def words(flag: argparse.Action, value: object) -> list[str]:
     """Return the command-line words that give a flag this value. Raises ValueError if no words do."""
     name = flag.option_strings[0]
     if flag.nargs == 0:
@@ -192,7 +196,7 @@ def words(flag: argparse.Action, value: Any) -> list[str]:
     return [f"{name}={text}"] if text.startswith("-") else [name, text]
 
 
-def _items(value: Any) -> list[Any]:
+def _items(value: object) -> Sequence[object]:
     if not isinstance(value, str):
         return list(value) if isinstance(value, list | tuple) else [value]
     if not value.lstrip().startswith("["):
@@ -202,7 +206,7 @@ def _items(value: Any) -> list[Any]:
     return items
 
 
-def _text(flag: argparse.Action, value: Any) -> str:
+def _text(flag: argparse.Action, value: object) -> str:
     """Return one word for a value. A mapping becomes JSON, because a text option may hold JSON."""
     if isinstance(value, dict) or (flag.type is as_json and not isinstance(value, str)):
         return json.dumps(value, separators=(",", ":"))

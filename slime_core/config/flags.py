@@ -87,14 +87,14 @@ class ParsedFlags:
 class _FirstPage(argparse.Action):
     """Print the settings that are commonly used with this command (`--help`)."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+    def __call__(self, parser: Any, namespace: object, values: object, option_string: str | None = None) -> NoReturn:
         topics = FIRST.get(parser.prog.split()[-1], FIRST["train"])
         shown = {title: [parser.by_name[name] for name in names.split()] for title, names in topics.items()}
         print(parser.page(shown, parser.usage))
         raise SystemExit(0)
 
 
-def _add_flag(group: Any, spec: FlagSpec) -> None:
+def _add_flag(group: argparse._ArgumentGroup, spec: FlagSpec) -> None:
     shape: dict[str, Any] = {"metavar": spec.metavar, "default": spec.default}
     if spec.kind == "bool" and not spec.is_list:
         shape |= {"action": Switch, "off": [spec.off_flag] if spec.off_flag else []}
@@ -122,7 +122,7 @@ class SettingsParser(FlagParser):
         self._abbreviated: set[str] = set()
         self.add_argument("-h", "--help", action=_FirstPage, nargs=0, help="the first page")
         self.add_argument("--help-all", action="help", help="list every setting")
-        groups: dict[str, Any] = {}
+        groups: dict[str, argparse._ArgumentGroup] = {}
         for spec in flag_specs().values():
             if spec.section not in groups:
                 groups[spec.section] = self.add_argument_group(spec.section)
@@ -173,7 +173,7 @@ class SettingsParser(FlagParser):
             raise ConfigError(self._unknown(parsed.rest[0], lists))
         return parsed.foreign
 
-    def words_of(self, arguments: Mapping[str, Any], lists: Lists) -> Iterator[str]:
+    def words_of(self, arguments: Mapping[str, object], lists: Lists) -> Iterator[str]:
         """Yield the words of a command line that sets `arguments`: settings by name, and other programs' flags."""
         for name, value in arguments.items():
             parser = self if name in self.by_name else lists.of(name)
@@ -182,8 +182,8 @@ class SettingsParser(FlagParser):
             flag = parser.by_name[name]
             if flag.nargs == 0:
                 value = truth(value) != (f"--{name.replace('_', '-')}" in off_names(flag))
-            repeated = isinstance(value, list | tuple) and not takes_list(flag) and flag.type is not as_json
-            for each in value if repeated else [value]:
+            repeated = not takes_list(flag) and flag.type is not as_json
+            for each in value if repeated and isinstance(value, list | tuple) else [value]:
                 yield from words(flag, each)
 
     def _take(self, theirs: FlagParser) -> None:

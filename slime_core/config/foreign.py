@@ -14,9 +14,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from slime_core.config.flag_parser import FlagParser
+from slime_core.config.schema import Args
 from slime_core.config.settings import Entry
 from slime_core.config.spec import flag_specs
 from slime_core.distributions import AllowList, entry_points
@@ -33,7 +34,7 @@ class ForeignFlags:
     """The flags of one owner, another program."""
 
     owner: str
-    parser: Callable[[Mapping[str, Any]], FlagParser]
+    parser: Callable[[Mapping[str, object]], FlagParser]
     """Builds the parser of all the flags, called when the first flag is given. Its argument maps slime's own settings
     to their given values, as spelled. May raise ConfigError."""
     prefixes: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class ForeignFlags:
     sizes: tuple[str, ...] = ()
     """Attributes that give a number of processes to split over. A value above 1 is refused if no component of `used_by`
     is selected, because a run without the split is a different run."""
-    default_of: Callable[[Any, str], Any] | None = None
+    default_of: Callable[[Args, str], object] | None = None
     """(args, attribute) -> the program's default for a flag that is not given. Called when user code reads the
     attribute, with any backend. Raises LookupError if there is no default. Must be a module-level function, since
     `args` is sent to other processes."""
@@ -57,10 +58,10 @@ class ForeignFlags:
     """Flag that prints the list, such as "help-sglang"."""
     examples: Sequence[str] = ()
     """Some names for `--help-all`, which does not build the parser."""
-    derives: Callable[[Mapping[str, Entry]], Mapping[str, tuple[Any, str]]] | None = None
+    derives: Callable[[Mapping[str, Entry]], Mapping[str, tuple[object, str]]] | None = None
     """The owner's entries -> slime settings derived from them, each with its value and its origin in words. Applied to
     settings that are not given, if a chosen backend takes the flags."""
-    check: Callable[[Any, Mapping[str, Entry]], Sequence[str]] | None = None
+    check: Callable[[Args, Mapping[str, Entry]], Sequence[str]] | None = None
     """Check of the finished `args` and the owner's entries (by attribute), called if there are entries. Returns
     warnings; may raise ConfigError."""
 
@@ -74,7 +75,7 @@ class ForeignFlags:
         """Names in `used_by`, for help texts."""
         return f"taken by: {', '.join(self.used_by) or 'none in this version'}"
 
-    def help(self, settings: Mapping[str, Any]) -> str:
+    def help(self, settings: Mapping[str, object]) -> str:
         """Return the help of every flag; `settings` as for `parser`. Raises ConfigError."""
         parser = self.parser(settings)
         flags = [flag for flag in parser.flags if flag.dest not in flag_specs()]
@@ -147,7 +148,7 @@ def by_owner(owners: Sequence[ForeignFlags], entries: Mapping[str, Entry]) -> By
 class Lists:
     """The owners' parsers, each built when the first of its flags is looked up."""
 
-    def __init__(self, owners: Sequence[ForeignFlags], settings: Mapping[str, Any]) -> None:
+    def __init__(self, owners: Sequence[ForeignFlags], settings: Mapping[str, object]) -> None:
         """Store the arguments; no parser is built yet.
 
         Args:

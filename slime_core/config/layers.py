@@ -108,7 +108,7 @@ def collect(
     parsed: ParsedFlags,
     env: Mapping[str, str],
     owners: Sequence[ForeignFlags],
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     *,
     files: bool = True,
 ) -> Layered:

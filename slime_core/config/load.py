@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from slime_core.config import eval_config
-from slime_core.config.backends import choose_backends
 from slime_core.config.flags import SettingsParser
 from slime_core.config.foreign import ByOwner, ForeignFlags, Lists, by_owner, find_foreign, find_owners
 from slime_core.config.layers import collect, lay_below, validate
@@ -31,8 +30,13 @@ from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 
 logger = logging.getLogger(__name__)
 
-Preset: TypeAlias = Callable[[Args, Mapping[str, Origin]], tuple[Mapping[str, Any], str]]
+Preset: TypeAlias = Callable[[Args, Mapping[str, Origin]], tuple[Mapping[str, object], str]]
 """Function (the user's settings, their origins) -> (settings that a component brings, name of the component)."""
+
+AUTO = "auto"
+WITHOUT_FLAGS = "embedded"
+"""Backend that "auto" selects by default; it needs no package besides slime itself."""
+BACKENDS = ("train_backend", "rollout_engine")
 
 RULES: tuple[Rule, ...] = (
     rollout.model_is_named,
@@ -63,7 +67,7 @@ def load_settings(
     preset: Preset | None = None,
     files: bool = True,
     fetch: bool = True,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
 ) -> Settings:
     """Read all layers, derive further settings from them, and check them against each other.
 
@@ -121,7 +125,7 @@ def load_settings(
         custom=tuple(layered.custom),
         files=files,
     )
-    choose_backends(settings, layered.foreign, foreign)
+    _choose_backends(settings, layered.foreign, foreign)
     args.answer_for_absent(Defaults(tuple(o.default_of for o in foreign if o.default_of is not None)))
     settings.warnings += check_support(args, origins)
     theirs = by_owner(foreign, layered.foreign)
@@ -139,6 +143,64 @@ def load_settings(
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return settings
+
+
+def _choose_backends(settings: Settings, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> None:
+    """Replace "auto" in both settings; the origin of each records the reason.
+
+    Args:
+        settings: Typed settings, before any rule is applied.
+        given: Other programs' flags, by attribute.
+        owners: The possible owners of those flags.
+
+    Raises:
+        ConfigError: Flags of several backends were given.
+    """
+    for name in BACKENDS:
+        if getattr(settings.args, name) != AUTO:
+            continue
+        chosen = dict(_by_flags(name, given, owners)) or dict(_by_settings(name, settings, owners))
+        if len(chosen) > 1:
+            told = " and ".join(f"{value} (because of {why})" for value, why in chosen.items())
+            flag = flag_specs()[name].flag
+            raise ConfigError(f"{flag} auto: {told} are both asked for; type {flag} NAME, or remove the other's flags.")
+        value, why = next(iter(chosen.items()), (WITHOUT_FLAGS, ""))
+        setattr(settings.args, name, value)
+        if why or settings.is_given(name):
+            settings.origins[name] = Origin("auto", f"because of {why}" if why else "")
+
+
+def _by_flags(name: str, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
+    """Yield (backend, flag) for foreign flags, in reverse order given."""
+    for attribute, entry in reversed([*given.items()]):
+        owner = find_foreign(owners, attribute)
+        # `--model` names the model for every trainer.
+        if owner is None or entry.origin.kind == "preset" or entry.value is None:
+            continue
+        if owner.chooses == name and owner.used_by:
+            yield owner.used_by[0], entry.named or "--" + attribute.replace("_", "-")
+
+
+def _by_settings(name: str, settings: Settings, owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
+    """Yield (backend, flags) for slime's own settings that only one backend supports."""
+    for owner in owners:
+        if owner.chooses != name or not owner.used_by:
+            continue
+        for together in owner.chosen_by:
+            if all(_is_asked(settings, n) for n in together):
+                yield owner.used_by[0], " and ".join(_named(settings, n) for n in together)
+                break
+
+
+def _is_asked(settings: Settings, name: str) -> bool:
+    """Return True if the user enabled the setting; 0 GPUs for inference count, since they mean routers alone."""
+    value = getattr(settings.args, name)
+    return settings.is_given(name) and value is not None and value is not False
+
+
+def _named(settings: Settings, name: str) -> str:
+    origin = settings.origins[name]
+    return flag_specs()[name].flag + ("" if origin.kind == "flag" else f" ({origin})")
 
 
 def _fetch(settings: Settings) -> None:

@@ -15,7 +15,7 @@ chosen trainer takes, and keys of the user's own. The loop and the loss read the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -82,7 +82,7 @@ def settle_role_settings(args: Args, foreign: Sequence[ForeignFlags]) -> list[st
     return warnings
 
 
-def _entry(where: str, entry: Any) -> tuple[Role, dict[str, Any]]:
+def _entry(where: str, entry: object) -> tuple[Role, dict[str, object]]:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: expected a mapping with 'role' and 'overrides'")
     known = ("name", "role", "overrides", "args", *_IGNORED)
@@ -101,7 +101,7 @@ def _entry(where: str, entry: Any) -> tuple[Role, dict[str, Any]]:
     return role, {str(key).replace("-", "_"): value for key, value in own.items()}
 
 
-def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[ForeignFlags]) -> dict[str, Entry]:
+def _typed(args: Args, own: Mapping[str, object], where: str, foreign: Sequence[ForeignFlags]) -> dict[str, Entry]:
     layered, origin = Layered(owners=foreign), Origin("file", where)
     for name, value in own.items():
         if name in flag_specs() and name not in PER_ROLE:

@@ -8,7 +8,7 @@ defaults are THUDM/slime's; a default that differs says so here:
 - `input_key` defaults to None: the key is chosen from the data's own columns (THUDM/slime: "input");
 - `rollout_function_path`, `data_source_path` default to None: the built-in stage;
 - `use_tensorboard` defaults to None: on if tensorboard is installed;
-- `train_backend`, `rollout_engine` are "auto" (`config/backends.py`), where THUDM/slime has Megatron and SGLang only.
+- `train_backend`, `rollout_engine` are "auto" (`config/load.py`), where THUDM/slime has Megatron and SGLang only.
 
 `Args` checks single values only. `load.load_settings` reads files, environment and flags, and runs the rules.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import ConfigDict, PrivateAttr
 
 from slime_core.config.sections import (
     algorithm,
@@ -61,9 +61,9 @@ class Given(
 ):
     """The settings, one attribute per flag, with given values or defaults; None is filled in by the rules."""
 
-    eval_datasets: list[evaluation.EvalDataset] = Field(default_factory=list)
+    eval_datasets: list[evaluation.EvalDataset] = []
     """Evaluation data sets, resolved from --eval-prompt-data or --eval-config; no flag of its own."""
-    role_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    role_settings: dict[str, dict[str, Any]] = {}
     """Role ("actor", "critic") -> settings of its trainer in --megatron-config-path; no flag of its own."""
 
 
@@ -75,7 +75,7 @@ SECTIONS: tuple[type[Section], ...] = Given.__bases__
 class Defaults:
     """Fallbacks for unset attributes; pickled with `args` into other processes."""
 
-    owners: tuple[Callable[[Any, str], Any], ...] = ()
+    owners: tuple[Callable[[Args, str], object], ...] = ()
     """The `default_of` functions of other programs, in order."""
 
     def __call__(self, args: Args, name: str) -> Any:

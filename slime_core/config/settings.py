@@ -88,7 +88,7 @@ class Settings:
     """False if configuration files that are not on this machine are left out."""
     names: dict[str, Any] = field(default_factory=dict)
     """Setting -> name of a remote model or data set, which files keep instead of the path of the local copy."""
-    _typed: dict[str, Any] = field(default_factory=dict)
+    _typed: dict[str, object] = field(default_factory=dict)
     """Paths before `settle_paths`, which commits keep, so that a moved run has the same settings."""
 
     def is_given(self, name: str) -> bool:
@@ -111,7 +111,7 @@ class Settings:
         """Return a text with `{lr}` and the like replaced by the result of `cite`."""
         return _NAME.sub(lambda match: self.cite(match[1]), text)
 
-    def derive(self, name: str, value: Any, why: str) -> None:
+    def derive(self, name: str, value: object, why: str) -> None:
         """Fill in a value that was not given; `why` names what it follows from."""
         setattr(self.args, name, value)
         self.origins[name] = Origin("derived", why)

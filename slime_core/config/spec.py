@@ -38,7 +38,7 @@ class FlagSpec:
     choices: tuple[str, ...]
     """Allowed strings; empty when any is allowed."""
     spelling: Flag
-    default: Any
+    default: object
 
     @property
     def flag(self) -> str:
@@ -77,7 +77,7 @@ class FlagSpec:
             return " ".join([self.flag, *(_show_scalar(v) for v in value)])
         return f"{self.flag} {_show_scalar(value)}"
 
-    def located(self, value: Any, directory: str) -> Any:
+    def located(self, value: object, directory: str) -> object:
         """Return a value from a file in `directory`, with its paths made relative to the working directory."""
         if self.holds == "marked":
             return rebase_marked(directory, value)
@@ -86,12 +86,12 @@ class FlagSpec:
             return [v if kept and i % kept == 0 else self._located(v, directory) for i, v in enumerate(value)]
         return self._located(value, directory)
 
-    def _located(self, value: Any, directory: str) -> Any:
+    def _located(self, value: object, directory: str) -> object:
         if not isinstance(value, str) or not self.holds:
             return value
         return rebase_spec(directory, value) if self.holds == "spec" else rebase(directory, value)
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str) -> object:
         """Convert one string (environment, or a flag's value) to pydantic's input. Raises ValueError."""
         if self.kind == "mapping":
             return read_mapping(text)
@@ -127,7 +127,7 @@ def _strip_optional(annotation: Any) -> Any:
             return annotation
 
 
-_KINDS: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str", dict: "mapping"}
+_KINDS: dict[object, Kind] = {bool: "bool", int: "int", float: "float", str: "str", dict: "mapping"}
 
 
 def _make_spec(name: str, info: FieldInfo, section: str) -> FlagSpec:

@@ -112,7 +112,7 @@ BY_COMPONENT: Mapping[str, Lack] = {**OF_TRAINERS, **_by_name(_OF_OTHERS, 1)}
 """Setting that only some engines, trainers and weight transports use -> reaction with the others. A component that
 uses a setting lists it in its class attribute `uses`. The launcher checks the settings once it knows the components."""
 
-REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {
+REFUSED_VALUES: Mapping[str, tuple[object, ...]] = {
     "optimizer": ("sgd",),
     "recompute_granularity": ("selective",),
 }
@@ -155,7 +155,7 @@ def check_component_support(args: Args, origins: Mapping[str, Origin], uses: Col
 
 def _set_and_lacking(
     lacking: Mapping[str, Lack],
-    values: Mapping[str, tuple[Any, ...]],
+    values: Mapping[str, tuple[object, ...]],
     args: Args,
     origins: Mapping[str, Origin],
 ) -> tuple[dict[str, str], list[str]]:

@@ -90,7 +90,7 @@ class Document:
     value: Any
     node: yaml.Node | None
 
-    def where(self, *keys: Any) -> str:
+    def where(self, *keys: object) -> str:
         """Return "file:line" of the entry that `keys`, of mappings and lists, lead to; unknown keys are left out."""
         node, line = self.node, 0 if self.node is None else self.node.start_mark.line
         for key in keys:
@@ -169,7 +169,7 @@ def rebase_spec(directory: str, spec: str) -> str:
     return rebase(directory, spec) if _CODE.fullmatch(spec) else spec
 
 
-def rebase_marked(directory: str, value: Any) -> Any:
+def rebase_marked(directory: str, value: object) -> object:
     """Rebase strings that begin with `./` or `../`, at any depth, in a value that is no typed setting."""
     if isinstance(value, dict):
         return {key: rebase_marked(directory, inner) for key, inner in value.items()}
@@ -181,7 +181,7 @@ def rebase_marked(directory: str, value: Any) -> Any:
     return path if os.path.isabs(path) or path.startswith("../") else os.path.join(".", path)  # still marked
 
 
-def read_scalar(text: str) -> Any:
+def read_scalar(text: str) -> object:
     """Parse a command-line value, e.g. of `--set`, as YAML. Raises ValueError."""
     try:
         return yaml.load(text, Loader=_CoreLoader)
@@ -201,7 +201,7 @@ def _quoted(text: str) -> str:
     return _UNSAFE.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
-def dump_value(value: Any) -> str:
+def dump_value(value: object) -> str:
     """Format `value` on one line for `read_yaml`: JSON, with plain words left unquoted."""
     if isinstance(value, str):
         plain = _PLAIN.match(value) and read_scalar(value) == value

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from slime_core.errors import CheckpointError, RolloutError
-from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args, BufferFilter, EditTraits, GroupBuffer, traits_of, with_defaults
@@ -41,6 +40,8 @@ def is_finished(group: Group) -> bool:
 
 def resolve_buffer(args: Args) -> BufferFilter | GroupBuffer:
     """Return the `buffers` plugin of `--buffer-filter-path`, by default "fifo"; build a class. Raises PluginError."""
+    from slime_core.plugins.options import option_name  # loads pydantic, which `slime why` does without
+
     name = _name(args)
     resolved = resolve("buffers", name, origin="--buffer-filter-path")
     found = resolved.obj
@@ -189,7 +190,8 @@ class SampleBuffer:
     def _type(self) -> str:
         kind = type(self._plugin)
         module = _OF_A_FILE.sub(r"\1", kind.__module__)  # the same wherever the file lies
-        return getattr(kind, "stored_as", "") or f"{module}.{kind.__qualname__}"
+        stored_as = kind.stored_as if issubclass(kind, BufferBase) else ""
+        return stored_as or f"{module}.{kind.__qualname__}"
 
     def _calling(self) -> AbstractContextManager[None]:
         return _blamed(self._name)

@@ -101,7 +101,7 @@ def open_rows(spec: str | Path, origin: str = "--prompt-data", *, stream: bool =
         rows = reader(path, rows_slice)
         if not has_row(rows, 0):
             raise DataError(f"{origin} {spec}: no rows")
-        for index in {0} if hasattr(rows, "reaches") else {0, len(rows) - 1}:
+        for index in {0} if stream and lines else {0, len(rows) - 1}:
             rows[index]
     except OSError as error:
         raise DataError(f"{origin} {spec}: cannot be read: {error.strerror}") from error

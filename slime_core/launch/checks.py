@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slime_core.config import Settings
-from slime_core.config.backends import WITHOUT_FLAGS
+from slime_core.config.load import WITHOUT_FLAGS
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import OF_TRAINERS, check_component_support
 from slime_core.data.rows import check_kinds

@@ -104,13 +104,18 @@ class Resolver:
         lasting = kind in ("rollouts", "recipes")
         return None if found is None else guarded(found, f"{self.origin(name)} {self.named(name)!r}", lasting=lasting)
 
-    def each(self, kind: str, name: str) -> list[tuple[Any, str]]:
-        """Return (function, label for errors) of every function that setting `name` lists, in order."""
-        given = getattr(self.args, name) or []
+    def each(self, kind: str, name: str, dataset: EvalDataset | None = None) -> list[tuple[Any, str]]:
+        """Return (object, label for errors) of every component that setting `name` of the run or data set names.
+
+        The specs are in order, and their paths are made absolute.
+        """
+        holder = dataset or self.args
+        given = getattr(holder, name) or []
         specs = [absolute_spec(spec) for spec in ([given] if isinstance(given, str) else given)]
         if given:
-            setattr(self.args, name, specs[0] if isinstance(given, str) else specs)
-        return [(self.spec(kind, spec, self.origin(name)).obj, f"{self.origin(name)} {spec!r}") for spec in specs]
+            setattr(holder, name, specs[0] if isinstance(given, str) else specs)
+        origin = self.origin(name) if dataset is None else f"evaluation data set {dataset.name!r}: {name}"
+        return [(self.spec(kind, spec, origin).obj, f"{origin} {spec!r}") for spec in specs]
 
     def hooks(self, manager: pluggy.PluginManager, *, learn: bool) -> Hooks:
         """Return the process's hooks plus the functions named by settings; `learn` includes training hooks."""
@@ -313,7 +318,7 @@ def named_transport(r: Resolver) -> Any:
     return transport
 
 
-def _data_source(r: Resolver) -> Callable[[Any], Any]:
+def _data_source(r: Resolver) -> Callable[[Args], Any]:
     """Return the constructor of the run's data source."""
     found, name = r.setting("data_sources", "data_source_path"), option_name(r.used[-1].ref)
     return functools.partial(construct, found, name=name) if inspect.isclass(found) else found
@@ -381,18 +386,12 @@ def _resolve_dataset(dataset: EvalDataset, generator: GenerateCaller, r: Resolve
     if dataset.custom_generate_function_path:
         dataset.custom_generate_function_path = absolute_spec(dataset.custom_generate_function_path)
         generator = r.generator(dataset.custom_generate_function_path, origin)
-    if dataset.environment_path:
-        dataset.environment_path = absolute_spec(dataset.environment_path)
-        r.spec("environments", dataset.environment_path, f"{origin}: environment_path")
-        if not generator.traits.uses_environment:
-            logger.warning(
-                "%s: environment_path %r has no effect with generator %s, unless a row chooses another; add"
-                " custom_generate_function_path: multi_turn", origin, dataset.environment_path, generator.label,
-            )  # fmt: skip
-    if dataset.tools_path is not None:
-        dataset.tools_path = [absolute_spec(spec) for spec in dataset.tools_path]
-        for spec in dataset.tools_path:
-            r.spec("tools", spec, f"{origin}: tools_path")
+    if r.each("environments", "environment_path", dataset) and not generator.traits.uses_environment:
+        logger.warning(
+            "%s: environment_path %r has no effect with generator %s, unless a row chooses another; add"
+            " custom_generate_function_path: multi_turn", origin, dataset.environment_path, generator.label,
+        )  # fmt: skip
+    r.each("tools", "tools_path", dataset)
     if dataset.answer_path:
         dataset.answer_path = absolute_spec(dataset.answer_path)
         from slime_core.plugins.answers import named_extractor

@@ -245,7 +245,7 @@ class TrainerThread:
     def stages(self, stages: loop.Stages) -> loop.Stages:
         """Return a copy of the stages whose learner, weights and journal run in this thread, beside the loop."""
 
-        def moved(stage: Any, **methods: str) -> Any:
+        def moved(stage: object, **methods: str) -> Any:
             calls = {name: partial(self._call, text, getattr(stage, name)) for name, text in methods.items()}
             return SimpleNamespace(**calls)
 

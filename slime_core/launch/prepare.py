@@ -244,7 +244,7 @@ _STEPS = {"load": "ckpt_step", "ref_load": "ref_ckpt_step", "opd_teacher_load": 
 _USED = {"ref_load": "reference", "opd_teacher_load": "teacher", "critic_load": "critic"}
 
 
-def _check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) -> list[str]:
+def _check_starting_points(settings: Settings, trainer: object, *, may_come: bool) -> list[str]:
     """Check every model directory that the settings name.
 
     Args:
@@ -278,7 +278,7 @@ def _check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) 
 
 
 def _named_source(
-    settings: Settings, trainer: Any, name: str, step: int | None = None, folder: str | None = None
+    settings: Settings, trainer: object, name: str, step: int | None = None, folder: str | None = None
 ) -> Source:
     """Return the model that a setting names. Raises ConfigError if there is none that the trainer reads."""
     try:
@@ -308,7 +308,7 @@ def _check_hf(settings: Settings) -> None:
         )
 
 
-def _check_format(settings: Settings, name: str, source: Source, trainer: Any) -> None:
+def _check_format(settings: Settings, name: str, source: Source, trainer: object) -> None:
     if not source.has_hf and not traits_of(trainer, TrainerTraits).reads_megatron:
         raise ConfigError(
             f"{settings.cite(name)}: is {source}, which {settings.cite('train_backend')} does not read; type slime"

@@ -87,7 +87,7 @@ def num_processes() -> int:
     return env_int("WORLD_SIZE", 1)
 
 
-def processes_of(settings: Settings, trainer: Any) -> int:
+def processes_of(settings: Settings, trainer: object) -> int:
     """Return the number of processes that train together in this run, on all nodes.
 
     Args:

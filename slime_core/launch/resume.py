@@ -117,7 +117,14 @@ def unfinished_evaluations(commit: Path) -> list[int]:
 
 
 def restore(
-    args: Args, commit: Path, settings: Mapping[str, Any], *, trainer: Any, stage: Any, weights: Any, journal: Journal
+    args: Args,
+    commit: Path,
+    settings: Mapping[str, object],
+    *,
+    trainer: Any,
+    stage: Any,
+    weights: Any,
+    journal: Journal,
 ) -> None:
     """Restore every stage to the state of the commit. Raises CheckpointError if the commit does not fit this run."""
     trainer.load(commit)
@@ -151,7 +158,7 @@ def _taken(args: Args) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     keys = (then.keys() | now.keys()) - _PLACES
     return [f"{k} {then.get(k)!r} -> {now.get(k)!r}" for k in sorted(keys) if then.get(k) != now.get(k)]
 

@@ -32,6 +32,7 @@ _READ_BY_OTHERS = (
     "boards",
     "data",
     "failures",
+    "fetchers",
     "foreign_flags",
     "metrics",
     "named_models",

@@ -8,7 +8,6 @@ another estimator loads its plugin (and torch) before the settings are known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from slime_core.config import Args, Origin, Settings
 from slime_core.config.load import load_settings as load_without_preset
@@ -25,7 +24,7 @@ def load_settings(
     env: Mapping[str, str] | None = None,
     files: bool = True,
     fetch: bool = True,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
 ) -> Settings:
     """Load settings as `slime_core.config.load_settings`; the estimator's defaults rank below the user's values.
 
@@ -39,7 +38,7 @@ def load_settings(
     )
 
 
-def estimator_preset(args: Args, origins: Mapping[str, Origin]) -> tuple[Mapping[str, Any], str]:
+def estimator_preset(args: Args, origins: Mapping[str, Origin]) -> tuple[Mapping[str, object], str]:
     """Return the defaults of the chosen estimator and their label for messages; both empty for the default one."""
     spec = args.advantage_estimator
     if spec == Args.model_fields["advantage_estimator"].default:

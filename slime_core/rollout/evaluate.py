@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.prompts import eval_samples
 from slime_core.errors import RolloutError
-from slime_core.protocols import Args
+from slime_core.protocols import Args, DataSource
 from slime_core.rollout.deadlines import all_done, group_runner
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.reward import number_problem
@@ -80,7 +80,7 @@ class EvalRecord(Protocol):
 
 async def evaluate_datasets(
     args: Args,
-    data_source: Any,
+    data_source: DataSource,
     runner: SampleRunner,
     rollout_id: int | None,
     *,
@@ -106,7 +106,7 @@ async def evaluate_datasets(
     if record is not None:
         record.total = sum(len(groups) for _, _, groups, _ in work)
 
-    async def one(dataset: EvalDataset, own: Any, group: Group, kept: Group | None, number: int) -> Group:
+    async def one(dataset: EvalDataset, own: Args, group: Group, kept: Group | None, number: int) -> Group:
         if kept is not None:
             return kept
         finished = await _evaluate_group(args, own, dataset, runner, group, rollout_id)

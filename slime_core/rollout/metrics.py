@@ -55,6 +55,12 @@ def has_repetition(text: str) -> bool:
     return len(tail) / len(zlib.compress(tail)) > 10
 
 
+@cache
+def _offered(name: str) -> list[Callable[..., dict[str, float]]]:
+    """Return the functions of the entry-point group `slime.metrics`: of (args, groups), samples, or an evaluation."""
+    return [entry.load() for offered, entry, _ in entry_points("slime.metrics") if offered == name]
+
+
 def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the metrics that exist for any set of samples; keys have no prefix."""
     if not samples:
@@ -75,7 +81,9 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     if any(s.spec_info.spec_verify_ct for s in samples):
         metrics["spec_accept_rate"] = mean_of([s.spec_info.spec_accept_rate for s in samples])
         metrics["spec_accept_length"] = mean_of([s.spec_info.spec_accept_length for s in samples])
-    return metrics | tool_metrics(samples) | noted_metrics(samples)
+    for further in _offered("samples"):
+        metrics |= further(samples)
+    return metrics | noted_metrics(samples)
 
 
 def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -83,24 +91,18 @@ def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
     The mean of a name is over the executions that have it. Values that are not finite numbers are skipped.
     """
-    noted: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for given, weight in _written(samples, "sample_metrics"):
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for given, weight in noted(samples, "sample_metrics"):
         for name, value in given.items():
             if is_score(value):
-                noted[str(name)].append((value, weight))
-    return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(noted.items())}
+                found[str(name)].append((value, weight))
+    return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(found.items())}
 
 
-def _written(samples: Sequence[Sample], key: str) -> list[tuple[Mapping[Any, Any], float]]:
+def noted(samples: Sequence[Sample], key: str) -> list[tuple[Mapping[Any, Any], float]]:
     """Return the mappings that user code left in the samples' metadata under `key`, each with its sample's share."""
     found = [(s.metadata[key], weight) for s, weight in zip(samples, shares(samples)) if key in s.metadata]
     return [(given, weight) for given, weight in found if isinstance(given, Mapping)]
-
-
-@cache
-def _offered(name: str) -> list[Callable[..., dict[str, float]]]:
-    """Return the functions of the entry-point group `slime.metrics`: of (args, groups), or of a data set's columns."""
-    return [entry.load() for offered, entry, _ in entry_points("slime.metrics") if offered == name]
 
 
 def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) -> dict[str, float]:
@@ -164,31 +166,4 @@ def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
             metrics[f"eval/{name}/failed_ratio"] = columns["failed"] / len(rewards)
         for further in _offered("eval"):
             metrics |= {f"eval/{name}-{k}": value for k, value in further(columns).items()}
-    return metrics
-
-
-STATS = "tool_stats"
-"""In a sample's metadata: {tool: {"calls", "errors", "seconds", ...}}, written by generators that call tools."""
-_NAMES = {"errors": "error_ratio"}
-"""Sum -> name of the metric, if different."""
-
-
-def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return `tools/<tool>/{calls,error_ratio,seconds,...}`; empty if no sample called a tool.
-
-    Values that are not finite numbers, and tools without calls, are skipped: a user's generator may write them too.
-    """
-    sums: dict[str, dict[str, float]] = defaultdict(lambda: {"calls": 0.0, "errors": 0.0, "seconds": 0.0})
-    for stats, weight in _written(samples, STATS):
-        for tool, counts in stats.items():
-            for name, value in counts.items() if isinstance(counts, Mapping) else ():
-                if is_score(value):
-                    sums[tool][name] = sums[tool].get(name, 0.0) + weight * value
-    metrics: dict[str, float] = {}
-    executed = sum(shares(samples)) if sums else 0.0
-    for tool, found in sorted(sums.items()):
-        calls = found.pop("calls")
-        if calls > 0:
-            metrics[f"tools/{tool}/calls"] = calls / executed
-            metrics |= {f"tools/{tool}/{_NAMES.get(name, name)}": value / calls for name, value in found.items()}
     return metrics

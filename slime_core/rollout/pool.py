@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
-from slime_core.protocols import Args, RolloutTraits, declares
+from slime_core.protocols import Args, DataSource, RolloutTraits, declares
 from slime_core.rollout import staleness
 from slime_core.rollout.deadlines import Bell, Interruptible, ended, group_runner, some_done
 from slime_core.rollout.evaluate import EvalRecord, evaluate_datasets
@@ -165,7 +165,7 @@ class Pool:
     def __init__(
         self,
         args: Args,
-        source: Any,
+        source: DataSource,
         context: RolloutContext,
         rollout_id: int = 0,
         version: Callable[[], int] = lambda: 0,
@@ -434,7 +434,7 @@ class OneRollout(Pool):
 
     endless = False
 
-    def __init__(self, args: Args, source: Any, context: RolloutContext, rollout_id: int) -> None:
+    def __init__(self, args: Args, source: DataSource, context: RolloutContext, rollout_id: int) -> None:
         self.surplus: list[Group] = []
         """Surplus groups to give back."""
         self.num_surplus = 0
@@ -518,7 +518,7 @@ class OneRollout(Pool):
 # The function accounts for every group that it draws.
 @declares(RolloutTraits(leaves_out=False, records_evaluation=True))
 async def generate_rollout(
-    args: Args, rollout_id: int, data_source: Any, evaluation: bool = False, *, context: RolloutContext
+    args: Args, rollout_id: int, data_source: DataSource, evaluation: bool = False, *, context: RolloutContext
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Generate a rollout. Groups are returned in order of `group_index`, regardless of the order of finishing.
 

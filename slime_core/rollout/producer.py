@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
-from slime_core.protocols import Args
+from slime_core.protocols import Args, DataSource
 from slime_core.rollout import staleness
 from slime_core.rollout.deadlines import ended, some_done
 from slime_core.rollout.fate import Outcome, given_back, restarted
@@ -71,7 +71,7 @@ class GroupProducer(Pool):
 
     endless = True
 
-    def __init__(self, args: Args, source: Any, context: RolloutContext, version: Callable[[], int]) -> None:
+    def __init__(self, args: Args, source: DataSource, context: RolloutContext, version: Callable[[], int]) -> None:
         """Create the producer; `version` returns the newest weight version, which trains on groups taken now."""
         super().__init__(args, source, context, version=version)
         self.taking = self.halted = False

@@ -25,9 +25,9 @@ from slime_core.data.ledger import Ledger, RecordedSource
 from slime_core.distributions import offered
 from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.plugins.resolve import resolve
-from slime_core.protocols import Args, RolloutEngine
+from slime_core.protocols import AdvantageEstimator, Args, RolloutEngine
 from slime_core.rollout import state
-from slime_core.rollout.batch import make_batch, refuse_bad
+from slime_core.rollout.batch import ConvertSamples, RewardPostProcess, make_batch, refuse_bad
 from slime_core.rollout.deadlines import TIMEOUT, Interruptible, cancel_all, evaluated
 from slime_core.rollout.event_loop import LoopLag, StageRunner
 from slime_core.rollout.fate import FilterStage
@@ -83,10 +83,10 @@ class RolloutParts:
     rewards: RewardStage | None = None
     filters: FilterStage | None = None
     resolve_generator: Callable[[str], GenerateCaller] | None = None
-    estimator: Any = None
+    estimator: AdvantageEstimator | None = None
     """Estimator that shapes the rewards; None leaves them unchanged."""
-    post_process_rewards: Callable[..., Any] | None = None
-    convert_samples: Callable[..., Any] | None = None
+    post_process_rewards: RewardPostProcess | None = None
+    convert_samples: ConvertSamples | None = None
     needs_address: bool = False
     """True if user code may post to `args.sglang_router_ip` and `args.sglang_router_port`; the engine serves there."""
     hooks: Any = None

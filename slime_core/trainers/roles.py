@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 CRITIC = "critic"
 """Folder of a checkpoint in which the critic's trainer saves."""
-OF_CRITIC: Mapping[str, Any] = {
+OF_CRITIC: Mapping[str, object] = {
     "kl_coef": 0.0,
     "use_kl_loss": False,
     "use_opd": False,
@@ -176,7 +176,7 @@ class Leader:
         threading.Thread(target=self._say_at_work, name="tells the other ranks", daemon=True).start()
 
     @contextmanager
-    def together(self, do: str, **details: Any) -> Iterator[None]:
+    def together(self, do: str, **details: object) -> Iterator[None]:
         """Announce `do` and hold the turn while the block runs, which the other processes run, too.
 
         Raises:
@@ -218,11 +218,11 @@ class Leader:
                     self._problem = error
                     return
 
-    def _tell(self, word: Mapping[str, Any]) -> None:
+    def _tell(self, word: Mapping[str, object]) -> None:
         self._trainer.broadcast(orjson.dumps(word, default=_json))
 
 
-def _json(value: Any) -> Any:
+def _json(value: object) -> object:
     return asdict(value) if isinstance(value, TrainBatch) else json_default(value)
 
 

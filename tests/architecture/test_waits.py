@@ -32,6 +32,8 @@ _JUST_KILLED = "of a process or task that was just killed or cancelled, or has j
 
 ALLOWED = {
     "slime_serving/command.py:_serve": "serves until a signal",
+    "slime_python/channel.py:_accept": "in a daemon thread; `close` ends it, and so does the process's end",
+    "slime_python/control.py:_work_elsewhere": "the run in a process of its own, whose waits have deadlines",
     "slime_runs/view/command.py:_serve": "serves until a signal",
     "slime_environments/session/child.py:_answered": "the other side kills this process at --environment-step-timeout",
     "slime_environments/session/places.py:_answered": "the session's `within` around it: --environment-step-timeout",

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from slime_core.launch.trainers import Trainers, role_args
-
 from slime_core.errors import ConfigError, did_you_mean
 from slime_core.launch.drive import RunParts
 from slime_core.protocols import Args
+from slime_core.trainers.roles import Trainers, role_args
 
 
 class Reader(Enum):

@@ -28,7 +28,7 @@ from slime_core import hookimpl
 from slime_core.errors import ConfigError, did_you_mean
 from slime_core.plugins.hooks import hook_specs
 from slime_core.plugins.hookspecs import PROJECT
-from slime_core.protocols import RewardTraits
+from slime_core.protocols import Args, RewardTraits
 from slime_python import here
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def _class_of(given: Any) -> type[Any]:
     """Return a class whose objects begin as copies of an object, whatever settings they are built with."""
 
     class Copied(type(given)):  # type: ignore[misc]
-        def __init__(self, args: Any = None, *others: Any) -> None:
+        def __init__(self, args: Args | None = None, *others: Any) -> None:
             try:
                 state = copy.deepcopy(vars(given))
             except TypeError:  # a lock, a connection: shared

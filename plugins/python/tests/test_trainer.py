@@ -146,7 +146,7 @@ def test_rewards_of_every_form(make: Callable[..., Trainer], form: str, caplog: 
         assert reward == pytest.approx(expected)
     assert ("cannot be ended when it hangs" in caplog.text) == (form == "unpicklable")
     if form == "unpicklable":
-        with pytest.raises(ConfigError, match="custom_rm_path was given as an object that cannot be pickled"):
+        with pytest.raises(ConfigError, match=r"reward .* cannot be pickled, so no file can hold it"):
             trainer.to_yaml("run.yaml")
 
 

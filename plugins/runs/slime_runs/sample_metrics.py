@@ -1,4 +1,4 @@
-"""Metrics of a rollout's samples that settings ask for: `--log-passrate`, `--log-multi-turn`, ReMax and others.
+"""Metrics of a rollout's samples that settings ask for (`--log-passrate`, ReMax and others), and of called tools.
 
 `slime_core.rollout.metrics` adds them to its own (entry-point group `slime.metrics`). Pure functions.
 """
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from slime_data.greedy_baseline import baseline_reward
 
 from slime_core.protocols import Args
-from slime_core.rollout.metrics import reward_values, sample_metrics
-from slime_core.sample import Group, Sample
+from slime_core.rollout.metrics import noted, reward_values, sample_metrics
+from slime_core.sample import Group, Sample, is_score
 from slime_core.sample.fan_out import executions, shares, weighted_mean
 from slime_core.sample.routed_experts import RoutedExperts
 from slime_runs.scores import pass_at_k
 
-__all__ = ["further_metrics", "pass_rates"]
+__all__ = ["further_metrics", "pass_rates", "tool_metrics"]
 
 
 def further_metrics(args: Args, groups: Sequence[Group]) -> dict[str, float]:
@@ -113,3 +113,30 @@ def _rewards_by_group(args: Args, samples: Iterable[Sample]) -> list[list[float]
     for sample in samples:
         groups[sample.group_index].append(sample)
     return [reward_values(args, group) for group in groups.values()]
+
+
+STATS = "tool_stats"
+"""In a sample's metadata: {tool: {"calls", "errors", "seconds", ...}}, written by generators that call tools."""
+_NAMES = {"errors": "error_ratio"}
+"""Sum -> name of the metric, if different."""
+
+
+def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return `tools/<tool>/{calls,error_ratio,seconds,...}`; empty if no sample called a tool.
+
+    Values that are not finite numbers, and tools without calls, are skipped: a user's generator may write them too.
+    """
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: {"calls": 0.0, "errors": 0.0, "seconds": 0.0})
+    for stats, weight in noted(samples, STATS):
+        for tool, counts in stats.items():
+            for name, value in counts.items() if isinstance(counts, Mapping) else ():
+                if is_score(value):
+                    sums[tool][name] = sums[tool].get(name, 0.0) + weight * value
+    metrics: dict[str, float] = {}
+    executed = sum(shares(samples)) if sums else 0.0
+    for tool, found in sorted(sums.items()):
+        calls = found.pop("calls")
+        if calls > 0:
+            metrics[f"tools/{tool}/calls"] = calls / executed
+            metrics |= {f"tools/{tool}/{_NAMES.get(name, name)}": value / calls for name, value in found.items()}
+    return metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from slime_core.config.sections.base import Rule, Section
 
@@ -41,7 +41,7 @@ class ClusterArgs(Section):
     given, a cluster of this machine is started for the run and stopped with it."""
     ray_placement_timeout: PositiveFloat = 300.0
     """Seconds to wait for other runs on the Ray cluster to make room."""
-    train_env_vars: dict[str, Any] = Field(default_factory=dict)
+    train_env_vars: dict[str, Any] = {}
     """Environment variables of the trainer's processes, as JSON."""
     distributed_backend: Literal["nccl", "gloo", "auto"] = "auto"
     """Process group backend; auto takes nccl on CUDA and gloo on CPU."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from slime_core.config.sections.base import File, NoEffect, Refused, Rule, Section, Switch
 from slime_core.errors import ConfigError
@@ -49,7 +49,7 @@ class DataArgs(Section):
     """Columns of images, as JSON: {"image": "images"}; one image for each `<image>` in the prompt."""
     apply_chat_template: bool = False
     """Turn messages into text with the tokenizer's chat template."""
-    apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    apply_chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the chat template, as JSON."""
     content_special_tokens: Literal["neutralise", "refuse", "keep"] = "neutralise"
     """Control tokens in what tools, environments, pages and agents say, where a chat template writes it: spelled as

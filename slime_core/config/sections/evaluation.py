@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -79,7 +78,7 @@ class EvalDataset(BaseModel):
     multimodal_keys: dict[str, Any] | None = None
     system_prompt: str | None = None
     apply_chat_template: bool = False
-    apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    apply_chat_template_kwargs: dict[str, Any] = {}
     n_samples_per_eval_prompt: PositiveInt = 1
     temperature: NonNegativeFloat = 1.0
     """0 is greedy."""
@@ -95,20 +94,20 @@ class EvalDataset(BaseModel):
     skip_special_tokens: bool = False
     no_stop_trim: bool = True
     """Keep the stop string in the response."""
-    sampling_params: dict[str, Any] = Field(default_factory=dict)
+    sampling_params: dict[str, Any] = {}
     """Further settings of the engine's sampler, under SGLang's names (`min_p`, `frequency_penalty`, ...)."""
     custom_generate_function_path: str | None = None
     environment_path: str | None = None
     """For generate functions that act in one; --environment-path when not given."""
     tools_path: list[str] | None = None
     """What its samples may call; --tools-path when not given."""
-    plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    plugins: dict[str, dict[str, Any]] = {}
     """Options of its generate function, environment and reward, laid over the run's."""
     answer_path: str | None = None
     """What extracts answers for majority@k: a reward's name or a function's path; the data set's reward, if it can."""
     ks: list[PositiveInt] | None = None
     """The k of pass@k and majority@k, each at most n_samples_per_eval_prompt; 1, 2, 4, ... and n when not given."""
-    metadata_overrides: dict[str, Any] = Field(default_factory=dict)
+    metadata_overrides: dict[str, Any] = {}
     """Laid over every sample's metadata."""
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
+from pydantic import AfterValidator, NonNegativeFloat, PositiveInt
 from pydantic_core import PydanticCustomError
 
 from slime_core.config.sections.base import File, NoEffect, Refused, Rule, Section, Share, Switch
@@ -103,7 +103,7 @@ class DebugArgs(Section):
     """What records memory."""
     record_memory_history: bool = False
     """Record memory allocations."""
-    profile_target: list[ProfileTarget] = Field(default=["train_overall"])
+    profile_target: list[ProfileTarget] = ["train_overall"]
     """What is profiled."""
     ci_test: bool = False
     """Checks for continuous integration."""

@@ -20,7 +20,7 @@ class RewardArgs(Section):
     """Reward, by plugin name."""
     custom_rm_path: str | None = None
     """Reward: a plugin name or path to fn(args, sample) or fn(args, samples); wins over --rm-type."""
-    shadow_rm_path: Components = Field(default_factory=list)
+    shadow_rm_path: Components = []
     """Rewards that score copies of the samples, beside the run's and without effect on it; as --custom-rm-path."""
     reward_key: str | None = None
     """Which entry of a reward mapping trains."""

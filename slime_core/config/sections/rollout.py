@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from slime_core.config.sections.base import (
     Components,
@@ -82,7 +82,7 @@ class RolloutArgs(Section):
     """When that budget is spent: stop the run, keep the best of the dropped groups, or train on fewer groups."""
     dynamic_sampling_filter_path: str | None = None
     """Keeps or drops a scored group: a plugin name or path to fn(args, samples)."""
-    shadow_filter_path: Components = Field(default_factory=list)
+    shadow_filter_path: Components = []
     """Filters that decide on copies of the groups, beside the run's and without effect on it."""
     partial_rollout: bool = False
     """Put groups that are unfinished at the end of a rollout back, and go on with them in the next."""
@@ -90,7 +90,7 @@ class RolloutArgs(Section):
     """Do not train on tokens that an earlier rollout generated."""
     buffer_filter_path: str | None = None
     """Takes groups out of the buffer: a plugin name or path to fn(args, rollout_id, buffer, num_samples)."""
-    rollout_sample_hook_path: Components = Field(default_factory=list)
+    rollout_sample_hook_path: Components = []
     """fn(args, sample[, rollout_id][, evaluation]), plain or async, called between generation and reward;
     repeatable."""
     rollout_sample_filter_path: str | None = None
@@ -179,7 +179,7 @@ class SandboxArgs(Section):
 class ToolArgs(Section):
     """Tools."""
 
-    tools_path: Components = Field(default_factory=list)
+    tools_path: Components = []
     """Something the model may call: a plugin name or path to a function with annotations, or to a list of them; its
     schema is given to the chat template. Repeatable."""
     tool_call_parser: Spec = "auto"

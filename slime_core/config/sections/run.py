@@ -6,7 +6,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from slime_core.config.run_files import RUN_FILES
 from slime_core.config.sections.base import Exclusive, File, Flag, Refused, Rule, Section, Seed, Spec
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RunArgs(Section):
     """Run."""
 
-    config: Annotated[list[str], Flag(append=True, metavar="FILE")] = Field(default_factory=list)
+    config: Annotated[list[str], Flag(append=True, metavar="FILE")] = []
     """YAML file with settings, one per line, named as the flags; repeatable, later files win."""
     run_dir: File = None
     """Directory for config.yaml, metrics.jsonl and summary.json; when not given, --save, or outputs/COMMAND, or
@@ -33,13 +33,11 @@ class RunArgs(Section):
     """Record when each sample and step began and ended, in trace.jsonl of the run directory, for slime plan --trace."""
     profile: bool = False
     """Say at the end where the time went, and write it for Perfetto, into profile/trace.json of the run directory."""
-    plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR", holds="path")] = Field(
-        default_factory=list
-    )
+    plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR", holds="path")] = []
     """Directory searched for plugin distributions that are not installed; repeatable."""
     no_plugins: bool = False
     """Safe mode: slime's own plugins only; no other hook plugin or component, no plugin directory."""
-    plugins: Annotated[dict[str, dict[str, Any]], Flag(holds="marked")] = Field(default_factory=dict)
+    plugins: Annotated[dict[str, dict[str, Any]], Flag(holds="marked")] = {}
     """Options of plugins, {name: {option: value}}; from YAML, or one at a time by --set plugins.NAME.OPTION=VALUE."""
     custom_config_path: File = None
     """YAML file; keys that are settings are settings, all others become attributes of args for your functions."""

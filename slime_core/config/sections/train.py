@@ -72,7 +72,7 @@ class LoraArgs(Section):
     """Adapters count alpha / rank times; the rank, hence once, when not given."""
     lora_dropout: Decay = 0.0
     """Only 0: passes over one sample must agree. For launch scripts that set it."""
-    lora_target_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["all-linear"])
+    lora_target_modules: Annotated[list[str], Field(min_length=1)] = ["all-linear"]
     """Modules with adapters, by the last part of their HF name (q_proj v_proj); all-linear: all but routed experts."""
 
 

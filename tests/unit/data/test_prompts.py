@@ -256,19 +256,6 @@ def test_resume_goes_on_with_the_very_next_samples(make: Any, data: str, shuffle
     assert resumed.state_dict() == whole.state_dict()
 
 
-def test_save_and_load_in_thudms_places(make: Any, data: str, tmp_path: Path) -> None:
-    source = make(data, save=str(tmp_path / "run"), load=str(tmp_path / "run"))
-    source.get_samples(7)
-    source.save(3)
-    expected = source.get_samples(5)
-    resumed = make(data, load=str(tmp_path / "run"))
-    resumed.load(3)
-    assert resumed.get_samples(5) == expected
-    with pytest.raises(CheckpointError, match="no data source state of rollout 5"):
-        resumed.load(4)
-    make(data, load=None).load(3)
-
-
 def test_changed_data_is_refused_and_the_change_is_named(make: Any, tmp_path: Path) -> None:
     rows = [{"input": f"{i}", "label": "1"} for i in range(10)]
     path = write(tmp_path / "data.jsonl", rows)

@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--json", action="store_true")
     own, rest = parser.parse_known_args(argv)
-    from slime_core.config.backends import BACKENDS
+    from slime_core.config.load import BACKENDS
     from slime_core.launch.prepare import preflight, prepare
     from slime_core.launch.resume import starting
     from slime_core.plugins.presets import load_settings

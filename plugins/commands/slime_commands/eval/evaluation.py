@@ -165,7 +165,8 @@ def _plan(prepared: Prepared) -> dict[str, Any]:
         "plugin_options": args.plugins,
         "plugins": [{k: p.get(k) for k in ("kind", "name", "version", "sha256")} for p in prepared.plugins],
     }
-    whole: dict[str, Any] = located_deep(plan, os.getcwd())
+    whole = located_deep(plan, os.getcwd())
+    assert isinstance(whole, dict)
     return whole
 
 
