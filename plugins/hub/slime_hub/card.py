@@ -17,7 +17,7 @@ from slime_runs.models.commit import Commit
 from slime_runs.run import Run
 
 from slime_core.checkpoint.store import read_state
-from slime_core.config.spec import as_flags, flag_specs
+from slime_core.config.spec import flag_specs
 from slime_core.errors import CheckpointError
 from slime_core.rollout.state import STATE_FILE
 from slime_core.secrets import hidden, learn
@@ -203,5 +203,20 @@ def _command(run: Run, settings: Mapping[str, Any]) -> str:
     custom = settings.get("custom") or {}
     own = [word for key, value in custom.items() for word in ("--set", f"custom.{key}={json.dumps(value)}")]
     others = {n: v for n, v in settings.items() if n not in flag_specs() and n != "custom" and v is not None}
-    words = ["slime", name, *as_flags(known), *as_flags(others), *own, "--save", "outputs/run"]
+    words = ["slime", name, *_flags(known), *_flags(others), *own, "--save", "outputs/run"]
     return " ".join(shlex.quote(word) for word in words)
+
+
+def _flags(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words that set these values: settings by name, and other programs' flags."""
+    for name, value in values.items():
+        spec = flag_specs().get(name)
+        flag = spec.flag if spec else "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            yield from [flag] if value else [spec.off_flag] if spec and spec.off_flag else []
+        elif isinstance(value, Mapping):
+            yield from (flag, json.dumps(value))
+        elif isinstance(value, list | tuple):
+            yield from (flag, *map(str, value))
+        elif value is not None:
+            yield from (flag, str(value))

@@ -9,13 +9,13 @@ import queue
 import shutil
 import tempfile
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Protocol
 
 VARIABLE = "CALLER_OF_SLIME"
 """Environment variable: the socket of the Trainer in whose place a process runs."""
-_TICK_S = 0.05
 
 
 class Channel(Protocol):
@@ -68,15 +68,19 @@ class Listening:
         self._listener = Listener(self.address, family="AF_UNIX")
         self._connection: Connection[Any, Any] | None = None
         self._come = threading.Event()
+        self._lock = threading.Lock()
+        self._early: list[Any] = []
+        """Objects sent before the process has connected."""
         threading.Thread(target=self._accept, name="waits for the run", daemon=True).start()
 
     def send(self, obj: Any, /) -> None:
-        """Send an object; nothing happens before the process has connected, and after its end."""
-        if self._connection is not None:
-            try:
-                self._connection.send(obj)
-            except OSError:
+        """Send an object, once the process has connected; nothing happens after its end."""
+        with self._lock:
+            if self._connection is None:
+                self._early.append(obj)
                 return
+        with suppress(OSError):
+            self._connection.send(obj)
 
     def poll(self, timeout: float, /) -> bool:
         """Return whether an object arrives within the seconds."""
@@ -101,9 +105,13 @@ class Listening:
 
     def _accept(self) -> None:
         try:
-            self._connection = self._listener.accept()
+            connection = self._listener.accept()
         except OSError:  # closed before the process connected
             return
+        with self._lock:
+            self._connection = connection
+            for obj in self._early:
+                connection.send(obj)
         self._come.set()
 
 

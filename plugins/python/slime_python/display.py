@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from slime_core.errors import SlimeError
-from slime_core.sample import Sample
-from slime_python.html import sample_html
+from slime_python.html import notebook
 from slime_python.records import Run
 
 _PERIOD_S = 2.0
@@ -48,13 +46,3 @@ class Display:
             self._handle = display(found, display_id=True)
         else:
             self._handle.update(found)
-
-
-def notebook() -> Any:
-    """Return IPython's shell in a notebook's kernel; None elsewhere. Samples are shown as tables from then on."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell, "kernel"):
-        return None
-    shell.display_formatter.formatters["text/html"].for_type(Sample, sample_html)
-    return shell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from slime_core.sample import Sample
 if TYPE_CHECKING:
     from slime_python.records import Run
 
+CURVES = ("rollout/raw_reward", "rollout/response_len/mean", "train/loss", "train/grad_norm")
+"""Metrics that a plot and a notebook show, besides the scores of evaluations."""
 _WIDTH, _HEIGHT, _MARGIN = 220, 70, 4
 _LONGEST = 400
 """Characters of a prompt or response that a table shows."""
@@ -25,8 +28,6 @@ def run_html(run: Run) -> str:
 
 def rollout_html(kind: str, number: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> str:
     """Return the main numbers and some samples of a step or batch: the best and the worst ones."""
-    from slime_python.records import CURVES
-
     names = [name for name in metrics if name.startswith("eval/") and name.count("/") == 1]
     shown = {name: metrics[name] for name in (*names, *CURVES) if name in metrics}
     numbers = ", ".join(f"{escape(name)} {value:.4g}" for name, value in shown.items())
@@ -90,3 +91,13 @@ def _number(reward: Any) -> float:
     if isinstance(reward, Mapping):
         reward = reward.get("score", next(iter(reward.values()), 0.0))
     return float(reward) if isinstance(reward, (int, float)) else 0.0
+
+
+def notebook() -> Any:
+    """Return IPython's shell in a notebook's kernel; None elsewhere. Samples are shown as tables from then on."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    shell.display_formatter.formatters["text/html"].for_type(Sample, sample_html)
+    return shell

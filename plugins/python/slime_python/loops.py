@@ -28,7 +28,7 @@ from slime_core.observability.run_dir import run_dir_of
 from slime_core.plugins.registry import Resolved
 from slime_core.protocols import Args
 from slime_core.sample import Group
-from slime_core.waits import waiting
+from slime_core.waits import first_results, waiting
 from slime_python.changes import change
 from slime_python.channel import VARIABLE, Channel, connected
 from slime_python.steps import Batch, Step
@@ -99,6 +99,7 @@ class _Answering(Following):
 
     async def _next_call(self) -> tuple[str, Any]:
         """Wait for the caller. With `--async` the event loop turns meanwhile, for what is generated ahead."""
+        first_results()  # else the console says every half minute that the run is still starting
         with waiting("the caller of the Trainer", deadline=None, then="as long as it takes"):
             try:
                 receive = self._channel().recv

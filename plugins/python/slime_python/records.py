@@ -8,13 +8,14 @@ from typing import Any
 from slime_runs.run import Run as RunRecords
 
 from slime_core.errors import ConfigError, did_you_mean
-
-CURVES = ("rollout/raw_reward", "rollout/response_len/mean", "train/loss", "train/grad_norm")
-"""Metrics that a plot and a notebook show, besides the scores of evaluations."""
+from slime_python.html import CURVES, notebook, run_html
 
 
 class Run(RunRecords):
     """The records of a run: metrics, samples, checkpoints, as `slime show` reads them."""
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}): {self.state()}"
 
     def frame(self) -> Any:
         """Return the metrics as a pandas DataFrame, one row per step. Raises ConfigError without pandas."""
@@ -38,6 +39,10 @@ class Run(RunRecords):
         except ImportError:
             raise ConfigError("run.plot(): type pip install matplotlib") from None
         shown = self._checked(names) if names else list(self.curves())
+        if (shell := notebook()) is not None:
+            from IPython.core.pylabtools import select_figure_formats
+
+            select_figure_formats(shell, {"png"})
         figure = Figure(figsize=(4 * max(len(shown), 1), 3), layout="constrained")
         for place, name in enumerate(shown, 1):
             axes = figure.add_subplot(1, len(shown), place)
@@ -79,6 +84,4 @@ class Run(RunRecords):
 
     def _repr_html_(self) -> str:
         """Return curves and the newest samples, for notebooks."""
-        from slime_python.html import run_html
-
         return run_html(self)

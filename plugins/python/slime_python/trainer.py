@@ -448,8 +448,7 @@ class Trainer:
         from slime_core.plugins.presets import load_settings
 
         given = dict(self._given)
-        has_commits = any((Path(given["save"]) / "checkpoints").glob("rollout_*"))
-        if has_commits and self._resume:
+        if self._resume and is_run(Path(given["save"])):  # also before the first commit: then it starts again
             given["load"] = given["save"]
         return load_settings([], command="train", arguments=given)
 

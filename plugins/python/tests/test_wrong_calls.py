@@ -19,7 +19,7 @@ from tests.sweeps import sweep
 ROWS = [{"input": f"{a}+1=?", "label": str(a + 1)} for a in range(8)]
 SETTINGS: dict[str, Any] = {
     "num_rollout": 2, "rollout_batch_size": 4, "n_samples_per_prompt": 4, "num_steps_per_rollout": 1,
-    "apply_chat_template": True, "preflight": False, "num_threads": 1,
+    "apply_chat_template": True, "preflight": False, "num_threads": 1, "rollout_max_response_len": 8,
 }  # fmt: skip
 SECRET = "sk-of-the-test-0123456789abcdef"
 
@@ -106,8 +106,8 @@ TRAINED: list[tuple[dict[str, Any], str]] = [
     ({"train_backend": "embeded"}, "Did you mean 'embedded'?"),
     ({"rollout_engine": "sglnag"}, "Did you mean 'sglang'?"),
     ({"launcher": "rai"}, "Did you mean 'ray'?"),
-    ({"model": "no/such"}, "no HF-layout model there (no config.json)"),
-    ({"save": "taken"}, "In Python: resume=True or overwrite=True"),
+    ({"model": "a_directory"}, "no HF-layout model there (no config.json)"),
+    ({"save": "taken"}, "In Python: overwrite=True"),
 ]
 """Arguments -> end of the message of `train`, which comes before a process, an engine or a model."""
 CALLED: list[tuple[Callable[[Trainer], Any], str]] = [
@@ -143,6 +143,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bad.yaml").write_text("lr: [1\n")
     (tmp_path / "typo.yaml").write_text("lrr: 1.0\n")
     (tmp_path / "taken").mkdir()
+    (tmp_path / "a_directory").mkdir()
     (tmp_path / "taken" / "metrics.jsonl").write_text("{}\n")
     return tmp_path
 

@@ -74,13 +74,14 @@ def _convert(path: Path, folder: Path, dtype: str) -> Any:
         told = " ".join(str(error).split())
         raise ConfigError(f"slime models import {path}: transformers cannot read it: {told}") from error
     # The weights are dequantized by now; save_pretrained still takes them for quantized ones and refuses.
-    model.hf_quantizer, model.is_quantized = None, False
+    model.hf_quantizer, model.is_quantized = None, False  # type: ignore[assignment]
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.config._name_or_path = ""
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def _compared(model: Any, folder: Path, path: Path) -> str:
