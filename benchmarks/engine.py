@@ -216,7 +216,7 @@ def summary(rows: list[Row]) -> None:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--sizes", nargs="+", default=["0.5M", "2M", "10M"], help="names of SIZES, or model directories")
+    parser.add_argument("--sizes", nargs="+", default=["0.5M", "2M", "10M"], help="names of SIZES or model directories")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--workloads", nargs="+", choices=("equal", "mix"), default=["equal", "mix"])
