@@ -1,7 +1,10 @@
 """`load_settings`: command line, environment and files -> checked `Settings`; every command starts here.
 
-Order: layers are read and typed, unsupported settings are refused, then rules fill in what follows from the values
-and check them against each other. Only configuration files are read, and nothing is started.
+Order: layers are read and typed, "auto" becomes the name of a backend, unsupported settings are refused, then rules
+fill in what follows from the values and check them against each other. Only configuration files are read, and nothing
+is started. Owners of flags declare which backend their flags choose (`ForeignFlags.chooses`, `chosen_by`). The choice
+does not depend on the machine: the same command selects the same backend everywhere, and `launch.checks` reports one
+that is not installed.
 """
 
 from __future__ import annotations
