@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from slime_core.checkpoint.export import export_hf
 from slime_core.distributions import BUNDLE
 from slime_core.errors import ConfigError, SlimeError
-from slime_core.models.hf_io import copy_assets, read_json, write_config, write_weights
+from slime_core.models.hf_io import INDEX, copy_assets, read_json, weight_files, write_config, write_weights
 from slime_core.models.lora_files import CONFIG
 from slime_core.models.lora_files import WEIGHTS as ADAPTER
 from slime_runs.models.commit import Commit, logits_of
@@ -137,11 +136,12 @@ def _merged(commit: Commit, folder: Path, dtype: str | None) -> _Written:
     """Write a directory in Hugging Face layout: the commit's own files, or the trainer's weights in another dtype."""
     stored = _stored_dtype(commit)
     wanted = stored if dtype is None else getattr(torch, dtype)
+    copy_assets(commit.path, folder)
     if wanted == stored:
-        export_hf(commit.path, folder)
-        (folder / ".slime_export.json").unlink()
+        for path in (*weight_files(commit.path), commit.path / INDEX):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
     else:
-        copy_assets(commit.path, folder)
         hf = {key: value for key, value in commit.config.hf.items() if key != "torch_dtype"}
         write_config(folder, {**hf, "dtype": dtype})
         write_weights(folder, ((name, tensor.to(wanted)) for name, tensor in commit.weights()))
