@@ -1,7 +1,10 @@
 """`load_settings`: command line, environment and files -> checked `Settings`; every command starts here.
 
-Order: layers are read and typed, unsupported settings are refused, then rules fill in what follows from the values
-and check them against each other. Only configuration files are read, and nothing is started.
+Order: layers are read and typed, "auto" becomes the name of a backend, unsupported settings are refused, then rules
+fill in what follows from the values and check them against each other. Only configuration files are read, and nothing
+is started. Owners of flags declare which backend their flags choose (`ForeignFlags.chooses`, `chosen_by`). The choice
+does not depend on the machine: the same command selects the same backend everywhere, and `launch.checks` reports one
+that is not installed.
 """
 
 from __future__ import annotations
@@ -131,10 +134,10 @@ def load_settings(
     theirs = by_owner(foreign, layered.foreign)
     _settle_foreign(settings, theirs)
     if fetch:
-        _fetch(settings)
+        _fetch(settings, checked=False)
     run_rules(settings, RULES)
     if fetch:
-        _fetch(settings)  # the data sets that --eval-config names
+        _fetch(settings, checked=True)
     settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
     if args.megatron_config_path and not settings.is_absent("megatron_config_path"):
         from slime_core.config.role_settings import settle_role_settings
@@ -203,10 +206,13 @@ def _named(settings: Settings, name: str) -> str:
     return flag_specs()[name].flag + ("" if origin.kind == "flag" else f" ({origin})")
 
 
-def _fetch(settings: Settings) -> None:
-    """Let distributions replace names of remote models and data sets by local paths (entry points `slime.fetchers`)."""
+def _fetch(settings: Settings, *, checked: bool) -> None:
+    """Let distributions replace names of remote models and data sets by local paths (entry points `slime.fetchers`).
+
+    Before the settings are checked against each other, only what the rules read is needed.
+    """
     for _, entry, _ in entry_points("slime.fetchers", AllowList.of(settings.argv)):
-        entry.load()(settings)
+        entry.load()(settings, checked=checked)
 
 
 def _settle_foreign(settings: Settings, given: ByOwner) -> None:

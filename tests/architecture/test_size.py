@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 195, "tokens": 189_670, "public_names": 1_148, "kinds": 21}
+CEILINGS = {"modules": 195, "tokens": 189_476, "public_names": 1_147, "kinds": 21}
 WORDS_CEILING = 70_000
 """Words of Markdown written by hand, in the whole repository."""
 DEMO_CEILING = 174

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime_core.distributions import BUNDLE
 from slime_core.errors import ConfigError
@@ -132,6 +132,8 @@ def translated(name: HubName, kind: Kind, cited: str) -> Iterator[None]:
     """
     from huggingface_hub import errors
 
+    # The HTTP library's base class, which differs by version of huggingface_hub, and OSError.
+    network = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
     try:
         yield
     except errors.HFValidationError as error:
@@ -154,7 +156,7 @@ def translated(name: HubName, kind: Kind, cited: str) -> Iterator[None]:
         raise _refused(error, cited) from error
     except FileNotFoundError:
         raise
-    except errors.HfHubHTTPError.__bases__ as error:  # the HTTP library's errors, and OSError
+    except network as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise Unreachable(
             f"{cited}: the connection to {endpoint()} failed ({first}); what was downloaded is kept, so type the same"

@@ -1,7 +1,9 @@
 """Replace names of the hub in a command's settings by local paths, before anything reads them.
 
-`load_settings` calls `fetch` by the entry point `slime.fetchers`. Files come from the cache; what is missing there is
-downloaded. The commit that was used replaces the revision in the run's records, and a resumed run uses it again.
+`load_settings` calls `fetch` twice by the entry point `slime.fetchers`: for the models' small files, which the rules of
+the settings read, and for weights and rows once the rules have found nothing. Files come from the cache; what is
+missing there is downloaded. The commit that was used replaces the revision in the run's records, and a resumed run uses
+it again.
 """
 
 from __future__ import annotations
@@ -28,35 +30,39 @@ if TYPE_CHECKING:
 
 _MODELS = ("hf_checkpoint", "ref_load", "opd_teacher_load", "critic_load")
 """Settings that name a model to read."""
-_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+_WEIGHTS, _PATTERNS = "*.safetensors", ("*.json", "*.jinja", "*.model", "*.txt")
 _IGNORED = ("*/*.safetensors", "consolidated*")
 """The same weights in other layouts."""
 _FORM = "hf:org/name[@revision][:config][[split]][[a:b]], for example hf:openai/gsm8k:main[train][:1000]"
 
 
-def fetch(settings: Settings) -> None:
-    """Bring in every model and data set that the settings name on the hub, and write the paths into the settings.
+def fetch(settings: Settings, *, checked: bool) -> None:
+    """Bring in the models and data sets that the settings name on the hub, and write the paths into the settings.
 
     `slime config show` and others that only print take what the cache has, and leave other names as they are.
+
+    Args:
+        settings: Settings of a command.
+        checked: True once the settings fit together; without, only configurations and tokenizers are fetched.
 
     Raises:
         ConfigError: A name is malformed, or its files cannot be had; the message names the setting.
     """
     if not settings.files:
         return
-    fetching = _Fetching(settings)
+    fetching = _Fetching(settings, checked)
     for name in _MODELS:
-        if name not in settings.names:
-            fetching.model(name)
-    fetching.training_data()
+        fetching.model(name)
+    if checked:
+        fetching.training_data()
     fetching.evaluation_data()
 
 
 class _Fetching:
     """The names of one command, and the commits that a run to resume has recorded."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, checked: bool) -> None:
+        self._settings, self._checked = settings, checked
         self._only_cached = settings.command == "show"
 
     @cached_property
@@ -66,23 +72,32 @@ class _Fetching:
     def model(self, setting: str) -> None:
         """Fetch the model that a setting names."""
         settings = self._settings
-        value = _as_typed(settings, setting)
-        name = model_name(value) if value else None
-        if name is None or (not is_explicit(str(value)) and _exists(settings, setting)):
-            if value and is_explicit(value):
-                raise ConfigError(f"{self._cite(setting, value)}: a model of the hub is hf:org/name[@revision]")
+        value = str(settings.names.get(setting) or _as_typed(settings, setting) or "")
+        name = model_name(value)
+        if is_explicit(value) and name is None:
+            raise ConfigError(f"{self._cite(setting, value)}: a model of the hub is hf:org/name[@revision]")
+        if name is None or (not is_explicit(value) and os.path.exists(getattr(settings.args, setting))):
             return
         name = self._recorded.model(setting, name)
         try:
-            found = _snapshot(name, self._cite(setting, value), only_cached=self._only_cached)
+            how = {"only_cached": self._only_cached, "weights": self._checked}
+            found = _snapshot(name, self._cite(setting, value), **how)
         except ConfigError as error:
+            if self._is_deferred:
+                return
             recipe = settings.args.prepare_path
-            if recipe is None or is_explicit(str(value)):
+            if recipe is None or is_explicit(value):
                 raise
             made = f"; to have --prepare-path {recipe} make a model there, name it ./{value}"
             raise ConfigError(f"{error}{made}") from error
-        if found is not None:
+        if found is not None and setting not in settings.names:
             self._replace(setting, str(found), [str(name.at(found.name))])
+
+    @property
+    def _is_deferred(self) -> bool:
+        """True if the rules need no configuration of the model, so that their errors come before the hub's."""
+        args = self._settings.args
+        return not self._checked and (args.rollout_max_response_len or args.rollout_max_context_len) is not None
 
     def training_data(self) -> None:
         """Fetch the data set that `--prompt-data` names."""
@@ -92,21 +107,24 @@ class _Fetching:
             self._replace("prompt_data", path, [name])
 
     def evaluation_data(self) -> None:
-        """Fetch the data sets of `--eval-prompt-data`, and those of `--eval-config` once it has been read."""
+        """Fetch the data sets of `--eval-prompt-data` and `--eval-config`; before the rules, only name a single one."""
         settings = self._settings
         words = list(settings.args.eval_prompt_data or ())
-        if any(map(is_explicit, words)):
-            pins = {word: self._rows(word, f"--eval-prompt-data {word}", "test") for word in filter(is_explicit, words)}
-            paths, names = ([pins[w][at] if w in pins else w for w in words] for at in (0, 1))
-            if len(words) == 1:
-                paths = [_name(words[0], "").repo.rpartition("/")[2], *paths]
-            self._replace("eval_prompt_data", paths, names)
-        for dataset in settings.args.eval_datasets:
-            if is_explicit(dataset.path):
-                cited = f"evaluation data set {dataset.name!r}: path {dataset.path}"
-                dataset.path, name = self._rows(dataset.path, cited, "test")
+        if len(words) == 1 and is_explicit(words[0]):
+            words = settings.args.eval_prompt_data = [_name(words[0], "").repo.rpartition("/")[2], *words]
+        if not self._checked:
+            return
+        pins: dict[str, tuple[str, str]] = {}
+        for dataset in (dataset for dataset in settings.args.eval_datasets if is_explicit(dataset.path)):
+            cited = f"evaluation data set {dataset.name!r}: {dataset.path}"
+            typed, (dataset.path, name) = dataset.path, self._rows(dataset.path, cited, "test")
+            pins[typed] = dataset.path, name
+            if typed not in words:
                 origin = settings.origins["eval_config"]
                 settings.origins["eval_config"] = Origin(origin.kind, f"{origin.where or origin.kind}, {name}")
+        if not pins.keys().isdisjoint(words):
+            paths, names = ([pins[w][at] if w in pins else w for w in words] for at in (0, 1))
+            self._replace("eval_prompt_data", paths, names)
 
     # -- parts --------------------------------------------------------------------------------------------
 
@@ -147,17 +165,18 @@ def local_model(text: str, cited: str) -> str:
     name = model_name(text)
     if name is None or (not is_explicit(text) and os.path.exists(text)):
         return text
-    return str(_snapshot(name, cited, only_cached=False))
+    return str(_snapshot(name, cited, only_cached=False, weights=True))
 
 
-def _snapshot(name: HubName, cited: str, *, only_cached: bool) -> Path | None:
+def _snapshot(name: HubName, cited: str, *, only_cached: bool, weights: bool) -> Path | None:
     """Return the local directory of a model's commit; None if only the cache may be used and lacks it."""
     from slime_hub.client import client, is_offline, not_cached, translated
 
     commit = _commit(name, "model", cited, only_cached=only_cached)
     if commit is None:
         return None
-    wanted: dict[str, Any] = {"revision": commit, "allow_patterns": _PATTERNS, "ignore_patterns": _IGNORED}
+    patterns = (*_PATTERNS, _WEIGHTS) if weights else _PATTERNS
+    wanted: dict[str, Any] = {"revision": commit, "allow_patterns": patterns, "ignore_patterns": _IGNORED}
     for local in (True,) if only_cached or is_offline() else (True, False):
         try:
             with translated(name, "model", cited):
@@ -166,7 +185,7 @@ def _snapshot(name: HubName, cited: str, *, only_cached: bool) -> Path | None:
             if not local:
                 raise
             continue
-        if _is_whole(found):
+        if _is_whole(found) if weights else (found / "config.json").is_file():
             return found
     if only_cached:
         return None
@@ -197,10 +216,6 @@ def _as_typed(settings: Settings, setting: str) -> str | None:
     if value is None or is_explicit(value) or origin.kind != "file":
         return None if value is None else str(value)
     return os.path.relpath(value, os.path.dirname(origin.where.rpartition(":")[0]) or ".")
-
-
-def _exists(settings: Settings, setting: str) -> bool:
-    return os.path.exists(getattr(settings.args, setting))
 
 
 def _is_whole(folder: Path) -> bool:

@@ -98,7 +98,7 @@ def _there(name: HubName, *, overwrite: bool) -> dict[str, Any] | None:
 
     with translated(name, "model", _cited(name)):
         try:
-            info = client().repo_info(name.repo, repo_type="model", timeout=20.0)
+            info = client().model_info(name.repo, timeout=20.0)
         except RepositoryNotFoundError:
             return None
     files = [one.rfilename for one in info.siblings or ()]

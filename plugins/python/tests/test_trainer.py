@@ -289,22 +289,90 @@ def test_a_reward_that_always_raises_ends_the_loop_with_its_error(make: Callable
         make(reward=broken).train()
 
 
-@pytest.mark.slow
-def test_in_a_script_without_a_main_guard(make: Callable[..., Trainer], tmp_path: Path) -> None:
-    script = f"""
+SCRIPT = """
+import os, signal, sys, threading
+print("script runs", flush=True)
+if {method!r}:
+    import multiprocessing
+    multiprocessing.set_start_method({method!r})
 from slime_core import Trainer
-print("script runs")
 def reward(args, sample):
     return float(len(sample.response))
-small = {SMALL!r} | {{"num_rollout": 1, "preflight": True}}
-run = Trainer({str(tiny_model())!r}, data={ROWS!r}, reward=reward, **small).train()
-print("state", run.state())
+small = {small!r} | {{"num_rollout": {rollouts}}}
+def make():
+    return Trainer({model!r}, data={rows!r}, reward=reward, **small)
+trainer = make()
+{body}
+print("end of the script", flush=True)
 """
+BODIES = {
+    "trained": "print('state', trainer.train().state())",
+    "forgotten in a loop": "loop = iter(trainer); print('state', next(loop).number)",
+    "forgotten after a call": "trainer.update(trainer.rollout()); print('state 1')",
+    "two forgotten": "loops = [iter(trainer), iter(make())]; print('state', *[next(one).number for one in loops])",
+    "interrupted": """
+def interrupt():
+    while not (trainer.run.path / "metrics.jsonl").read_text():
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+try:
+    for step in trainer:
+        if step.number == 1:
+            threading.Thread(target=interrupt).start()
+except KeyboardInterrupt:
+    print('state', trainer.run.state(), flush=True)
+before = len(trainer.run.metrics())
+for step in trainer:
+    break
+assert step.number == before + 1, (step, before)
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "method", "rollouts", "state"),
+    [
+        ("trained", "", 1, "state ended"),
+        ("trained", "spawn", 1, "state ended"),
+        ("trained", "fork", 1, "state ended"),
+        ("forgotten in a loop", "", 2000, "state 1"),
+        ("forgotten after a call", "", 2000, "state 1"),
+        ("two forgotten", "", 2000, "state 1 1"),
+        ("interrupted", "", 2000, "state drained"),
+    ],
+)
+@pytest.mark.parametrize("given", ["file", "stdin"])  # a REPL's functions come from standard input
+def test_a_script_without_a_main_guard(
+    make: Callable[..., Trainer], tmp_path: Path, body: str, method: str, rollouts: int, state: str, given: str
+) -> None:
+    small = {**SMALL, "preflight": True}
+    script = SCRIPT.format(
+        method=method, small=small, rollouts=rollouts, model=str(tiny_model()), rows=ROWS, body=BODIES[body]
+    )
     (tmp_path / "script.py").write_text(script)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MARK_OF_TEST": str(tmp_path)}
+    command = [sys.executable, "script.py" if given == "file" else "-"]
     done = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment
+        command, input=script, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=environment
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("script runs") == 1
-    assert "state ended" in done.stdout
+    assert state in done.stdout
+    assert "end of the script" in done.stdout
+    assert "Traceback" not in done.stderr
+    if rollouts > 1:
+        assert list((tmp_path / "outputs" / "python-1" / "checkpoints").glob("rollout_*")), "ended with a commit"
+    assert left_of(tmp_path) == []
+
+
+def left_of(mark: Path) -> list[str]:
+    """Return the processes of a script, by the mark in their environment, that are left."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"MARK_OF_TEST={mark}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return found

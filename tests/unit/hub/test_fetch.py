@@ -127,7 +127,7 @@ FAULTS: dict[str, tuple[list[str], str]] = {
     "rows": (["--prompt-data", f"hf:{DATA}[train][1]"], r"expected hf:org/name\[@revision\]"),
     "config": (["--prompt-data", f"hf:{DATA}[train]"], r"(?s)'main'.*name configuration and split: hf:org/sums:config"),
     "split": (["--prompt-data", f"hf:{DATA}:main[trian]"], r"trian.*train.*name configuration and split"),
-    "evaluation": (["--eval-prompt-data", "a", "hf:org/none"], r"--eval-prompt-data hf:org/none: no such path"),
+    "evaluation": (["--eval-prompt-data", "a", "hf:org/none"], r"evaluation data set 'a': hf:org/none: no such"),
 }
 
 
@@ -136,12 +136,22 @@ def test_one_line_for_a_name_that_cannot_be_had(hub: Hub, tiny: TinyRun, case: s
     files = hub.repos["model", MODEL].files
     hub.add("org/private", files, private=True)
     hub.add("org/gated", files, gated=True)
-    hub.add("org/pickled", {"config.json": b"{}", "pytorch_model.bin": b"x"})
+    hub.add("org/pickled", {"config.json": files["config.json"], "pytorch_model.bin": b"x"})
     argv, message = FAULTS[case]
     model = [] if "--hf-checkpoint" in argv else ["--hf-checkpoint", str(tiny.root / "model")]
     with pytest.raises(ConfigError, match=message) as caught:
         load(*model, *argv)
     assert "\n" not in str(caught.value)
+
+
+def test_settings_that_contradict_each_other_come_first(hub: Hub) -> None:
+    more = ["--n-samples-per-prompt", "3", "--global-batch-size", "5"]
+    data = ["--prompt-data", f"hf:{DATA}:main[train]"]
+    with pytest.raises(ConfigError, match="--global-batch-size 5"):
+        load("--hf-checkpoint", MODEL, *data, *more)
+    assert not [request for request in hub.requests if "safetensors" in request or "datasets" in request]
+    with pytest.raises(ConfigError, match="--global-batch-size 5"):
+        load("--hf-checkpoint", "org/none", *data, *more, "--rollout-max-response-len", "8")
 
 
 def test_the_token_is_the_environments(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

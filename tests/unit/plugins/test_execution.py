@@ -80,7 +80,7 @@ async def test_async_calls_are_bounded_and_waiting_does_not_count_against_the_de
 
 
 async def test_waiting_for_a_thread_does_not_count_against_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "_THREADS", Slots(1))
+    monkeypatch.setattr(adapters, "THREADS", Slots(1))
     busy, release = threading.Event(), threading.Event()
 
     def holds(args, sample):

@@ -60,7 +60,7 @@ def test_check_notices_a_new_plugin_and_writing_mends_it(script: ModuleType, tmp
     assert [line for line in lines if not line.startswith("#")] == [
         "torch==2.13.0",
         "-e .",
-        "-e ./plugins",
+        "-e ./plugins[gguf]",
         "-e ./plugins/rewards/math",
     ]
     bundle = tomllib.loads((root / "plugins" / "pyproject.toml").read_text())

@@ -121,7 +121,7 @@ def _load(folder: Path, **more: Any) -> Any:
     """Load a model by transformers, in float32."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, local_files_only=True, trust_remote_code=False, **more
     )
     return model.eval()
@@ -161,7 +161,7 @@ def _peft(commit: Commit, folder: Path) -> _Written:
     shutil.copyfile(commit.adapter / ADAPTER, folder / ADAPTER)
     config = read_json(commit.adapter / CONFIG)
     (folder / CONFIG).write_text(json.dumps({**config, **_named_base(commit)}, indent=2) + "\n", encoding="utf-8")
-    model = PeftModel.from_pretrained(_load(commit.base), str(folder), local_files_only=True)
+    model: Any = PeftModel.from_pretrained(_load(commit.base), str(folder), local_files_only=True)
     return _Written(model.eval(), torch.float32)
 
 
