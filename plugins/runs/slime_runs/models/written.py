@@ -17,7 +17,7 @@ import torch
 
 from slime_core.distributions import BUNDLE
 from slime_core.errors import ConfigError, SlimeError
-from slime_core.models.hf_io import INDEX, copy_assets, read_json, weight_files, write_config, write_weights
+from slime_core.models.hf_io import copy_assets, copy_model, read_json, write_config, write_weights
 from slime_core.models.lora_files import CONFIG
 from slime_core.models.lora_files import WEIGHTS as ADAPTER
 from slime_runs.models.commit import Commit, logits_of
@@ -136,12 +136,10 @@ def _merged(commit: Commit, folder: Path, dtype: str | None) -> _Written:
     """Write a directory in Hugging Face layout: the commit's own files, or the trainer's weights in another dtype."""
     stored = _stored_dtype(commit)
     wanted = stored if dtype is None else getattr(torch, dtype)
-    copy_assets(commit.path, folder)
     if wanted == stored:
-        for path in (*weight_files(commit.path), commit.path / INDEX):
-            if path.is_file():
-                shutil.copyfile(path, folder / path.name)
+        copy_model(commit.path, folder)
     else:
+        copy_assets(commit.path, folder)
         hf = {key: value for key, value in commit.config.hf.items() if key != "torch_dtype"}
         write_config(folder, {**hf, "dtype": dtype})
         write_weights(folder, ((name, tensor.to(wanted)) for name, tensor in commit.weights()))
