@@ -72,6 +72,12 @@ def cpu_seconds() -> float:
     return total
 
 
+def peak_mib() -> float:
+    """Return the most memory that this process has had, in MiB (Linux)."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
 def in_turns(sides: Mapping[K, Callable[[], T]], repeats: int) -> dict[K, list[T]]:
     """Run every side once per turn, so that other load on the machine affects all sides."""
     found: dict[K, list[T]] = {name: [] for name in sides}

@@ -15,9 +15,12 @@ rewards within the group, recompute log-probs before the first of two optimizer 
 algorithm, and so a row of its own, is "slime-declared": the engine's log-probs are taken for the old ones
 (`--use-rollout-logprobs`), which TRL without vLLM does not have.
 
+"with start" is the whole process: imports, loading the model, the first rollout too.
+
 `--mix` draws the length of every answer from a log-normal distribution (median 64, at most 512), the same lengths on
 both sides: `transformers.generate` goes on until the longest of its batch is done, and TRL trains on answers padded to
-it. `--model` takes larger random models than the quick start's.
+it. `--model` takes larger random models than the quick start's, or a directory with a model, such as the one of
+`real_model.py`.
 
 The last line is a bound: the time that the matrix products of this work take at the speed this machine multiplies
 matrices of these shapes. No implementation in the same precision can be faster, so it says how large a ratio can get.
@@ -40,7 +43,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _harness import Parser, cpu_seconds, ratio, spread, table
+from _harness import Parser, cpu_seconds, peak_mib, ratio, spread, table
 
 HERE = Path(__file__).resolve().parent
 STEPS_PER_ROLLOUT = 2
@@ -77,6 +80,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Differences from the quick start's model, whose heads have 32 dimensions."""
 AIMS = {"0.3M, 20 tokens": 1.9, "0.3M, 120 tokens": 1.4, "0.3M, lengths of the mix": 5.0}
+WITH_START = {"SmolLM2, 24 tokens": 4.0}
 AIMS |= {"5M, 120 tokens": 1.5, "30M, 120 tokens": 1.5}
 DECLARED_AIMS = {"0.3M, 20 tokens": 3.0, "0.3M, 120 tokens": 2.0}
 """Target ratios of processor time, compared with the tuned side."""
@@ -100,6 +104,8 @@ class Job:
     reward: str
     """Python file with `share_of_digits(text)`."""
     num_prompts: int
+    prompt_tokens: int
+    """Tokens of the longest prompt."""
     group_size: int
     lengths: list[int]
     """Lengths of the answers of a rollout, in tokens."""
@@ -134,13 +140,20 @@ class Measured:
     """Response lengths of the last rollout, in ascending order."""
     prompt_tokens: int
     """Number of prompt tokens of a rollout."""
+    peak_mib: float
+    """Most memory of the process."""
+    whole_seconds: float = 0.0
+    """CPU time of the process from its start to its end."""
 
 
 # -- inputs ----------------------------------------------------------------------------------------------
 
 
-def write_inputs(work: Path, num_prompts: int, shape: str) -> tuple[Path, Path, Path]:
-    """Write a model like the quick start's with random weights, its prompts as text, and the reward function."""
+def write_inputs(work: Path, num_prompts: int, shape: str) -> tuple[Path, Path, Path, int]:
+    """Write the inputs of both sides, and count the tokens of the longest prompt.
+
+    The model is like the quick start's with random weights, or one that is there; the prompts are text.
+    """
     from slime_commands.init import task
     from slime_commands.init.tiny_model import hf_config, write_tokenizer
     from slime_embedded.models.decoder import init_weights
@@ -150,14 +163,17 @@ def write_inputs(work: Path, num_prompts: int, shape: str) -> tuple[Path, Path, 
     from slime_core.models.hf_io import write_config, write_weights
 
     model, prompts, reward = work / "model", work / "prompts.jsonl", work / "bench_reward.py"
-    write_config(model, {**hf_config(write_tokenizer(model)), "max_position_embeddings": 1024, **SHAPES[shape]})
-    write_weights(model, init_weights(load_model_config(model), seed=0).items())
+    if shape in SHAPES:
+        write_config(model, {**hf_config(write_tokenizer(model)), "max_position_embeddings": 1024, **SHAPES[shape]})
+        write_weights(model, init_weights(load_model_config(model), seed=0).items())
+    else:
+        model = Path(shape).resolve()
     tokenizer = load_tokenizer(model)
     problems, _ = task.split_problems()
     rows = [{"prompt": render_prompt(tokenizer, task.question(problem))} for problem in problems[:num_prompts]]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     reward.write_text(REWARD, encoding="utf-8")
-    return model, prompts, reward
+    return model, prompts, reward, max(len(tokenizer(row["prompt"])["input_ids"]) for row in rows)
 
 
 # -- slime -----------------------------------------------------------------------------------------------
@@ -167,8 +183,8 @@ def slime_command(job: Job, work: Path) -> list[str]:
     """Return the command of `slime train` with the default embedded engine and trainer."""
     generate = work / "bench_generate.py"
     generate.write_text(GENERATE % job.lengths, encoding="utf-8")
-    prompt_tokens, longest = 16, max(job.lengths)
-    packed = job.micro_batch * (sum(job.lengths) // job.samples + prompt_tokens)
+    longest = max(job.lengths)
+    packed = job.micro_batch * (sum(job.lengths) // job.samples + job.prompt_tokens)
     flags: dict[str, Any] = {
         "hf-checkpoint": job.model,
         "prompt-data": job.prompts,
@@ -180,7 +196,7 @@ def slime_command(job: Job, work: Path) -> list[str]:
         "rollout-max-response-len": longest,
         "num-rollout": job.rollouts + 1,
         "num-steps-per-rollout": STEPS_PER_ROLLOUT,
-        "max-tokens-per-gpu": max(packed, longest + 2 * prompt_tokens),
+        "max-tokens-per-gpu": max(packed, longest + 2 * job.prompt_tokens),
         "advantage-estimator": "grpo",
         "lr": "1e-4",
         "lr-decay-style": "constant",
@@ -206,7 +222,7 @@ def slime_command(job: Job, work: Path) -> list[str]:
 def run_slime(job: Job, python: str, work: Path, *more: str) -> Measured:
     clock = work / "clock.jsonl"
     clock.unlink(missing_ok=True)
-    run_process([python, *slime_command(job, work), *more], {"BENCH_CLOCK_FILE": str(clock)}, job.threads)
+    whole = run_process([python, *slime_command(job, work), *more], {"BENCH_CLOCK_FILE": str(clock)}, job.threads)
     events = [json.loads(line) for line in clock.read_text(encoding="utf-8").splitlines()]
     ends = [event for event in events if event["event"] == "step_end"]
     rollouts = [event for event in events if event["event"] == "rollout_end"]
@@ -216,6 +232,8 @@ def run_slime(job: Job, python: str, work: Path, *more: str) -> Measured:
         samples_per_rollout=len(rollouts[-1]["response_lengths"]),
         response_lengths=sorted(rollouts[-1]["response_lengths"]),
         prompt_tokens=rollouts[-1]["prompt_tokens"],
+        peak_mib=ends[-1]["peak_mib"],
+        whole_seconds=whole,
     )
 
 
@@ -226,8 +244,8 @@ def run_trl(job: Job, python: str, work: Path) -> Measured:
     result = work / "trl.json"
     result.unlink(missing_ok=True)
     words = ["--busy-anyway", "--trl-job", json.dumps(asdict(job)), "--trl-result", str(result)]
-    run_process([python, str(Path(__file__).resolve()), *words], {}, job.threads)
-    return Measured(**json.loads(result.read_text(encoding="utf-8")))
+    whole = run_process([python, str(Path(__file__).resolve()), *words], {}, job.threads)
+    return replace(Measured(**json.loads(result.read_text(encoding="utf-8"))), whole_seconds=whole)
 
 
 def trl_main(job: Job, result: Path) -> None:
@@ -279,6 +297,7 @@ def trl_main(job: Job, result: Path) -> None:
         samples_per_rollout=seen["calls"][-1],
         response_lengths=sorted(seen["lengths"][-job.samples :]),
         prompt_tokens=prompt_tokens,
+        peak_mib=peak_mib(),
     )
     result.write_text(json.dumps(asdict(measured)), encoding="utf-8")
 
@@ -350,14 +369,16 @@ def differences(moments: list[float]) -> list[float]:
 # -- both ------------------------------------------------------------------------------------------------
 
 
-def run_process(command: list[str], environment: dict[str, str], threads: int) -> None:
-    """Run to the end; on failure print the output and stop."""
+def run_process(command: list[str], environment: dict[str, str], threads: int) -> float:
+    """Run to the end and return the CPU time; on failure print the output and stop."""
+    before = cpu_seconds()
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if threads:
         env |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, env=env | environment, capture_output=True, text=True, timeout=1800)
     if done.returncode:
         raise SystemExit(f"{' '.join(command[:4])} ... failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return cpu_seconds() - before
 
 
 def versions(python: str, names: list[str]) -> str:
@@ -378,7 +399,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=20, help="of every answer")
     parser.add_argument("--mix", action="store_true", help="log-normal lengths of answers instead")
-    parser.add_argument("--model", choices=SHAPES, default="0.3M", help="parameters")
+    parser.add_argument("--model", default="0.3M", help=f"{', '.join(SHAPES)} parameters, or a model directory")
     parser.add_argument("--rollouts", type=int, default=3, help="timed rollouts of each process")
     parser.add_argument("--repeats", type=int, default=2, help="processes of each side, in turns")
     parser.add_argument("--threads", type=int, default=1, help="of each side; 0 is whatever each side does by itself")
@@ -387,6 +408,8 @@ def main() -> None:
     parser.add_argument("--trl-job", help=argparse.SUPPRESS)
     parser.add_argument("--trl-result", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.model not in SHAPES and not (Path(options.model) / "config.json").is_file():
+        parser.error(f"--model {options.model}: {', '.join(SHAPES)}, or a directory with config.json")
     if options.trl_job:
         trl_main(Job(**json.loads(options.trl_job)), Path(options.trl_result))
         return
@@ -399,13 +422,14 @@ def main() -> None:
 
 def compare(options: argparse.Namespace, work: Path) -> None:
     """Run the sides in turns and print the table."""
-    model, prompts, reward = write_inputs(work, options.prompts, options.model)
+    model, prompts, reward, prompt_tokens = write_inputs(work, options.prompts, options.model)
     samples = options.prompts * options.group_size
     job = Job(
         model=str(model),
         prompts=str(prompts),
         reward=str(reward),
         num_prompts=options.prompts,
+        prompt_tokens=prompt_tokens,
         group_size=options.group_size,
         lengths=drawn_lengths(samples) if options.mix else [options.new_tokens] * samples,
         rollouts=options.rollouts,
@@ -425,7 +449,7 @@ def compare(options: argparse.Namespace, work: Path) -> None:
             print(f"{side}: {', '.join(f'{s:.3f}' for s in runs[-1].seconds)} s per rollout", flush=True)
             check(side, runs[-1], job)
     lengths = "lengths of the mix" if options.mix else f"{options.new_tokens} tokens"
-    report(f"{options.model}, {lengths}", job, found, bound_seconds(job, found))
+    report(f"{Path(options.model).name}, {lengths}", job, found, bound_seconds(job, found))
 
 
 def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
@@ -474,13 +498,14 @@ def report(name: str, job: Job, found: dict[str, list[Measured]], bound: float) 
         f"\n{job.samples} samples ({job.num_prompts} prompts x {job.group_size}) of {of} new tokens,"
         f" {STEPS_PER_ROLLOUT} optimizer steps per rollout, float32, CPU, {threads}\n"
     )
-    header = ["side", "rollouts", "wall s", "spread", "samples/s", "CPU s", "spread", "samples/CPU-s"]
+    whole = {side: [run.whole_seconds for run in runs] for side, runs in found.items()}
+    header = ["side", "rollouts", "wall s", "spread", "samples/s", "CPU s", "spread", "samples/CPU-s", "MiB"]
     rows = []
     for side in found:
         wall_s, cpu_s = statistics.median(wall[side]), statistics.median(cpu[side])
         cells = [f"{wall_s:.3f}", spread(wall[side]), f"{job.samples / wall_s:.0f}"]
         cells += [f"{cpu_s:.3f}", spread(cpu[side]), f"{job.samples / cpu_s:.0f}"]
-        rows.append([side, str(len(wall[side])), *cells])
+        rows.append([side, str(len(wall[side])), *cells, f"{max(run.peak_mib for run in found[side]):.0f}"])
     print(table(header, rows))
     print()
     what = f"GRPO step, {name}"
@@ -490,6 +515,7 @@ def report(name: str, job: Job, found: dict[str, list[Measured]], bound: float) 
         aim = ours[own] if side == TUNED else None
         floor = bound if own == SLIME else None  # which computes old log-probs
         ratio(f"{what}, {side} / {own}, processor", cpu[own], cpu[side], floor=floor, aim=aim)
+        ratio(f"{what}, {side} / {own}, processor with start", whole[own], whole[side], aim=WITH_START.get(name))
     bounds = ", ".join(f"{statistics.median(cpu[side]) / bound:.1f}x for {side}" for side in found)
     print(f"bound: matrix products alone {bound:.3f} CPU-s per rollout; CPU time over the bound: {bounds}")
 

@@ -63,6 +63,7 @@ class Row:
 
 
 def build(size: str, directory: Path, context: int) -> int:
+    """Write a random model of the size and return its parameters."""
     hidden, layers, heads, kv_heads, dim, inner = SIZES[size]
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
@@ -136,9 +137,10 @@ def bench(options: argparse.Namespace) -> list[Row]:
     rng = random.Random(1)
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as name:
-            directory = Path(name)
-            params = build(size, directory, max(2048, options.prompt + options.tokens))
-            print(f"# {size}: {params:,} parameters", flush=True)
+            directory = Path(name) if size in SIZES else Path(size)
+            if size in SIZES:
+                params = build(size, directory, max(2048, options.prompt + options.tokens))
+                print(f"# {size}: {params:,} parameters", flush=True)
             for dtype in options.dtypes:
                 core = make_core(directory, dtype, options.device)
                 model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[dtype])
@@ -175,7 +177,7 @@ def measure(
     flops = decode_flops(model.config.to_dict(), [len(prompt) for prompt in prompts], lengths)
     peak = peak_flops(dtype, options)
     row = Row(workload, size, dtype, n, total / ours, total / hf, flops / ours / peak, mib)
-    what = f"tokens, {workload} {size} {dtype} x{n}, prompts of {options.prompt}: transformers / engine"
+    what = f"tokens, {workload} {Path(size).name} {dtype} x{n}, prompts of {options.prompt}: transformers / engine"
     short = {64: 2.5, 256: 2.0}.get(n)
     aim = 4.0 if workload == "mix" else short if options.prompt < 1000 else 1.0
     ratio(what, [ours], [hf], floor=flops / peak, aim=aim)
@@ -214,7 +216,7 @@ def summary(rows: list[Row]) -> None:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.5M", "2M", "10M"])
+    parser.add_argument("--sizes", nargs="+", default=["0.5M", "2M", "10M"], help="names of SIZES or model directories")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--workloads", nargs="+", choices=("equal", "mix"), default=["equal", "mix"])

@@ -16,14 +16,17 @@ from typing import Any
 from slime_core import hookimpl
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from _harness import cpu_seconds
+from _harness import cpu_seconds, peak_mib
 
 _FILE = os.environ.get("BENCH_CLOCK_FILE", os.devnull)
 
 
 def _mark(event: str, **facts: Any) -> None:
     with Path(_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"event": event, "time": time.time(), "cpu": cpu_seconds(), **facts}) + "\n")
+        file.write(
+            json.dumps({"event": event, "time": time.time(), "cpu": cpu_seconds(), "peak_mib": peak_mib(), **facts})
+            + "\n"
+        )
 
 
 @hookimpl

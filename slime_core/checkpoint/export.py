@@ -12,10 +12,10 @@ import os
 import shutil
 from pathlib import Path
 
-from slime_core.checkpoint.store import MANIFEST, STATE, remove_made
+from slime_core.checkpoint.store import remove_made
 from slime_core.errors import CheckpointError
+from slime_core.models.hf_io import copy_model
 
-_NOT_COPIED = (MANIFEST, STATE, "data_source.json")
 _MARK = ".slime_export.json"
 
 
@@ -42,9 +42,8 @@ def export_hf(commit: Path, target: Path) -> None:
         if partial.exists():
             shutil.rmtree(partial)
         partial.mkdir(parents=True)
-        names = [path.name for path in sorted(commit.iterdir()) if path.is_file() and path.name not in _NOT_COPIED]
-        for name in names:
-            shutil.copyfile(commit / name, partial / name)
+        copy_model(commit, partial)
+        names = sorted(os.listdir(partial))
         (partial / _MARK).write_text(json.dumps({"files": names}) + "\n", encoding="utf-8")
         if target.exists():
             os.rename(target, replaced)

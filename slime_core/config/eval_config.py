@@ -50,7 +50,8 @@ def resolve_eval_datasets(args: Args, place: str = "flag") -> tuple[list[EvalDat
     """
     warnings: list[str] = []
     if args.eval_config:
-        cited, (defaults, entries) = args.eval_config, _from_file(args.eval_config, place, warnings)
+        cited = args.eval_config
+        defaults, entries = _from_file(cited, place, warnings)
     else:
         cited, defaults = f"--eval-prompt-data ({place})", {}
         entries = [(cited, entry) for entry in _from_pairs(args.eval_prompt_data or [], place)]

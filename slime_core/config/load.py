@@ -122,7 +122,7 @@ def load_settings(
         args,
         origins,
         command,
-        list(layered.warnings),
+        layered.warnings,
         (*argv, *parser.words_of(arguments, lists)),
         foreign=tuple(layered.foreign),
         custom=tuple(layered.custom),

@@ -131,5 +131,4 @@ def _like(existing: object, value: object, cited: str) -> object:
     try:
         return TypeAdapter[object](type(existing)).validate_python(value)
     except ValidationError:
-        wanted = type(existing).__name__
-        raise ConfigError(f"{cited} {value!r}: expected {wanted}, as elsewhere in the run") from None
+        raise ConfigError(f"{cited} {value!r}: expected {type(existing).__name__}, as elsewhere in the run") from None

@@ -236,9 +236,9 @@ def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
     """Log and return warnings about settings that no component uses. Raises ConfigError."""
     chosen, uses = _chosen(parts), set[str]()
     for name, each in chosen.items():
-        for unknown in sorted({*each.traits.uses} - flag_specs().keys()):
+        uses.update(each.traits.uses)
+        for unknown in sorted(uses - flag_specs().keys()):
             raise PluginError(f"{settings.cite(name)}: `uses` of its traits has {unknown!r}, which is no setting")
-        uses |= {*each.traits.uses}
     if parts.trainer is None:
         uses |= OF_TRAINERS.keys()
     if parts.engine is not None and not traits_of(parts.engine, EngineTraits).runs_elsewhere:

@@ -102,8 +102,10 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
     start = args.start_rollout_id = first_rollout(args, commit)
     with run_hooks(run, run_dir):
         if commit is not None:
-            settings, trainers = run.settings.to_dict(), parts.trainers
-            restore(args, commit, settings, trainer=trainers, stage=stage, weights=weights, journal=journal)
+            restore(
+                args, commit, run.settings.to_dict(),
+                trainer=parts.trainers, stage=stage, weights=weights, journal=journal,
+            )  # fmt: skip
             if not args.finetune:
                 parts.unfinished += unfinished_evaluations(commit)
         cut_after(run_dir, start, parts.unfinished)

@@ -133,7 +133,10 @@ def hook_plugins(manager: pluggy.PluginManager) -> list[Resolved]:
 
 
 def _source_of(plugin: Any) -> Path | None:
-    file = inspect.getsourcefile(plugin if inspect.ismodule(plugin) else type(plugin))
+    try:
+        file = inspect.getsourcefile(plugin if inspect.ismodule(plugin) else type(plugin))
+    except OSError:  # a class of a prompt or a notebook
+        return None
     return Path(file) if file else None
 
 

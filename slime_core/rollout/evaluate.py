@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from slime_core.config.sections.evaluation import EvalDataset
@@ -56,13 +55,9 @@ def dataset_args(args: Args, dataset: EvalDataset) -> Args:
     if dataset.tools_path is not None:
         changes["tools_path"] = dataset.tools_path
     if dataset.plugins:
-        changes["plugins"] = laid_over(args.plugins, dataset.plugins)
+        run, own = args.plugins, dataset.plugins  # merged option by option
+        changes["plugins"] = {name: {**run.get(name, {}), **own.get(name, {})} for name in {**run, **own}}
     return args.model_copy(update=changes) if changes else args
-
-
-def laid_over(below: Mapping[str, Mapping[str, Any]], above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a run's plugin options, overridden by a data set's, option by option."""
-    return {name: {**below.get(name, {}), **above.get(name, {})} for name in {**below, **above}}
 
 
 class EvalRecord(Protocol):

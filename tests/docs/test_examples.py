@@ -35,6 +35,7 @@ def test_every_example_is_tested_here() -> None:
     tests = [
         Path(__file__).parent,
         *(Path(__file__).parents[1] / place for place in ("integration", "backends/megatron")),
+        EXAMPLES.parent / "plugins/python/tests",
     ]
     text = "".join(file.read_text(encoding="utf-8") for folder in tests for file in folder.glob("test_*.py"))
     assert {p.name for p in EXAMPLES.iterdir() if p.name not in text and not p.name.startswith(("__", "."))} == set()
@@ -52,7 +53,7 @@ def test_the_index_has_every_example_with_its_command() -> None:
     for _, command, shows, takes, expect in rows:
         assert all((shows, takes, expect))
         program, *words = shlex.split(command.strip("`"))
-        assert program in ("slime", "python", "sh")
+        assert program in ("slime", "python", "sh", "jupyter")
         named = [word[2:].replace("-", "_") for word in words if word.startswith("--")]
         assert [name for name in named if name not in flag_specs() and name not in ("config", "sglang_config")] == []
         paths = [word.partition(":")[0] for word in words if word.startswith("examples/")]

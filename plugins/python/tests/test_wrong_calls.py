@@ -157,13 +157,14 @@ def children() -> set[str]:
 
 
 def check(call: Callable[[], Any], end: str) -> None:
-    before = children()
+    before, threads = children(), threading.enumerate()
     with pytest.raises(SlimeError) as raised:
         call()
     last = str(raised.value).splitlines()[-1]
     assert end in last
     assert SECRET not in str(raised.value)
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("slime-")]
+    started = [thread.name for thread in threading.enumerate() if thread not in threads]
+    assert not [name for name in started if name.startswith("slime-")]
     assert children() <= before
 
 

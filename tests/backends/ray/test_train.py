@@ -39,7 +39,7 @@ def test_same_bits_as_inline_and_one_goes_on_where_the_other_ended(
 
     shutil.copytree(inline, other)
     done = typed("train", *tiny.argv(other, load=other, num_rollout=ROLLOUTS + 1), *joined)
-    assert f"continuing with rollout {ROLLOUTS}" in done.stdout
+    assert f"continuing with rollout {ROLLOUTS + 1}" in done.stdout
     typed("train", *tiny.argv(run, load=run, num_rollout=ROLLOUTS + 1))
     assert timeless(run) == timeless(other)
     assert files(run) == files(other)

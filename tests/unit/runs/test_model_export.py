@@ -43,6 +43,7 @@ def make_commit(make_text_model: Callable[..., tuple[Path, Any]], tmp_path: Path
 
         def write(folder: Path) -> None:
             copy_assets(model, folder)
+            (folder / "open_groups.jsonl").write_text("prompts that only slime reads\n")
             read = json.loads((folder / "config.json").read_text())
             (folder / "config.json").write_text(json.dumps({**read, "dtype": str(dtype).removeprefix("torch.")}))
             write_weights(folder, ((name, tensor.to(dtype)) for name, tensor in read_weights(model)))
@@ -140,7 +141,8 @@ def test_merged_weights(make_commit: MakeCommit, tmp_path: Path, dtype: str | No
     found = dict(read_weights(tmp_path / "out"))
     assert {tensor.dtype for tensor in found.values()} == {torch.float32 if dtype is None else torch.bfloat16}
     assert (tmp_path / "out" / "tokenizer.json").is_file()
-    assert not list((tmp_path / "out").glob(".*"))
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names.isdisjoint({"open_groups.jsonl", "state.json", "manifest.json", "trainer"})
     assert proof.difference <= proof.limit
     with pytest.raises(ConfigError, match="is there already"):
         write_model(commit, tmp_path / "out", "merged")

@@ -52,7 +52,7 @@ def _show(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--changed", action="store_true")
     own, rest = parser.parse_known_args(argv)
-    settings = load_settings(rest, command=own.command)
+    settings = load_settings(rest, command=own.command, fetch=False)
     if own.json:
         print(json_text(as_json(settings, changed=own.changed), indent=2))
     else:

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from slime_core.checkpoint.export import export_hf
 from slime_core.distributions import BUNDLE
 from slime_core.errors import ConfigError, SlimeError
-from slime_core.models.hf_io import copy_assets, read_json, write_config, write_weights
+from slime_core.models.hf_io import copy_assets, copy_model, read_json, write_config, write_weights
 from slime_core.models.lora_files import CONFIG
 from slime_core.models.lora_files import WEIGHTS as ADAPTER
 from slime_runs.models.commit import Commit, logits_of
@@ -138,8 +137,7 @@ def _merged(commit: Commit, folder: Path, dtype: str | None) -> _Written:
     stored = _stored_dtype(commit)
     wanted = stored if dtype is None else getattr(torch, dtype)
     if wanted == stored:
-        export_hf(commit.path, folder)
-        (folder / ".slime_export.json").unlink()
+        copy_model(commit.path, folder)
     else:
         copy_assets(commit.path, folder)
         hf = {key: value for key, value in commit.config.hf.items() if key != "torch_dtype"}
