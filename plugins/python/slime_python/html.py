@@ -80,10 +80,10 @@ def _shown(text: Any, longest: int | None = _LONGEST) -> str:
     """Return a prompt (text or chat messages) or response, cut in the middle if it is long."""
     if isinstance(text, list):
         text = "\n".join(f"{m.get('role')}: {m.get('content')}" if isinstance(m, Mapping) else str(m) for m in text)
-    text = str(text)
-    if longest is None or len(text) <= longest:
-        return text
-    return f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+    whole = str(text)
+    if longest is None or len(whole) <= longest:
+        return whole
+    return f"{whole[: longest // 2]} ... {whole[-longest // 2 :]}"
 
 
 def _number(reward: Any) -> float:
