@@ -43,6 +43,6 @@ class Display:
         from IPython.display import display
 
         if self._handle is None:
-            self._handle = display(found, display_id=True)
+            self._handle = display(found, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(found)

@@ -138,7 +138,7 @@ def _class_of(given: Any) -> type[Any]:
                 state = copy.deepcopy(vars(given))
             except TypeError:  # a lock, a connection: shared
                 state = dict(vars(given))
-            vars(self).update(state)
+            self.__dict__.update(state)
 
     Copied.__name__ = type(given).__name__
     return Copied

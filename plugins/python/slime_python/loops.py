@@ -126,7 +126,8 @@ class Stepping(_Answering):
         while not self._ending:
             verb, value = await self._next_call()
             if verb == "commit":
-                self._channel().send(await self._commit(rollout_id))
+                await self._commit(rollout_id)
+                self._channel().send(None)
             elif verb == "change":
                 self._channel().send(change(self._args, self._parts, value))
             elif verb == "end":
@@ -158,7 +159,7 @@ class Calls(_Answering):
         self._metrics: dict[str, float] | None = None
         """Metrics of the rollout that is trained on and not yet recorded."""
         self._drawn: dict[str, float] = {}
-        verbs = {"rollout": self._rollout, "update": self._update, "sync": self._sync}
+        verbs: dict[str, Callable[[Any], Awaitable[Any]]] = {"rollout": self._rollout, "update": self._update, "sync": self._sync}
         verbs |= {"commit": self._commit_done, "change": self._change}
         await answer(self._stages.weights.push())
         drew = False

@@ -42,7 +42,7 @@ class Run(RunRecords):
         if (shell := notebook()) is not None:
             from IPython.core.pylabtools import select_figure_formats
 
-            select_figure_formats(shell, {"png"})
+            select_figure_formats(shell, {"png"})  # type: ignore[no-untyped-call]
         figure = Figure(figsize=(4 * max(len(shown), 1), 3), layout="constrained")
         for place, name in enumerate(shown, 1):
             axes = figure.add_subplot(1, len(shown), place)

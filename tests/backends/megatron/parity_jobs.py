@@ -101,7 +101,7 @@ def _train(flags: Sequence[str], held: list[Any]) -> dict[str, Any]:
             for number, batch in enumerate(rollouts(run, estimator)):
                 metrics = learner.train(number, batch)
                 # Each rank looks at other elements of the weights.
-                metrics.pop("train/update_ratio")
+                metrics.pop("train/update_ratio", None)
                 seen["metrics"].append({k: v for k, v in metrics.items() if not k.startswith("perf/")})
         for role, trainer in (("actor", trainers.actor), ("critic", trainers.critic)):
             if trainer is not None:
