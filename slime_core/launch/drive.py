@@ -42,7 +42,6 @@ from slime_core.models.hf_io import copy_assets
 from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
-from slime_core.plugins.hooks import Hooks
 from slime_core.protocols import Args
 from slime_core.sample import TrainBatch
 from slime_core.trainers.roles import Trainers, current_device, use_device
@@ -143,28 +142,27 @@ def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
         parts.trainers.offload()
     training = Training(args, parts)
     stages = loop.Stages(parts.rollout, training, training, journal, unfinished=parts.unfinished)
+    train = [*journal.hooks.slime_loop(parts=parts), loop.train][0]
     if not args.async_training:
-        return loop.now(_loop(args, parts, stages, start, journal.hooks))
+        return loop.now(_loop(args, parts, stages, start, train))
     thread = TrainerThread()
     try:
         with asyncio.Runner() as runner:
-            return runner.run(_loop(args, parts, thread.stages(stages), start, journal.hooks))
+            return runner.run(_loop(args, parts, thread.stages(stages), start, train))
     finally:
         thread.close()
 
 
-async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int, hooks: Hooks) -> int:
-    """Start the engines, run the loop and stop the engines; after an error that the run survives, keep them up."""
+async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int, train: Any) -> int:
+    """Start the engines, run `train` and stop the engines; after an error that the run survives, keep them up."""
     survived: BaseException | None = None
     try:
         await loop.answer(stages.rollout.start())
         with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
             draining.on_ask(parts.stage.interrupt)
             stages = timed_stages(replace(stages, stop=draining.stops), args, start)
-            train = [*hooks.slime_loop(args=args, parts=parts), loop.train][0]
             try:
-                done: int = await train(args, stages, start)
-                return done
+                return int(await train(args, stages, start))
             except parts.survives as error:
                 draining.check_goes_on(error)
                 survived = error

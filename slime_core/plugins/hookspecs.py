@@ -65,7 +65,7 @@ def slime_run_start(args: Args, run_dir: Path) -> None:
 
 
 @hookspec
-def slime_loop(args: Args, parts: RunParts) -> Callable[..., Any] | None:
+def slime_loop(parts: RunParts) -> Callable[..., Any] | None:
     """Return an async function to run in place of `slime_core.loop.train`, with the same arguments, or None.
 
     Without `--async` it must not wait for anything that an event loop turns.

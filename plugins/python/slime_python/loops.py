@@ -62,14 +62,15 @@ class Following:
             manager.register(self, name=f"slime_python:{type(self).__name__}")
 
     @hookimpl
-    def slime_loop(self, args: Args, parts: RunParts) -> Callable[..., Any]:
+    def slime_loop(self, parts: RunParts) -> Callable[..., Any]:
         """Return the loop to run."""
-        self._args, self._parts = args, parts
+        self._parts = parts
         self._interrupt = parts.stage.interrupt
 
         async def run(args: Args, stages: Stages, start: int) -> int:
             if self._ending:
                 return start
+            self._args = args
             self._stages = replace(stages, stop=lambda: self._ending or stages.stop())
             return await self._loop(start)
 
