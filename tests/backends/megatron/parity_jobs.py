@@ -59,7 +59,7 @@ def groups(rollout: int) -> list[list[Any]]:
         )
 
     found: list[list[Any]] = [[sample(i // 2, i), sample(i // 2, i + 1)] for i in range(0, ROLLOUTS[rollout], 2)]
-    found[1][1] = [found[1][1], sample(1, found[1][1].rollout_id)]
+    found[1].append(sample(1, found[1][1].rollout_id))
     found[0][1].remove_sample = True
     return found
 
