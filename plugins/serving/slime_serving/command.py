@@ -68,7 +68,7 @@ def _access(namespace: argparse.Namespace) -> Access:
     key = namespace.api_key or os.environ.get(KEY_VARIABLE) or None
     if key is None and not is_local(namespace.host):
         raise ConfigError(
-            f"--host {namespace.host} is reached from other machines, and anybody who reaches it could change the weights;"
+            f"--host {namespace.host} is reached from other machines, and any client that does could change the weights;"
             f" give --api-key KEY (or {KEY_VARIABLE}), or leave --host out"
         )
     hosts = {name.strip().lower() for name in (namespace.allowed_hosts or "").split(",") if name.strip()}
