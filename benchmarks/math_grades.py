@@ -1,6 +1,6 @@
 r"""Grade pairs of answer and label with the rewards `math` and `deepscaler`, and with math-verify itself.
 
-    python benchmarks/math_grades.py            # the table of plugins/rewards/math/README.md
+    python benchmarks/math_grades.py            # a row for each kind of pair
     python benchmarks/math_grades.py --show     # and every pair that a grader gets wrong
 
 The pairs are in plugins/rewards/math/tests/pairs.jsonl: labels of many kinds, each with answers that say the same and

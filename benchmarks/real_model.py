@@ -25,7 +25,7 @@ WIDE = {
     "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32,
     "num_key_value_heads": 32, "head_dim": 64,
 }  # fmt: skip
-"""Of https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct/blob/main/config.json."""
+"""Source: https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct/blob/main/config.json."""
 
 
 def model_directory() -> Path:

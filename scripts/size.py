@@ -129,7 +129,7 @@ def _public_names(tree: ast.Module) -> set[str]:
 
 
 def _kinds(tree: ast.Module) -> int:
-    """Count the rows of kinds of component; a row of a flag whose function `replaces` one step is none."""
+    """Count the rows of kinds of component, without flags whose function `replaces` one step."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Kind"]
     return sum(all(keyword.arg != "replaces" for keyword in call.keywords) for call in calls)
 

@@ -41,7 +41,7 @@ _WITHOUT_EFFECT = (
 """Keys in THUDM/slime's files that have no effect, in THUDM/slime or here."""
 
 
-def resolve_eval_datasets(args: Args, place: str = "flag") -> tuple[list[EvalDataset], list[str]]:
+def _resolve_eval_datasets(args: Args, place: str = "flag") -> tuple[list[EvalDataset], list[str]]:
     """Return the evaluation data sets of these settings, and warnings. Raises ConfigError.
 
     Args:
@@ -171,7 +171,7 @@ def _datasets(s: Settings) -> None:
     if s.is_absent("eval_config"):
         return
     source = "eval_config" if a.eval_config else "eval_prompt_data"
-    a.eval_datasets, warnings = resolve_eval_datasets(a, str(s.origins[source]))
+    a.eval_datasets, warnings = _resolve_eval_datasets(a, str(s.origins[source]))
     s.warnings += warnings
     if a.eval_datasets or a.eval_function_path:
         return

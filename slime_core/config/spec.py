@@ -94,7 +94,7 @@ class FlagSpec:
     def read(self, text: str) -> object:
         """Convert one string (environment, or a flag's value) to pydantic's input. Raises ValueError."""
         if self.kind == "mapping":
-            return read_mapping(text)
+            return _read_mapping(text)
         if not self.is_list:
             return text
         if text.lstrip().startswith("["):
@@ -108,7 +108,7 @@ def _show_scalar(value: object) -> str:
     return repr(value)
 
 
-def read_mapping(text: str) -> dict[str, Any]:
+def _read_mapping(text: str) -> dict[str, Any]:
     """Parse a JSON object. Raises ValueError."""
     value = json.loads(text)
     if not isinstance(value, dict):

@@ -152,7 +152,7 @@ class Ledger:
         version = self.weight_version if weight_version is None else weight_version
         with self._lock:
             keys, parts = self._taken.setdefault(rollout_id, []), _parts(groups)
-            versions = [trained_versions(samples) for _, samples in parts]
+            versions = [_trained_versions(samples) for _, samples in parts]
             self._versions[rollout_id], self._told[rollout_id] = version, _by_key(parts, versions)
             for (key, samples), oldest_newest in zip(parts, versions):
                 details: dict[str, Any] = {"rollout": rollout_id, "samples": len(samples), "version": version}
@@ -183,7 +183,7 @@ class Ledger:
             if rollout_id not in self._versions:
                 return
             parts = _parts(groups)
-            versions = _by_key(parts, [trained_versions(samples) for _, samples in parts])
+            versions = _by_key(parts, [_trained_versions(samples) for _, samples in parts])
             if self._versions[rollout_id] == weight_version and self._told.get(rollout_id) == versions:
                 return
             event = {"event": TRAINING, "rollout": rollout_id, "version": weight_version, "versions": versions}
@@ -382,7 +382,7 @@ def _passed_on(name: str) -> Any:
     return method
 
 
-def trained_versions(samples: Iterable[Any]) -> list[int] | None:
+def _trained_versions(samples: Iterable[Any]) -> list[int] | None:
     """Return the [oldest, newest] weight version of the sampled tokens that are trained on; None if unknown."""
     found: set[int] = set()
     for sample in samples:

@@ -100,7 +100,7 @@ def write_segment(
     return ref
 
 
-def read_segment(directory: Path, ref: SegmentRef) -> Segment:
+def _read_segment(directory: Path, ref: SegmentRef) -> Segment:
     """Read a segment. Raises CheckpointError if it is missing or does not match the reference."""
     path = directory / ref.name
     try:
@@ -123,7 +123,7 @@ def read_chain(directory: Path, last: SegmentRef | None) -> list[Segment]:
     chain: list[Segment] = []
     ref = last
     while ref is not None:
-        segment = read_segment(directory, ref)
+        segment = _read_segment(directory, ref)
         chain.append(segment)
         before = segment.header["previous"]
         ref = SegmentRef.of(before) if before else None
@@ -138,7 +138,7 @@ def adopt_chain(directory: Path, source: Path, last: SegmentRef) -> None:
     """Copy what of a chain is not in `directory` from another store's. Raises CheckpointError for a broken one."""
     ref: SegmentRef | None = last
     while ref is not None and not (directory / ref.name).is_file():
-        segment = read_segment(source, ref)
+        segment = _read_segment(source, ref)
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{ref.name}.partial"
         partial.write_bytes(read_regular(source / ref.name))

@@ -280,7 +280,7 @@ def _check_starting_points(settings: Settings, trainer: object, *, may_come: boo
 def _named_source(
     settings: Settings, trainer: object, name: str, step: int | None = None, folder: str | None = None
 ) -> Source:
-    """Return the model that a setting names. Raises ConfigError if there is none that the trainer reads."""
+    """Return the model that a setting names. Raises ConfigError if the trainer reads no such model."""
     try:
         source = required_source(getattr(settings.args, name), step, cite=settings.cite(name), folder=folder)
     except CheckpointError as error:

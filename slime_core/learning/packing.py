@@ -178,7 +178,7 @@ def _micro_batches(lengths: Sequence[int], policy: PackingPolicy, cost: Cost) ->
         bins = first_fit(lengths, policy.max_tokens)
     target = _round_up(len(bins), unit)
     if target > n:
-        bins = join_bins(bins, lengths, n // unit * unit)
+        bins = _join_bins(bins, lengths, n // unit * unit)
         target = n // unit * unit
     return split_bins(bins, lengths, target)
 
@@ -232,7 +232,7 @@ def split_bins(bins: Sequence[Bin], sizes: Sequence[int], count: int) -> list[Bi
     return out
 
 
-def join_bins(bins: Sequence[Bin], sizes: Sequence[int], count: int) -> list[Bin]:
+def _join_bins(bins: Sequence[Bin], sizes: Sequence[int], count: int) -> list[Bin]:
     """Join the two smallest bins until there are at most `count`."""
     out = [list(members) for members in bins]
     while len(out) > count:

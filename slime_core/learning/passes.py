@@ -95,7 +95,7 @@ class Passes:
         micro_batches = [micro_batch for step in share.steps for micro_batch in step]
         self._old_log_probs(local, micro_batches, tensors, clock)
         if self.args.true_on_policy_mode:
-            check_same_bits(local, tensors)
+            _check_same_bits(local, tensors)
         if self.loss.needs_advantages:
             self._other_models(local, micro_batches, tensors, clock)
             assert self.estimator is not None
@@ -168,7 +168,7 @@ class Passes:
         return [torch.zeros(0, device=self.trainer.device)] * first + found
 
 
-def check_same_bits(local: TrainBatch, tensors: TrainTensors) -> None:
+def _check_same_bits(local: TrainBatch, tensors: TrainTensors) -> None:
     """Check for `--true-on-policy-mode` that engine and trainer log-probs of all trained tokens are the same bits.
 
     Raises:

@@ -67,15 +67,15 @@ class LoraSettings:
             chosen = usable
         else:
             self._check(usable, weights)
-            chosen = [name for name in usable if module_word(name) in self.targets]
+            chosen = [name for name in usable if _module_word(name) in self.targets]
         for name in chosen:
             if self.rank > min(shapes[name]):
                 raise ConfigError(f"--lora-rank {self.rank}: {name} is {list(shapes[name])}, of no larger rank")
         return chosen
 
     def _check(self, usable: Iterable[str], weights: Iterable[str]) -> None:
-        known = sorted({module_word(name) for name in usable})
-        experts = {module_word(name) for name in weights if _EXPERT in name}
+        known = sorted({_module_word(name) for name in usable})
+        experts = {_module_word(name) for name in weights if _EXPERT in name}
         for target in self.targets:
             if target in experts:
                 raise ConfigError(
@@ -91,7 +91,7 @@ class LoraSettings:
 
 def is_projection(name: str) -> bool:
     """Whether an HF weight is the matrix of a projection (`q_proj`, `kv_a_proj_with_mqa`, `in_proj_qkvz`, ...)."""
-    return name.endswith(".weight") and "proj" in module_word(name)
+    return name.endswith(".weight") and "proj" in _module_word(name)
 
 
 def module_of(name: str) -> str:
@@ -99,7 +99,7 @@ def module_of(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def module_word(name: str) -> str:
+def _module_word(name: str) -> str:
     """ "model.layers.0.self_attn.q_proj.weight" -> "q_proj"."""
     return module_of(name).rpartition(".")[2]
 

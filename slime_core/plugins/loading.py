@@ -98,7 +98,7 @@ def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, M
     """
     module_name, _, attr = ref.target.partition(":")
     if ref.folder is not None:
-        search_first(ref.folder / "src" if (ref.folder / "src").is_dir() else ref.folder)
+        _search_first(ref.folder / "src" if (ref.folder / "src").is_dir() else ref.folder)
     try:
         module = import_module(module_name.strip(), subject)
         obj = attribute(module, attr.strip(), subject) if attr else _module_object(module, kind, subject)
@@ -176,7 +176,7 @@ def public_callables(module: ModuleType) -> list[str]:
     ]
 
 
-def search_first(folder: Path) -> None:
+def _search_first(folder: Path) -> None:
     """Put a plugin's folder at the start of `sys.path`."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

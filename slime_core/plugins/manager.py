@@ -96,7 +96,7 @@ def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> 
         manager.register(plugin)
     # Historic: pluggy also calls hook modules that are registered later, with the same registry.
     manager.hook.slime_register_components.call_historic(kwargs={"registry": registry})
-    check_allow_list(registry)
+    _check_allow_list(registry)
     for ref in _hook_modules(registry):
         _register_hook_module(manager, ref)
     for observer in OBSERVERS:
@@ -111,7 +111,7 @@ def _print_call(name: str, implementations: Any, arguments: Any) -> None:
     print(f"[plugins] {name}({given}) -> {plugins}", file=sys.stderr)
 
 
-def check_allow_list(registry: Registry) -> None:
+def _check_allow_list(registry: Registry) -> None:
     """Raise PluginError if SLIME_PLUGINS names no installed plugin."""
     if unknown := registry.not_found():
         known = ", ".join(sorted({ref.distribution for ref in [*registry, *registry.left_out] if ref.distribution}))

@@ -32,13 +32,13 @@ def load_settings(
         ConfigError: A setting is unknown, malformed, unsupported or contradicts another.
         PluginError: The estimator cannot be found or loaded.
     """
-    preset = estimator_preset if command in _COMMANDS else None
+    preset = _estimator_preset if command in _COMMANDS else None
     return load_without_preset(
         argv, command=command, env=env, preset=preset, files=files, fetch=fetch, arguments=arguments
     )
 
 
-def estimator_preset(args: Args, origins: Mapping[str, Origin]) -> tuple[Mapping[str, object], str]:
+def _estimator_preset(args: Args, origins: Mapping[str, Origin]) -> tuple[Mapping[str, object], str]:
     """Return the defaults of the chosen estimator and their label for messages; both empty for the default one."""
     spec = args.advantage_estimator
     if spec == Args.model_fields["advantage_estimator"].default:

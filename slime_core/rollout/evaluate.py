@@ -107,7 +107,7 @@ async def evaluate_datasets(
         finished = await _evaluate_group(args, own, dataset, runner, group, rollout_id)
         if any(s.status == SampleStatus.ABORTED for s in finished):
             return finished
-        fail_unscored(args, finished)
+        _fail_unscored(args, finished)
         if record is not None:
             await record.add(dataset.name, number, finished)
         return finished
@@ -143,7 +143,7 @@ async def _evaluate_group(
     return finished
 
 
-def fail_unscored(args: Args, samples: list[Sample]) -> None:
+def _fail_unscored(args: Args, samples: list[Sample]) -> None:
     """Mark each sample FAILED whose reward is not a finite number.
 
     Such a sample was aborted in every attempt, or scored by its generate function.
@@ -164,7 +164,7 @@ def eval_columns(args: Args, samples: list[Sample]) -> dict[str, Any]:
     Raises:
         RolloutError: A reward is a mapping, and no setting names one of its entries.
     """
-    fail_unscored(args, samples)
+    _fail_unscored(args, samples)
     failed = [sample.status == SampleStatus.FAILED for sample in samples]
     return {
         "rewards": [0.0 if lost else float(_value(args, s)) for s, lost in zip(samples, failed)],

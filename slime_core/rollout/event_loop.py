@@ -133,7 +133,7 @@ class LoopThread:
         if loop is None or self._thread is None:
             return
         # Create the coroutine inside the loop: if the loop is blocked, no unawaited coroutine is left over.
-        loop.call_soon_threadsafe(lambda: loop.create_task(end_tasks()).add_done_callback(lambda _: loop.stop()))
+        loop.call_soon_threadsafe(lambda: loop.create_task(_end_tasks()).add_done_callback(lambda _: loop.stop()))
         self._thread.join(CLOSE_DEADLINE + GRACE)
         if self._thread.is_alive():
             logger.warning("the thread %s did not end within %.0f s; left alone", self._name, CLOSE_DEADLINE + GRACE)
@@ -160,7 +160,7 @@ class StageRunner(asyncio.Runner):  # type: ignore[misc]  # final for typeshed a
         """End what is left in the loop within CLOSE_DEADLINE, then the loop."""
         if not self._closed:
             self._closed = True
-            super().run(end_tasks())
+            super().run(_end_tasks())
             loop: Any = self.get_loop()
             if loop._default_executor is not None:  # `asyncio.to_thread`: a call that never returns holds up nothing
                 loop._default_executor.shutdown(wait=False, cancel_futures=True)
@@ -168,7 +168,7 @@ class StageRunner(asyncio.Runner):  # type: ignore[misc]  # final for typeshed a
         super().close()
 
 
-async def end_tasks() -> None:
+async def _end_tasks() -> None:
     """Cancel every other task of the loop and wait for it; then close the loop's async generators."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:

@@ -157,7 +157,7 @@ def prepare_return(args: Args, group: Group, rollout_id: int) -> Group:
         return restarted(group)
     returned: Group = []
     for siblings in executions(group):
-        if finished or (is_whole(siblings) and all(s.status != SampleStatus.FAILED for s in siblings)):
+        if finished or (_is_whole(siblings) and all(s.status != SampleStatus.FAILED for s in siblings)):
             for sample in siblings:
                 sample.metadata.setdefault("start_rollout_id", rollout_id)
             returned += siblings
@@ -210,7 +210,7 @@ def remains(original: Group, group: Group) -> Group:
     return [sample for drawn, siblings in zip(before, after) for sample in _remains(drawn, siblings)]
 
 
-def is_whole(siblings: Group) -> bool:
+def _is_whole(siblings: Group) -> bool:
     """Return whether an execution is one sample, or all of its samples are finished."""
     return len(siblings) == 1 or all(s.status in FINISHED for s in siblings)
 

@@ -26,7 +26,7 @@ class Reader(Enum):
     TRAINER = "trainer"
     """The trainer, which has a copy: `settings_changed(args)` replaces it."""
     REFERENCE = "reference"
-    """As the learner; from 0 a reference model has to be loaded, and the run resumes."""
+    """Like the learner; from 0 a reference model has to be loaded, and the run resumes."""
 
 
 CHANGES: Mapping[str, Reader] = {

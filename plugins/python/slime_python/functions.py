@@ -110,7 +110,7 @@ def hook_directory(hooks: Any, folder: Path) -> str:
 
 
 def _hook_plugin(given: Any) -> Any:
-    """Return an object or class with hooks. Raises ConfigError if there are none."""
+    """Return an object or class with hooks. Raises ConfigError if it has no hook."""
     known = hook_specs()
     if inspect.isfunction(given) and given.__name__ in known:
         return type("Hook", (), {given.__name__: staticmethod(hookimpl(given))})

@@ -78,12 +78,12 @@ def curve(name: str, points: Sequence[tuple[int, float]]) -> str:
 
 def _shown(text: Any, longest: int | None = _LONGEST) -> str:
     """Return a prompt (text or chat messages) or response, cut in the middle if it is long."""
-    if isinstance(text, list):
-        text = "\n".join(f"{m.get('role')}: {m.get('content')}" if isinstance(m, Mapping) else str(m) for m in text)
-    whole = str(text)
-    if longest is None or len(whole) <= longest:
-        return whole
-    return f"{whole[: longest // 2]} ... {whole[-longest // 2 :]}"
+    messages = text if isinstance(text, list) else []
+    lines = [f"{m.get('role')}: {m.get('content')}" if isinstance(m, Mapping) else str(m) for m in messages]
+    shown = "\n".join(lines) if messages else str(text)
+    if longest is None or len(shown) <= longest:
+        return shown
+    return f"{shown[: longest // 2]} ... {shown[-longest // 2 :]}"
 
 
 def _number(reward: Any) -> float:

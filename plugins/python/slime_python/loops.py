@@ -160,8 +160,9 @@ class Calls(_Answering):
         self._metrics: dict[str, float] | None = None
         """Metrics of the rollout that is trained on and not yet recorded."""
         self._drawn: dict[str, float] = {}
-        verbs: dict[str, Callable[[Any], Awaitable[Any]]] = {"rollout": self._rollout, "update": self._update}
-        verbs |= {"sync": self._sync, "commit": self._commit_done, "change": self._change}
+        verbs: dict[str, Callable[[Any], Awaitable[Any]]]
+        verbs = {"rollout": self._rollout, "update": self._update, "sync": self._sync}
+        verbs |= {"commit": self._commit_done, "change": self._change}
         await answer(self._stages.weights.push())
         drew = False
         while not self._ending:

@@ -105,7 +105,7 @@ _FACTS_OF_WAIT = {"what", "then", "age", "deadline", "overdue", "queued", "waite
 def _process(path: Path, board: dict[str, Any]) -> Process:
     """Return the process of a board. Raises KeyError, TypeError, ValueError for a board of another version."""
     if not board.keys() >= _FACTS or not all(row.keys() >= _FACTS_OF_WAIT for row in board.get("waits", ())):
-        raise KeyError("a fact that is told")
+        raise KeyError("a fact that is shown")
     age = max(0.0, time.time() - board["heartbeat"])
     running = alive(board)
     gone = running is False or (running is None and age > LOST)

@@ -68,8 +68,8 @@ def _access(namespace: argparse.Namespace) -> Access:
     key = namespace.api_key or os.environ.get(KEY_VARIABLE) or None
     if key is None and not is_local(namespace.host):
         raise ConfigError(
-            f"--host {namespace.host} is reached from other machines, and whoever reaches it could change the weights;"
-            f" give --api-key KEY (or {KEY_VARIABLE}), or leave --host out"
+            f"--host {namespace.host} is reached from other machines, and any client could change the weights; give"
+            f" --api-key KEY (or {KEY_VARIABLE}), or leave --host out"
         )
     hosts = {name.strip().lower() for name in (namespace.allowed_hosts or "").split(",") if name.strip()}
     # With a key, any host name is safe: a web page that rebinds its name to this machine does not have the key.

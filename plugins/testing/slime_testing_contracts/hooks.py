@@ -64,7 +64,7 @@ def _with(*prefixes: str) -> pytest.MarkDecorator:
     """Limit a test to plugins that implement a hook with one of the prefixes."""
 
     def holds(case: HookContract) -> bool:
-        return any(name.startswith(prefixes) for name in _implemented(type(case)))
+        return any(name.startswith(prefixes) for name in _implemented(type(case)))  # type: ignore[arg-type]
 
     return only_where(holds)
 

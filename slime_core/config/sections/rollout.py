@@ -234,7 +234,7 @@ def _context_of_model(s: Settings) -> None:
 
 
 def context_of(checkpoint: str | None) -> int | None:
-    """`max_position_embeddings` of the checkpoint's configuration; None where there is none to read."""
+    """`max_position_embeddings` of the checkpoint's configuration; None without a readable one."""
     path = Path(checkpoint or "", "config.json")
     if not checkpoint or not path.is_file():
         return None

@@ -59,7 +59,7 @@ def groups(rollout: int) -> list[list[Any]]:
         )
 
     found: list[list[Any]] = [[sample(i // 2, i), sample(i // 2, i + 1)] for i in range(0, ROLLOUTS[rollout], 2)]
-    found[1][1] = [found[1][1], sample(1, found[1][1].rollout_id)]
+    found[1].append(sample(1, found[1][1].rollout_id))
     found[0][1].remove_sample = True
     return found
 
@@ -101,7 +101,7 @@ def _train(flags: Sequence[str], held: list[Any]) -> dict[str, Any]:
             for number, batch in enumerate(rollouts(run, estimator)):
                 metrics = learner.train(number, batch)
                 # Each rank looks at other elements of the weights.
-                metrics.pop("train/update_ratio")
+                metrics.pop("train/update_ratio", None)
                 seen["metrics"].append({k: v for k, v in metrics.items() if not k.startswith("perf/")})
         for role, trainer in (("actor", trainers.actor), ("critic", trainers.critic)):
             if trainer is not None:

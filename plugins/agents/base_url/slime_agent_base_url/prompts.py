@@ -142,7 +142,7 @@ class PromptWriter:
                 )
             except DataError as error:
                 problem = problem or error
-        self.drift.note("lost", f"a prompt is rendered anew although its beginning was sampled: {problem}")
+        self.drift.note("lost", f"a prompt is rendered again although its beginning was sampled: {problem}")
         return None
 
     def _rendered(

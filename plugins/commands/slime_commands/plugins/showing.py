@@ -61,7 +61,7 @@ def _facts(key: str, ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:
     rows += [("file", place_of(obj, ref)), ("source hash", f"sha256 {facts['sha256']}" if facts["sha256"] else "-")]
     rows.append(("requires", ", ".join(ref.requires) or "-"))
     if ref.kind == HOOK_GROUP:
-        rows += [("selected by", "nothing: every installed one is told; SLIME_PLUGINS=... allows some")]
+        rows += [("selected by", "nothing: every installed one is listed; SLIME_PLUGINS=... allows some")]
         return [*rows, ("hooks", ", ".join(_hooks(obj)) or "-")]
     kind = kind_of(key)
     rows += [("selected by", ", ".join(kind.flags)), ("type", _selection(kind, ref))]

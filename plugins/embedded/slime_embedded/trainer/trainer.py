@@ -126,7 +126,7 @@ class EmbeddedTrainer:
         The result is at least 1,024. It is at most 4,096 on CPU, where more tokens bring no speed, and for several
         nodes, whose memory may differ.
         """
-        assert args.max_tokens_per_gpu is not None, "derived where nobody gave it"
+        assert args.max_tokens_per_gpu is not None, "derived where it was not given"
         gpu = args.device != "cpu" and torch.cuda.is_available()
         most = _MOST_TOKENS if gpu and args.actor_num_nodes == 1 else args.max_tokens_per_gpu
         if not (Path(args.hf_checkpoint) / "config.json").is_file():  # a recipe has yet to make it

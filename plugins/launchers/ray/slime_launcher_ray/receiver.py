@@ -76,7 +76,7 @@ class BucketStream:
         """
         with self._change, waiting("room for weights", deadline=self._patience, then="the weight update fails"):
             if not self._change.wait_for(lambda: self._over or not self._next, timeout=self._patience):
-                raise WeightSyncError("nobody takes the weights; the update is given up")
+                raise WeightSyncError("no receiver takes the weights; the update is given up")
             if what == BROKEN:
                 self._over = True
             self._next.append(what)

@@ -43,7 +43,7 @@ class Proof:
     sequences: int
     tokens: int
     notes: tuple[str, ...] = ()
-    """What the comparison does not cover."""
+    """Parts that the comparison does not cover."""
 
     def __str__(self) -> str:
         text = (
