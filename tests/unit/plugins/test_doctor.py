@@ -83,7 +83,7 @@ def test_conflicts_and_hooks(write_plugin) -> None:
 def test_one_hook_module_twice(write_plugin) -> None:
     write_plugin("thing-hooks", {"slime.plugins": {"a": "plug_thing_hooks", "b": "plug_thing_hooks"}}, HOOK)
     (finding,) = found("duplicate")
-    assert (finding.level, "told twice" in finding.what) == ("warning", True)
+    assert (finding.level, "called twice" in finding.what) == ("warning", True)
 
 
 def test_a_broken_hook_stops_every_run(write_plugin) -> None:

@@ -177,7 +177,7 @@ def _duplicate_hooks(registry: Registry) -> Iterator[Finding]:
             continue
         first = seen.setdefault(ref.target, ref)
         if first is not ref:
-            what = f"hook module {ref.target} is registered by {first.label} and by {ref.label}; it is reported twice"
+            what = f"hook module {ref.target} is registered by {first.label} and by {ref.label}; it is called twice"
             yield Finding("warning", "duplicate", what, f"pip uninstall {ref.distribution}, or remove one entry point")
 
 
