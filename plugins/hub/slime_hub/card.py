@@ -17,6 +17,8 @@ from slime_runs.models.commit import Commit
 from slime_runs.run import Run
 
 from slime_core.checkpoint.store import read_state
+from slime_core.config.flags import SettingsParser
+from slime_core.config.foreign import Lists
 from slime_core.config.spec import flag_specs
 from slime_core.errors import CheckpointError
 from slime_core.rollout.state import STATE_FILE
@@ -199,24 +201,19 @@ def _ledger(run: Run, commit: Commit) -> dict[str, Any]:
 def _command(run: Run, settings: Mapping[str, Any]) -> str:
     """Return a command with the run's settings; files that the run had read are spelled out as flags."""
     name = str((run.summary() or {}).get("command") or "train")
-    known = {name: value for name, value in settings.items() if name in flag_specs() and value is not None}
+    specs = flag_specs()
+    known = {n: v for n, v in settings.items() if n in specs and (v is not False or specs[n].off_flag)}
     custom = settings.get("custom") or {}
     own = [word for key, value in custom.items() for word in ("--set", f"custom.{key}={json.dumps(value)}")]
-    others = {n: v for n, v in settings.items() if n not in flag_specs() and n != "custom" and v is not None}
-    words = ["slime", name, *_flags(known), *_flags(others), *own, "--save", "outputs/run"]
+    others = {n: v for n, v in settings.items() if n not in specs and n != "custom" and v is not None}
+    ours = SettingsParser(()).words_of(known, Lists((), {}))
+    words = ["slime", name, *ours, *_theirs(others), *own, "--save", "outputs/run"]
     return " ".join(shlex.quote(word) for word in words)
 
 
-def _flags(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words that set these values: settings by name, and other programs' flags."""
+def _theirs(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of other programs' flags, whose parsers may not be installed where a run is pushed."""
     for name, value in values.items():
-        spec = flag_specs().get(name)
-        flag = spec.flag if spec else "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            yield from [flag] if value else [spec.off_flag] if spec and spec.off_flag else []
-        elif isinstance(value, Mapping):
-            yield from (flag, json.dumps(value))
-        elif isinstance(value, list | tuple):
-            yield from (flag, *map(str, value))
-        elif value is not None:
-            yield from (flag, str(value))
+        if value is not False:
+            texts = value if isinstance(value, list | tuple) else [] if value is True else [value]
+            yield from ("--" + name.replace("_", "-"), *(t if isinstance(t, str) else json.dumps(t) for t in texts))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from slime_hub.card import FACTS
+from slime_hub.card import FACTS, _command
 from slime_hub.push import push
 from slime_runs import Run
 
@@ -75,6 +75,13 @@ def test_the_model_with_the_facts_of_its_run(writable: Hub, run: Run, tiny: Tiny
     told = load_settings(words[2:], command="train").args
     assert told.note == "given-again"
     assert (told.lr, told.num_rollout, told.prompt_data) == (3e-3, 2, str(tiny.root / "train.jsonl"))
+
+
+def test_the_cards_command_repeats_flags_that_take_one_value(run: Run) -> None:
+    settings = {"plugin_dir": ["a", "b"], "rollout_stop": ["x", "y"], "no_save_optim": False, "sequence_parallel": True}
+    words = shlex.split(_command(run, settings))
+    assert words[2:8] == ["--plugin-dir", "a", "--plugin-dir", "b", "--rollout-stop", "x"]
+    assert words[8:] == ["y", "--sequence-parallel", "--save", "outputs/run"]
 
 
 def test_no_secret_leaves(writable: Hub, run: Run) -> None:
