@@ -13,6 +13,7 @@ from typing import Any
 from slime_core.errors import ConfigError
 from slime_core.observability.timeline import FILE as TIMELINE
 from slime_runs.index import Filter
+from slime_runs.new_directory import check_new
 from slime_runs.perfetto import Trace
 from slime_runs.run import Run, RunError, StoredSample
 
@@ -35,8 +36,7 @@ _SPANS = 256
 def new_folder(path: str) -> Path:
     """Create a folder. Raises ConfigError if the path exists and is not an empty folder."""
     folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"-o {path}: is there already; name a new directory")
+    check_new(folder, f"-o {path}:")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -7,9 +7,10 @@ those of transformers before the directory gets its name.
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from pathlib import Path
 from typing import Any
+
+from slime_runs.new_directory import check_new, new_directory
 
 from slime_core.distributions import BUNDLE
 from slime_core.errors import ConfigError
@@ -28,19 +29,9 @@ def import_gguf(path: Path, target: Path, dtype: str) -> str:
     """
     _check(path, target)
     check_installed()
-    partial = target.with_name(f".partial-{target.name}")
-    if partial.exists():
-        shutil.rmtree(partial)
-    try:
+    with new_directory(target) as partial:
         model = _convert(path, partial, dtype)
         said = _compared(model, partial, path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    finally:
-        if partial.exists():
-            shutil.rmtree(partial)
     count = sum(parameter.numel() for parameter in model.parameters())
     return f"{path} -> {target}: {model.config.model_type}, {count:,} parameters in {dtype}; {said}"
 
@@ -57,8 +48,7 @@ def _check(path: Path, target: Path) -> None:
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise ConfigError(f"slime models import {path}: not a GGUF file (it does not begin with {_MAGIC.decode()})")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"slime models import: {target} is there already; name a new directory")
+    check_new(target, f"slime models import: {target}")
 
 
 def _convert(path: Path, folder: Path, dtype: str) -> Any:

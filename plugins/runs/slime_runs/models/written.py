@@ -21,6 +21,7 @@ from slime_core.models.hf_io import copy_assets, copy_model, read_json, write_co
 from slime_core.models.lora_files import CONFIG
 from slime_core.models.lora_files import WEIGHTS as ADAPTER
 from slime_runs.models.commit import Commit, logits_of
+from slime_runs.new_directory import check_new, new_directory
 
 GGUF = "model.gguf"
 _LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
@@ -79,17 +80,13 @@ def write_model(
         ConfigError: The directory is in use, or the format cannot hold this model.
         ExportError: The logits differ by more; nothing is left in the directory.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"-o {target}: is there already; name a new directory")
+    check_new(target, f"-o {target}:")
     if form == "peft" and (commit.adapter is None or dtype is not None):
         why = "the run trained no adapters (--lora-rank)" if commit.adapter is None else "adapters stay float32"
         raise ConfigError(f"--format peft: {why}; type --format merged")
     if form == "gguf" and dtype == "bfloat16":
         raise ConfigError("--dtype bfloat16: GGUF files are written in float32 or float16")
-    partial = target.with_name(f".partial-{target.name}")
-    if partial.exists():
-        shutil.rmtree(partial)
-    try:
+    with new_directory(target) as partial:
         writers = {
             "merged": lambda: _merged(commit, partial, dtype),
             "peft": lambda: _peft(commit, partial),
@@ -98,13 +95,6 @@ def write_model(
         proof = _compare(commit, writers[form](), limit)
         if not proof.difference <= proof.limit:
             raise ExportError(f"--format {form}: {proof}: not the trainer's model, so nothing is written")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    finally:
-        if partial.exists():
-            shutil.rmtree(partial)
     return proof
 
 
