@@ -37,10 +37,10 @@ def report(summary: dict[str, Any], args: Args) -> None:
         print(f"ended early: {how_to_go_on(args, summary['rollouts'], committed=bool(summary['checkpoint']))}")
     if summary["checkpoint"]:
         print(f"checkpoint {summary['checkpoint']}")
-    if summary["eval_before"] is not None:
-        score = next(iter(summary["evals"].values()))
-        wide = [f"+-{1.96 * score.get(f'{when}_stderr', 0.0):.2f}" for when in ("before", "after")]
-        print(f"held-out accuracy {score['before']:.2f} -> {score['after']:.2f} (95%: {', '.join(wide)})", flush=True)
+    for score in [*summary["evals"].values()][:1]:
+        wide = [f"+-{1.96 * score[key]:.2f}" for key in ("before-stderr", "after-stderr") if key in score]
+        print(f"held-out accuracy {score['before']:.2f} -> {score['after']:.2f}", end="")
+        print(f" (95%: {', '.join(wide)})" if wide[1:] else "", flush=True)  # a single prompt has none
 
 
 command = Command(run)

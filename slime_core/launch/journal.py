@@ -37,7 +37,7 @@ class Journal:
     """`time.perf_counter()` at the start of the command, so preparation counts as part of the run."""
     checkpoint: Path | None = None
     evals: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Data set -> {"before", "after"}: the first and the newest score; "..._stderr": their standard errors."""
+    """Data set -> {"before", "after"}: the first and the newest score; "...-stderr": their standard errors."""
     scores: dict[str, dict[int, float]] = field(default_factory=dict)
     """Data set -> rollout -> score of the weights after that rollout."""
     seconds_before: float = 0.0
@@ -51,12 +51,12 @@ class Journal:
         if not metrics:
             return
         for dataset in self.args.eval_datasets or []:
-            score = metrics.get(f"eval/{dataset.name}")
-            if score is not None:
-                now = {"after": score, "after_stderr": metrics.get(f"eval/{dataset.name}-stderr", 0.0)}
-                first = {"before": score, "before_stderr": now["after_stderr"]}
-                self.evals[dataset.name] = self.evals.get(dataset.name, first) | now
-                self.scores.setdefault(dataset.name, {})[step - 1] = score
+            name = f"eval/{dataset.name}"
+            if name in metrics:
+                now = {key: metrics[name + key] for key in ("", "-stderr") if name + key in metrics}
+                scores = self.evals.setdefault(dataset.name, {f"before{key}": now[key] for key in now})
+                scores |= {f"after{key}": now[key] for key in now}
+                self.scores.setdefault(dataset.name, {})[step - 1] = now[""]
         check_there(self.run_dir)
         self.hooks.slime_log_metrics(step=step, metrics=metrics)
         if self.args.overwrite:

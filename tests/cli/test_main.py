@@ -12,6 +12,8 @@ import pytest
 
 from slime_core import __version__
 from slime_core.cli import main as frame
+from slime_core.cli.train import report
+from slime_core.config import Args
 from slime_core.errors import CheckpointError, ConfigError, PluginNotFoundError, SlimeError
 from slime_core.protocols import Command
 from tests.conftest import without_start
@@ -148,3 +150,23 @@ def test_a_run_whose_reader_leaves_does_not_look_finished(monkeypatch: pytest.Mo
         with open(writer, "w", encoding="utf-8") as pipe:
             monkeypatch.setattr(sys, "stdout", pipe)
             assert frame.main(["said"]) == status
+
+
+@pytest.mark.parametrize(
+    ("score", "end"),
+    [
+        (
+            {"before": 0.1, "after": 0.2, "before-stderr": 0.1, "after-stderr": 0.0},
+            "0.10 -> 0.20 (95%: +-0.20, +-0.00)\n",
+        ),
+        ({"before": 0.1, "after": 0.2, "after-stderr": 0.1}, "0.10 -> 0.20\n"),
+        ({"before": 0.1, "after": 0.2}, "0.10 -> 0.20\n"),
+    ],
+    ids=["interval", "first without", "one prompt"],
+)
+def test_an_interval_is_shown_where_it_is_known(
+    score: dict[str, float], end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"rollouts": 1, "wall_seconds": 1.0, "drained": False, "checkpoint": None, "evals": {"held": score}}
+    report(facts, Args(run_dir="run"))
+    assert capsys.readouterr().out.endswith(f"\nheld-out accuracy {end}")
