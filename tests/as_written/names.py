@@ -1,4 +1,4 @@
-"""What of THUDM/slime's names code can import here, and how each differs: `NAMES`, by dotted name, from `names.tsv`.
+"""Names of THUDM/slime that code can import here, and how each differs: `NAMES`, by dotted name, from `names.tsv`.
 
 `test_names.py` imports and calls them; a table of the documentation is made of them. A new name of `slime-compat` has
 its line in the file.

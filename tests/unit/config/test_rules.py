@@ -1,4 +1,4 @@
-"""What follows from settings, and which flags are named with which values when they contradict each other."""
+"""Values that follow from settings, and the flags that are named with which values when they contradict each other."""
 
 from __future__ import annotations
 
