@@ -284,7 +284,7 @@ def test_secrets_are_masked_in_output_and_in_the_command_of_a_log(
         "os.fork() or (os.setsid(), os.write(2, sys.argv[2].encode() + b'\\n'), os._exit(0))\n"
         "os.wait()\n"
         "held = [f'/proc/self/fd/{n}' for n in range(3, 20)]\n"
-        "print(any('memfd' in os.readlink(path) for path in held if os.path.lexists(path)))\n"
+        "print(any('memfd' in os.readlink(path) for path in held if os.path.lexists(path)), flush=True)\n"
         "os.write(1, b'abc')"
     )
     process = Guarded("loud", log=tmp_path / "log", cap=1 << 20)
