@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from slime_data.saved import read_samples
 from slime_testing_contracts.loop import run_loop
 from slime_testing_contracts.tiny import write_rows
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample import Sample
 from slime_core.sample.provenance import Source, Span
 
