@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from slime_data.saved import read_samples
 from slime_runs.view.server import make_app
 from slime_testing_contracts.loop import run_loop
 from slime_testing_contracts.tiny import write_rows
 from starlette.testclient import TestClient
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample import Sample
 from slime_core.sample.provenance import Source, Span
 from tests.docs.test_pages import blocks
