@@ -14,10 +14,10 @@ from slime_core.config import load_settings
 from slime_core.plugins.manager import current_registry
 
 NAMES = [n for n in current_registry().names("estimators") if n in {
-    "gmpo", "ppo", "sapo"
+    "dppo", "gmpo", "ppo", "sapo"
 }]  # fmt: skip
 FLAGS = ["--rollout-max-response-len", "32", "--kl-coef", "0.1", "--kl-loss-type", "k1", "--gamma", "0.9"]
-OPTIONS = {"ppo": ["plugins.ppo.length_alpha=0.05"]}
+OPTIONS = {"dppo": ["plugins.dppo.divergence=kl"], "ppo": ["plugins.ppo.length_alpha=0.05"]}
 
 numbers = st.floats(-1e15, 1e15)
 log_probs = st.one_of(st.floats(-1e4, 0.0), st.sampled_from([0.0, -0.0, -1e-8, -1e4]))

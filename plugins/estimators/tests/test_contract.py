@@ -14,6 +14,11 @@ ESTIMATORS = {
         "centered": True,
         "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
     },
+    "dppo": {
+        "args": {"plugins": {"dppo": {"divergence": "kl"}}},
+        "centered": True,
+        "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
+    },
     "dr_grpo": {
         "centered": True,
         "golden": [
