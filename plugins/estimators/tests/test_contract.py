@@ -56,6 +56,9 @@ ESTIMATORS = {
         "args": {"kl_coef": 0.1, "gamma": 0.95, "lambd": 0.9},
         "golden": [([1.0, 0.0, 2.0], [0, 0, 1], [1.0, 0.0, 2.0])],
     },
+    "ppo: lambdas": {
+        "args": {"kl_coef": 0.1, "gamma": 0.95, "plugins": {"ppo": {"critic_lambd": 0.9, "length_alpha": 0.5}}}
+    },
     "reinforce_plus_plus": {
         "args": {"kl_coef": 0.1, "gamma": 0.95},
         "golden": [([1.0, 0.0, 2.0], [0, 0, 1], [1.0, 0.0, 2.0])],
@@ -77,6 +80,8 @@ ESTIMATORS = {
         "centered": True,
         "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
     },
+    # The likelihood term is no policy gradient.
+    "vapo": {"args": {"plugins": {"vapo": {"positive_nll": 0.0}}}},
 }
 
 
