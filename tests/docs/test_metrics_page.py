@@ -91,7 +91,7 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
             "custom_rm_path": root / "rm.py", "reward_key": "score", "log_reward_category": "kind",
             "dynamic_sampling_filter_path": "nonzero_std", "over_sampling_batch_size": 6,
             "custom_generate_function_path": root / "gen.py", "n_samples_per_eval_prompt": 2,
-            "eval_answer_path": "exact", "log_multi_turn": True,
+            "eval_answer_path": "exact", "log_multi_turn": True, "loss_type": "kl_cov",
         },
         "tis": {
             "use_tis": True, "use_opsm": True,

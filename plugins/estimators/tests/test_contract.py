@@ -83,6 +83,11 @@ ESTIMATORS = {
     # The likelihood term is no policy gradient.
     "vapo": {"args": {"plugins": {"vapo": {"positive_nll": 0.0}}}},
 }
+LOSSES = {
+    "clip_cov": {"args": {"plugins": {"clip_cov": {"share": 0.3, "low": -0.05, "high": 1.0}}}},
+    "kl_cov": {"args": {"plugins": {"kl_cov": {"share": 0.3}}}},
+}
 
 
 globals().update(suites("estimators", "slime_estimators", ESTIMATORS, globals()))
+globals().update(suites("losses", "slime_estimators", LOSSES, globals()))
