@@ -14,7 +14,8 @@ The invariants, of tokens [prompt + response]:
 4. A loss mask holds 0 and 1, and 1 only for tokens that were sampled or given as a demonstration. The spans record the
    tokens that only the mask withholds. The mask cannot enable tokens that the spans withhold.
 5. If a sample has images, no sampled token is the image token: the model would look for an image there.
-6. The status is a `SampleStatus`.
+6. Recorded turns follow each other within the response.
+7. The status is a `SampleStatus`.
 """
 
 from __future__ import annotations
@@ -269,6 +270,8 @@ def settled(sample: Sample, image_token: int | None = None) -> tuple[Spans, list
     if sample.response_length and not prompt_length:
         raise ValueError("no prompt tokens; sample.tokens must hold prompt and response")
     _check_columns(sample, spans, prompt_length)
+    if sample.turns:
+        sample.known_turns()
     if image_token is not None and sample.multimodal_train_inputs:
         _check_no_image(sample, spans, prompt_length, image_token)
     derived = provenance.loss_mask(spans, prompt_length)
