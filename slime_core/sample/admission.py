@@ -270,8 +270,6 @@ def settled(sample: Sample, image_token: int | None = None) -> tuple[Spans, list
     if sample.response_length and not prompt_length:
         raise ValueError("no prompt tokens; sample.tokens must hold prompt and response")
     _check_columns(sample, spans, prompt_length)
-    if sample.turns:
-        sample.known_turns()
     if image_token is not None and sample.multimodal_train_inputs:
         _check_no_image(sample, spans, prompt_length, image_token)
     derived = provenance.loss_mask(spans, prompt_length)

@@ -101,6 +101,15 @@ class TurnSpan(NamedTuple):
     """Id of the state in which the turn began, equal for equal states of a group's samples."""
 
 
+def check_turns(turns: Iterable[TurnSpan], length: int, name: str) -> None:
+    """Raise ValueError, beginning with `name`, unless the turns follow each other within `length` tokens."""
+    end = 0
+    for turn in turns:
+        if not isinstance(turn, TurnSpan) or not end <= turn.first <= turn.last <= length:
+            raise ValueError(f"{name}: turns has {turn!r:.120}; expected TurnSpans in order within {length} tokens")
+        end = turn.last
+
+
 def digest(tokens: Iterable[int]) -> int:
     """Return a hash of the token sequence, the same in every process."""
     return hash(tuple(tokens))

@@ -293,17 +293,9 @@ class Sample(Attributes):
         return [Span(source, length)] if length else []
 
     def known_turns(self) -> list[TurnSpan]:
-        """Return the turns of the response: `turns`, then one for each further run of tokens of the model.
-
-        Raises:
-            ValueError: `turns` overlap, are out of order or exceed the response.
-        """
+        """Return the turns of the response: `turns`, then one for each further run of tokens of the model."""
         turns = list(self.turns or ())
-        end, start = 0, self.response_length - len(self.tokens)
-        for turn in turns:
-            if not end <= turn.first <= turn.last <= self.response_length:
-                raise ValueError(f"{turn}: turns follow each other within the {self.response_length} response tokens")
-            end = turn.last
+        end, start = turns[-1].last if turns else 0, self.response_length - len(self.tokens)
         for by_model, run in groupby(self.known_spans(), lambda span: span.source in TRAINABLE):
             first, start = max(start, end), start + provenance.num_tokens(run)
             if by_model and first < start:
@@ -409,6 +401,7 @@ class Sample(Attributes):
                 f"{self._name()}: rollout_top_p_token_offsets needs {length + 1} entries, up to the number of"
                 " rollout_top_p_token_ids"
             )
+        provenance.check_turns(self.turns or (), length, self._name())
         routed = self.rollout_routed_experts
         if routed is not None and len(routed) != len(self.tokens) - 1:
             raise ValueError(

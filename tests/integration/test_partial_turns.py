@@ -27,7 +27,8 @@ class Environment:
 
     def step(self, action):
         self.steps += 1
-        return Step(f"{self.steps}+1=", reward=1.0, done=self.steps == self.turns)
+        done = self.steps == self.turns
+        return Step(f"{self.steps}+1=", 1.5, done, components={"step": 1.0, "style": 0.5}, state=f"at {self.steps}")
 
     def snapshot(self):
         return [self.steps, self.turns]
@@ -86,6 +87,11 @@ def test_spans_of_several_turns_go_through_a_commit(tmp_path: Path) -> None:
         for name in ("loss_mask", "rollout_log_probs", "token_weight_versions"):
             assert getattr(after, name)[:length] == getattr(before, name)
         assert len(after.tokens) > len(before.tokens)
+        assert (after.turns or [])[: len(before.turns or ())] == (before.turns or [])
+        steps = after.metadata["environment"]["turns"]
+        assert [turn.reward for turn in after.turns or ()] == [1.5] * steps
+        assert [turn.state for turn in after.turns or ()] == [None, *(f"at {k}" for k in range(1, steps))]
+        assert after.reward_components == {"step": 1.0 * steps, "style": 0.5 * steps}
         assert after.metadata["environment"].get("restarts", 0) == 0
     again = {s.index for s in waiting(more.checkpoint).values()} if more.checkpoint else set()
     assert left.keys() <= again | finished.keys(), "none is lost"

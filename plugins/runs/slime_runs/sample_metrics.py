@@ -1,4 +1,4 @@
-"""Metrics of a rollout's samples that settings ask for (`--log-passrate`, ReMax and others), and of called tools.
+"""Metrics of a rollout's samples that settings ask for (`--log-passrate`, ReMax and others), of tools and of rewards.
 
 `slime_core.rollout.metrics` adds them to its own (entry-point group `slime.metrics`). Pure functions.
 """
@@ -19,7 +19,7 @@ from slime_core.sample.fan_out import executions, shares, weighted_mean
 from slime_core.sample.routed_experts import RoutedExperts
 from slime_runs.scores import pass_at_k
 
-__all__ = ["further_metrics", "pass_rates", "tool_metrics"]
+__all__ = ["component_metrics", "further_metrics", "metrics_of_samples", "pass_rates", "tool_metrics"]
 
 
 def further_metrics(args: Args, groups: Sequence[Group]) -> dict[str, float]:
@@ -119,6 +119,20 @@ STATS = "tool_stats"
 """In a sample's metadata: {tool: {"calls", "errors", "seconds", ...}}, written by generators that call tools."""
 _NAMES = {"errors": "error_ratio"}
 """Sum -> name of the metric, if different."""
+
+
+def metrics_of_samples(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the metrics of tools and of parts of rewards."""
+    return tool_metrics(samples) | component_metrics(samples)
+
+
+def component_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return `reward/<name>`: the mean of each part of the reward over the executions that have it."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for sample, weight in zip(samples, shares(samples)):
+        for name, value in (sample.reward_components or {}).items():
+            found[name].append((value, weight))
+    return {f"reward/{name}": weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(found.items())}
 
 
 def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:

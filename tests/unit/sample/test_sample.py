@@ -182,6 +182,6 @@ def test_turns_are_runs_of_sampled_tokens_with_what_was_noted_of_them() -> None:
         assert again.known_turns() == sample.known_turns()
     assert admission.problem(sample) is None
     sample.turns = [TurnSpan(4, 9)]
-    assert "within the 7 response tokens" in str(admission.problem(sample))
+    assert "in order within 7 tokens" in str(admission.problem(sample))
     sample.reset_for_retry()
     assert (sample.turns, sample.known_turns()) == (None, [])
