@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_core import AdvantageInputs, LossInputs, RewardInputs, resolve
+from slime_core import AdvantageInputs, LossInputs, RewardInputs, TurnSpan, resolve
 from slime_core.config import load_settings
 from slime_core.plugins.manager import current_registry
 
 NAMES = [n for n in current_registry().names("estimators") if n in {
-    "dppo", "gmpo", "opo", "ppo", "sapo", "vapo"
+    "dppo", "gdpo", "gmpo", "opo", "ppo", "sapo", "vapo"
 }]  # fmt: skip
 FLAGS = ["--rollout-max-response-len", "32", "--kl-coef", "0.1", "--kl-loss-type", "k1", "--gamma", "0.9"]
 OPTIONS = {"dppo": ["plugins.dppo.divergence=kl"], "ppo": ["plugins.ppo.length_alpha=0.05"]}
@@ -33,6 +33,12 @@ def made(name: str) -> tuple[Any, Any]:
     return args, resolve("estimators", name).obj(args)
 
 
+def halves(reward: float, length: int) -> list[TurnSpan]:
+    """Two turns, the first without a reward of its own; none for a response without tokens."""
+    middle = length // 2
+    return [TurnSpan(0, middle, None, state="a"), TurnSpan(middle, length, reward / 3, state="b")] if length else []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_everything_is_finite(name: str) -> None:
     args, estimator = made(name)
@@ -43,12 +49,18 @@ def test_everything_is_finite(name: str) -> None:
         masks = [torch.tensor([float(m) for *_, m in own]) for *_, own in rows]
         ids = ([group for _, group, _, _ in rows], [2 * group + member for _, group, member, _ in rows])
         lengths = [int(mask.sum()) for mask in masks]
-        shaped = estimator.shape_rewards(args, RewardInputs([r for r, *_ in rows], *ids, lengths, [False] * len(rows)))
+        turns = [halves(reward, len(mask)) for (reward, *_), mask in zip(rows, masks)]
+        of_rollout = RewardInputs(
+            [r for r, *_ in rows], *ids, lengths, [False] * len(rows), turns=turns,
+            components=[{"answer": r, "tokens": float(n)} for (r, *_), n in zip(rows, lengths)],
+        )  # fmt: skip
+        shaped, shaped_turns = estimator.shape_rewards(args, of_rollout), estimator.shape_turns(args, of_rollout)
         assert torch.isfinite(torch.tensor(shaped)).all()
         new, old = ([torch.tensor([token[i] for token in own]) for *_, own in rows] for i in (0, 1))
         inputs = AdvantageInputs(
             rewards=torch.tensor(shaped), response_lengths=[len(mask) for mask in masks], group_indices=ids[0],
-            rollout_ids=ids[1], loss_masks=masks, kl=old, log_probs=old, values=new,
+            rollout_ids=ids[1], loss_masks=masks, kl=old, log_probs=old, values=new, turns=turns,
+            turn_rewards=shaped_turns,
         )  # fmt: skip
         found = estimator.advantages(args, inputs)
         assert all(torch.isfinite(part).all() for part in (*found.advantages, *found.returns))
