@@ -14,7 +14,7 @@ from slime_core.config import load_settings
 from slime_core.plugins.manager import current_registry
 
 NAMES = [n for n in current_registry().names("estimators") if n in {
-    "dppo", "gdpo", "gmpo", "mt_grpo", "opo", "ppo", "sapo", "turn_credit", "vapo"
+    "dppo", "gdpo", "gigpo", "gmpo", "mt_grpo", "opo", "ppo", "sapo", "turn_credit", "vapo"
 }]  # fmt: skip
 FLAGS = ["--rollout-max-response-len", "32", "--kl-coef", "0.1", "--kl-loss-type", "k1", "--gamma", "0.9"]
 OPTIONS = {"dppo": ["plugins.dppo.divergence=kl"], "ppo": ["plugins.ppo.length_alpha=0.05"]}
