@@ -99,9 +99,6 @@ class Sample(Attributes):
     label: Any = None
     """Reference answer from the data set."""
     reward: float | dict[str, Any] | None = None
-    reward_components: dict[str, float] | None = None
-    """Parts of the reward by name, such as {"format": 1.0, "answer": 0.0}; from a mapping `reward` they are all its
-    numbers except the entry of `--reward-key`."""
     loss_mask: list[int] | None = None
     """[response_length] 1 on tokens to train; None means all ones."""
     weight_versions: list[str] = field(default_factory=list)
@@ -140,6 +137,9 @@ class Sample(Attributes):
     spans: list[Span] | None = None
     """Author of each of `tokens`, prompt included. If None or only the prompt's spans, authorship was not recorded, and
     `admission.settled` derives the rest from the other fields."""
+    reward_components: dict[str, float] | None = None
+    """Parts of the reward by name, such as {"format": 1.0, "answer": 0.0}; from a mapping `reward` they are all its
+    numbers except the entry of `--reward-key`."""
     turns: list[TurnSpan] | None = None
     """Turns with a reward, role, id or state (`end_turn`); `known_turns` adds the others from `spans`."""
     sampled_after: int | None = None

@@ -121,7 +121,7 @@ class TrainBatch:
 
     def __post_init__(self) -> None:
         self.components = self.components or [{} for _ in self.tokens]
-        turns = self.turns or [[(0, length)] for length in self.response_lengths]
+        turns = self.turns or [[TurnSpan(0, length)] for length in self.response_lengths]
         self.turns = [[TurnSpan(*turn) for turn in row] for row in turns]  # JSON has lists
         self.turn_rewards = self.turn_rewards or [[turn.reward or 0.0 for turn in row] for row in self.turns]
         if not self.sibling_counts:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_data.saved import read_samples
 
 from slime_core.config import load_settings
-from slime_core.data.dumps import read_samples
 from slime_core.launch import run
 from slime_core.plugins.resolve import resolve
 from slime_core.sample import Sample

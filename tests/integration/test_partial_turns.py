@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from slime_data.saved import read_samples
 from slime_testing_contracts.loop import run_loop
 from slime_testing_contracts.tiny import write_rows
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample import Sample
 from slime_core.sample.provenance import Source, Span
+from tests.docs.test_pages import blocks
 
 WORLD = '''
 from slime_core import Step
@@ -63,15 +64,37 @@ def begins(spans: list[Span], beginning: list[Span]) -> bool:
     return letters(spans)[: len(letters(beginning))] == letters(beginning)
 
 
-def test_spans_of_several_turns_go_through_a_commit(tmp_path: Path) -> None:
+def flags_of(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "world.py").write_text(WORLD)
-    flags: dict[str, Any] = {
+    return {
         "prompt_data": write_rows(tmp_path / "rows.jsonl", 64), "apply_chat_template": False, "label_key": None,
         "custom_generate_function_path": "multi_turn", "environment_path": tmp_path / "world.py",
         "plugins": {"multi_turn": {"max_turn_tokens": 3, "reward": "sum"}}, "custom_rm_path": None,
         "rollout_max_response_len": 60, "rollout_batch_size": 2, "n_samples_per_prompt": 2,
         "over_sampling_batch_size": 4, "partial_rollout": True, "save_interval": 1,
     }  # fmt: skip
+
+
+def test_the_estimator_of_the_page_gives_credit_turn_by_turn_and_resumes_bitwise(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs/plugins/estimators.md"
+    (tmp_path / "my_turns.py").write_text(
+        next(b for b in blocks(page.read_text(encoding="utf-8"), "python") if "my_turns" in b)
+    )
+    parts = {"multi_turn": {"max_turn_tokens": 3, "reward": "sum"}, "nonzero_std": {"of": "step"}}
+    flags = {
+        **flags_of(tmp_path), "advantage_estimator": tmp_path / "my_turns.py", "plugins": parts,
+        "shadow_filter_path": ["nonzero_std"],
+    }  # fmt: skip
+    straight = run_loop(tmp_path / "straight", 2, **flags)
+    first = run_loop(tmp_path / "first", 1, **flags)
+    resumed = run_loop(tmp_path / "resumed", 2, **flags, load=first.checkpoint)
+    assert resumed.weight_checksums == straight.weight_checksums
+    for step in straight.steps:
+        assert step["rollout/reward/step"] == 2 * step["rollout/reward/style"] > 0
+
+
+def test_spans_of_several_turns_go_through_a_commit(tmp_path: Path) -> None:
+    flags = flags_of(tmp_path)
     first = run_loop(tmp_path / "first", 1, **flags)
     assert first.checkpoint is not None
     left = {i: s for i, s in waiting(first.checkpoint).items() if s.response_length}

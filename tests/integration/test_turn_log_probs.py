@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_data.saved import read_samples
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample.provenance import Source
 from tests.conftest import TinyRun
 

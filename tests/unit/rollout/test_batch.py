@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import dataclasses
-import json
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from slime_core.ops import group_normalize
 from slime_core.protocols import RewardInputs
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import Sample, SampleStatus, TrainBatch
+from slime_core.trainers.roles import _json
 
 ARGS = Args(reward_key=None, eps_clip=0.2)
 
@@ -316,8 +316,8 @@ def test_the_estimator_sees_turns_states_components_and_metadata() -> None:
     assert seen.metadata == [{"level": 0}, {"level": 0}, {"level": 1}]
     assert batch.turn_rewards == [[5.0, 0.0], [0.0, 20.0], [0.0], [10.0, 10.0]]
     assert batch.components[1] == {"format": 1.0, "words": 3.0}
-    sent = json.loads(json.dumps(dataclasses.asdict(batch)))
-    assert TrainBatch(**sent) == batch
+    sent = orjson.loads(orjson.dumps(batch, default=_json))
+    assert TrainBatch(**sent) == batch  # as other ranks get it
 
 
 @pytest.mark.parametrize(

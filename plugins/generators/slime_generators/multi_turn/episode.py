@@ -149,8 +149,9 @@ class Episode:
             return False
         if own.max_turn_tokens is not None:
             room = min(room, max(1, own.max_turn_tokens - (sample.response_length - self._record["turn_start"])))
+        images: Any = {"image_data": sample.image_data()} if sample.multimodal_inputs else {}
         output = await self._engine.generate(
-            sample.tokens, {**self._params, "max_new_tokens": room}, session_id=sample.session_id
+            sample.tokens, {**self._params, "max_new_tokens": room}, session_id=sample.session_id, **images
         )
         sample.append_response_tokens(
             self._args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
@@ -203,6 +204,7 @@ class Episode:
             sample.append_response_tokens(
                 self._args, ids, trainable=False, source=source, text=self._tokenizer.decode(ids)
             )
+        self._dialogue.continued_with()
         self._record["turn_start"], self._record["acting"] = sample.response_length, False
         self._record["messages"] = list(self._dialogue.messages)
         return True
