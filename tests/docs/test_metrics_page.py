@@ -23,7 +23,8 @@ def reward(args, sample, **kwargs):
     digits = sum(c.isdigit() for c in sample.response) / max(len(sample.response), 1)
     if sample.index % 16 == 5:
         raise ValueError("one of sixteen fails")
-    return {"score": digits if sample.group_index % 3 else 1.0, "kind": "digits" if digits else "none"}
+    kind = "digits" if digits else "none"
+    return {"score": digits if sample.group_index % 3 else 1.0, "kind": kind, "digits": digits}
 """
 
 GENERATE = """

@@ -24,6 +24,8 @@ KINDS = {
     "my_gen": "generators",
     "my_buffer": "buffers",
     "my_world": "environments",
+    "my_corridor": "environments",
+    "my_turns": "estimators",
     "my_tis": "corrections",
     "my_loss": "custom_losses",
     "my_post": "slime_train_data",

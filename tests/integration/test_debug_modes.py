@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from slime_data.saved import read_samples
 
-from slime_core.data.dumps import read_samples
 from tests.conftest import Slime, TinyRun
 from tests.run_files import json_lines
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from slime_data.saved import read_samples
 from slime_runs import Run
 from slime_runs.index import Filter
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample.provenance import Source
 from tests.conftest import SLIME, TinyRun
 from tests.run_files import metrics

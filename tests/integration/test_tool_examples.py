@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from slime_commands.init.warmup import PHASES, STAMP, Recipe, make_missing_model
+from slime_data.saved import read_samples
 from slime_sandbox_local import isolation_here
 
 from slime_core.config import Args, load_settings
-from slime_core.data.dumps import read_samples
 from slime_core.launch import run
 from slime_core.plugins.resolve import resolve
 from tests.run_files import metrics

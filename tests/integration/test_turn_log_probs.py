@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_data.saved import read_samples
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample.provenance import Source
 from tests.conftest import Slime, TinyRun
 from tests.run_files import gaps, metrics

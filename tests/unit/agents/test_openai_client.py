@@ -243,6 +243,21 @@ async def test_stop_strings_and_limits(serve: Any) -> None:
         assert ToyTokenizer().decode(second.response_tokens)[:19] == "one STOP<|end|><|us", "the stop was sampled"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_counts_for_a_client_that_closes_once_it_has_read_it(serve: Any, stream: bool) -> None:
+    """The client ends the connection after the last event, before the end of the HTTP response."""
+    async with serve([f"answer {number}" for number in range(5)], stream=stream) as (server, session, _):
+        for number in range(5):
+            async with client(server, session) as api:
+                answer: Any = await api.chat.completions.create(model="m", messages=say(f"{number}"), stream=stream)
+                if stream:
+                    async for _piece in answer:
+                        pass
+        samples = await server.finish_session(session.key, 1.0)
+        assert [sample.response for sample in samples] == [f"answer {number}<|end|>" for number in range(5)]
+        assert "disconnected" not in samples[0].metadata["agent"]
+
+
 async def test_a_client_that_leaves_ends_its_request_and_counts_for_nothing(serve: Any) -> None:
     begun = asyncio.Event()
     never = asyncio.Event()

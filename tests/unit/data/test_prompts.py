@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from slime_data.buffer_functions import adapt
 from slime_data.flat_source import FlatSource
+from slime_data.saved import read_samples
 
 from slime_core import BufferBase
 from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
-from slime_core.data.dumps import read_samples, write_samples
+from slime_core.data.dumps import write_samples
 from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
 from slime_core.errors import CheckpointError, ConfigError, DataError, RolloutError
 from slime_core.sample import Group, Sample, SampleStatus
