@@ -84,12 +84,13 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
         "kl": {
             "use_kl_loss": True, "kl_loss_coef": 0.01, "log_passrate": True, "offload": True,
             "over_sampling_batch_size": 6, "buffer_filter_path": root / "forgetful.py",
+            "set": "plugins.adaptive_kl.target=0.05",
         },
         "filter": {
             "custom_rm_path": root / "rm.py", "reward_key": "score", "log_reward_category": "kind",
             "dynamic_sampling_filter_path": "nonzero_std", "over_sampling_batch_size": 6,
             "custom_generate_function_path": root / "gen.py", "n_samples_per_eval_prompt": 2,
-            "eval_answer_path": "exact", "log_multi_turn": True,
+            "eval_answer_path": "exact", "log_multi_turn": True, "loss_type": "kl_cov",
         },
         "tis": {
             "use_tis": True, "use_opsm": True,

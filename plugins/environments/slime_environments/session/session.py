@@ -65,7 +65,7 @@ class EnvironmentSession:
         self.resumable = can_resume(found)
         self.scores = callable(getattr(found.obj, "score", None))
         """True if the environment scores the trajectory itself."""
-        self._closes = callable(getattr(found.obj, "close", None))
+        self._closes = hasattr(found.obj, "close")
         self._takes_turn = bool(declared(found.obj.step, ("turn",)))
         reset = unbound(found.obj, "reset") if isinstance(found.obj, type) else found.obj.reset
         names = positional_names(inspect.signature(reset))
