@@ -57,7 +57,7 @@ def compute_pass_rate(
 
 
 def has_repetition(text: str) -> bool:
-    """Return whether the text ends in a loop (`slime_runs.sample_metrics.has_repetition`)."""
+    """Whether the text ends in a loop (`slime_runs.sample_metrics.has_repetition`)."""
     from slime_runs.sample_metrics import has_repetition as found
 
     return found(text)

@@ -98,7 +98,6 @@ ESTIMATORS = {
 }
 LOSSES = {
     "clip_cov": {"args": {"plugins": {"clip_cov": {"share": 0.3, "low": -0.05, "high": 1.0}}}},
-    "custom_loss": None,  # built with a function: tests/contracts/test_policy_loss_parts.py
     "kl_cov": {"args": {"plugins": {"kl_cov": {"share": 0.3}}}},
 }
 

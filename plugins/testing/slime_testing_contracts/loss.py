@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from slime_estimators.custom_loss import CustomLoss
+from slime_commands.custom_loss import CustomLoss
 
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.loss import LossBase

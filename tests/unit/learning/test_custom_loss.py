@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from slime_estimators.custom_loss import CustomLoss
+from slime_commands.custom_loss import CustomLoss
 
 from slime_core.errors import PluginError
 from slime_core.estimator import EstimatorBase

@@ -54,11 +54,14 @@ class AdaptiveKL:
         """Setting that is moved; empty without a target."""
         self._rollout: int | None = None
         """Last rollout that was taken into account."""
+        self._moved = False
+        """True once the coefficient differs from the setting."""
 
     @hookimpl
     def slime_configure(self, args: Args) -> None:
         """Check the settings; a resumed run takes the coefficient of its commit."""
-        self._options, self._name, self._rollout = options(args, "adaptive_kl", Options), "", None
+        self._options, self._name = options(args, "adaptive_kl", Options), ""
+        self._rollout, self._moved = None, False
         if self._options.target is None:
             return
         used = [name for name in ("kl_coef", "kl_loss_coef") if getattr(args, name)]
@@ -77,6 +80,7 @@ class AdaptiveKL:
         state = (read_state(commit).get("plugin_state") or {}).get(_STATE) if commit is not None else None
         if state and state["setting"] == self._name:
             setattr(args, self._name, float(state["coefficient"]))
+            self._moved = True
 
     @hookimpl
     def slime_rollout_trained(self, args: Args, trained: TrainedRollout) -> None:
@@ -103,12 +107,12 @@ class AdaptiveKL:
         assert self._options.target is not None
         before = getattr(self._args, self._name)
         setattr(self._args, self._name, updated(before, kl, self._options.target, self._options.rate))
-        self._rollout = rollout_id
+        self._rollout, self._moved = rollout_id, True
 
     @hookimpl
     def slime_log_rollout(self, args: Args, samples: list[Sample], extra_metrics: dict[str, float]) -> None:
         """Record the coefficient as `rollout/kl_coefficient`, where the process that generates also trains."""
-        if self._name and self._rollout is not None:
+        if self._name and self._moved:
             extra_metrics["rollout/kl_coefficient"] = getattr(args, self._name)
 
     @hookimpl
