@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,9 @@ from slime_engine_sglang.incidents import Incidents
 from slime_runs.events import EventLog
 
 from slime_core.config import Args
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 
 PAGE = Path(__file__).parents[2] / "docs/concepts/metrics.md"
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 
 
 REWARD = """

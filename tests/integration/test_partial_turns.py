@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from slime_data.saved import read_samples
+from slime_runs.view.server import make_app
 from slime_testing_contracts.loop import run_loop
 from slime_testing_contracts.tiny import write_rows
+from starlette.testclient import TestClient
 
 from slime_core.sample import Sample
 from slime_core.sample.provenance import Source, Span
@@ -91,6 +93,16 @@ def test_the_estimator_of_the_page_gives_credit_turn_by_turn_and_resumes_bitwise
     assert resumed.weight_checksums == straight.weight_checksums
     for step in straight.steps:
         assert step["rollout/reward/step"] == 2 * step["rollout/reward/style"] > 0
+    view = TestClient(make_app(straight.run_dir), base_url="http://127.0.0.1")
+    page = view.get("api/run", params={"run": "."}).json()
+    assert {"reward: step", "reward: style"} <= page["curves"].keys()
+    best = {name: column[0] for name, column in page["best"].items()}
+    asked = {"run": ".", "rollout": best["rollout"], "group": best["group_index"], "sample": best["sample_index"]}
+    shown = view.get("api/sample", params=asked).json()
+    assert shown["components"]["step"] == 2 * shown["components"]["style"] > 0
+    first, last, reward, role, _, state = shown["tokens"]["turns"][1]
+    assert first < last
+    assert (reward, role, state) == (1.5, "", "at 1")
 
 
 def test_spans_of_several_turns_go_through_a_commit(tmp_path: Path) -> None:

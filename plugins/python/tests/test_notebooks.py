@@ -13,7 +13,6 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[3] / "examples" / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
-QUICK = {"first_run"}
 LARGEST = 10_000
 
 
@@ -30,10 +29,9 @@ def test_notebooks_are_small_and_without_outputs() -> None:
             assert cell.get("execution_count") is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = read(name)
     for cell in book.cells:  # ten minutes of training elsewhere are one rollout here

@@ -30,6 +30,8 @@ CURVES = {
     "tokens/s": "perf/tokens_per_sec",
 }
 """Name in the overview -> metric."""
+PARTS = "rollout/reward/"
+"""Beginning of the metrics of parts of rewards."""
 _DROPS = "rollout/dynamic_filter/drop_"
 _LAST = 5
 

@@ -32,18 +32,9 @@ def write(path: Path, rows: list[dict]) -> str:
 def make_args(prompt_data: str, **changes: Any) -> Args:
     defaults = {
         "prompt_data": prompt_data,
-        "rollout_global_dataset": True,
         "input_key": "input",
         "label_key": "label",
-        "metadata_key": "metadata",
-        "tool_key": "tools",
-        "apply_chat_template": False,
-        "apply_chat_template_kwargs": {},
-        "rollout_max_prompt_len": None,
         "n_samples_per_prompt": 2,
-        "rollout_shuffle": False,
-        "rollout_seed": 42,
-        "buffer_filter_path": None,
     }
     return Args(**{**defaults, **changes})
 

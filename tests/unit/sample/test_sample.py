@@ -185,3 +185,26 @@ def test_turns_are_runs_of_sampled_tokens_with_what_was_noted_of_them() -> None:
     assert "in order within 7 tokens" in str(admission.problem(sample))
     sample.reset_for_retry()
     assert (sample.turns, sample.known_turns()) == (None, [])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["model", "tool", "end", "mask", "store"]), st.integers(0, 3)), max_size=12))
+def test_turns_cover_the_models_tokens_whatever_is_done(moves: list[tuple[str, int]]) -> None:
+    sample = Sample(tokens=[1, 2])
+    for what, n in moves:
+        if what == "model":
+            sample.append_response_tokens(None, [5] * n, [-0.1] * n)
+        elif what == "tool":
+            sample.append_response_tokens(None, [9] * n, trainable=False)
+        elif what == "end":
+            sample.end_turn(float(n))
+        elif what == "mask":
+            sample.withhold(0, min(n, sample.response_length), "test")
+        else:
+            sample = Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
+    turns = sample.known_turns()
+    covered = [place for turn in turns for place in range(turn.first, turn.last)]
+    assert covered == sorted(set(covered))
+    by_model = {place for place, version in enumerate(sample.token_weight_versions) if version != NOT_SAMPLED}
+    assert by_model == {place for place in covered if sample.response_tokens[place] == 5}
+    assert [turn.reward for turn in turns if turn.reward is not None] == [float(n) for w, n in moves if w == "end"]
+    assert admission.problem(sample) is None
