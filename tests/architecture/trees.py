@@ -23,6 +23,8 @@ LOCKSTEP = sorted(
         "engines/sglang/slime_engine_sglang",
         "engines/vllm/slime_engine_vllm",
         "environments/slime_environments/session",
+        "estimators/slime_estimators/covariance",
+        "hooks/slime_hooks/adaptive_kl",
         "hooks/slime_hooks/shadow",
         "hooks/slime_hooks/trackers",
         "hub/slime_hub",

@@ -1,4 +1,4 @@
-"""Stage 9 by a user's function: `--loss-type custom_loss --custom-loss-function-path PATH`.
+"""The loss of a user's function: `--loss-type custom_loss --custom-loss-function-path PATH`.
 
 The function gets the logits of whole samples, as in THUDM/slime. `sum_of_sample_mean` divides by the step's rollouts
 (or tokens), not the micro-batch's, so what it returns is this micro-batch's share of the mean, and neither loss nor
