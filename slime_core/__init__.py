@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from slime_core.sample.fan_out import executions as executions
     from slime_core.sample.provenance import Source as Source
     from slime_core.sample.provenance import Span as Span
+    from slime_core.sample.provenance import TurnSpan as TurnSpan
 
 __version__ = "0.1.0"
 

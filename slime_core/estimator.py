@@ -1,7 +1,7 @@
 """The base class of advantage estimators: rewards -> advantages -> per-token policy loss, with sensible defaults.
 
-Plugins subclass `EstimatorBase`; the learner and the loss stage call the three methods and read the class attributes,
-never a name. `shape_rewards` sees the whole rollout (group statistics belong there), `advantages` sees one
+Plugins subclass `EstimatorBase`; the learner and the loss stage call its methods and read the class attributes, never a
+name. `shape_rewards` and `shape_turns` see the whole rollout (group statistics belong there), `advantages` sees one
 data-parallel rank's samples only.
 """
 
@@ -53,6 +53,10 @@ class EstimatorBase:
         """Return the rewards unchanged."""
         return [float(reward) for reward in inputs.rewards]
 
+    def shape_turns(self, args: Args, inputs: RewardInputs) -> list[list[float]]:
+        """Return the rewards of the turns unchanged; 0.0 for a turn without one."""
+        return [[reward or 0.0 for reward in row] for row in inputs.turn_rewards]
+
     def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
         """Return A_t = R_t = shaped reward, for every token of the response."""
         parts = [mask.new_full(mask.shape, r) for r, mask in zip(inputs.rewards.tolist(), inputs.loss_masks)]
@@ -83,8 +87,8 @@ class EstimatorBase:
 class CustomAdvantages(EstimatorBase):
     """The chosen estimator with advantages by `--custom-advantage-function-path`; rewards and loss are unchanged.
 
-    The function gets THUDM/slime's `rollout_data`: per-sample lists under the field names of `AdvantageInputs`
-    (missing fields are omitted) and sets `advantages` and `returns`.
+    The function gets THUDM/slime's `rollout_data`: per-sample lists under its names and those of `AdvantageInputs`
+    (missing fields are omitted), and sets `advantages` and `returns`.
     """
 
     needs_log_probs = True
@@ -105,10 +109,15 @@ class CustomAdvantages(EstimatorBase):
         """Call the inner estimator."""
         return self.inner.shape_rewards(args, inputs)
 
+    def shape_turns(self, args: Args, inputs: RewardInputs) -> list[list[float]]:
+        """Call the inner estimator."""
+        return self.inner.shape_turns(args, inputs)
+
     def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
         """Call the function. Raises PluginError when it leaves a result out or of the wrong length."""
-        data = {f.name: getattr(inputs, f.name) for f in fields(inputs)}
-        data = {name: value for name, value in data.items() if value is not None}
+        tokens = [torch.tensor(row, device=inputs.rewards.device) for row in inputs.rollout_data.get("tokens", ())]
+        data = {f.name: getattr(inputs, f.name) for f in fields(inputs) if f.name != "rollout_data"}
+        data = {**inputs.rollout_data, "tokens": tokens, **{k: value for k, value in data.items() if value is not None}}
         self.fn(args, data)
         return Advantages(
             advantages=self._result(data, "advantages", inputs), returns=self._result(data, "returns", inputs)

@@ -226,6 +226,24 @@ def _command(zygote: Zygote, before: str | None) -> Slime:
 
 
 @pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that cannot be obeyed, in this process: what it says; `status` is its exit status."""
+
+    def run(*argv: Any, status: int = 2) -> str:
+        from slime_core.cli.main import main
+
+        capsys.readouterr()
+        found = main([str(word) for word in argv])
+        said = without_start(capsys.readouterr().err)
+        assert found == status, said
+        assert said.startswith("slime: error: ") or "\nslime: error: " in said, said
+        assert "Traceback" not in said
+        return said
+
+    return run
+
+
+@pytest.fixture
 def free_port() -> int:
     """A port nobody listens on."""
     return ports.free_port()

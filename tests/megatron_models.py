@@ -25,6 +25,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False}),
 }
 """Name -> HF's `model_type`, and entries of `config.json`."""
+DEEPSEEK = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4, "v_head_dim": 12, "max_position_embeddings": 64, "n_routed_experts": 8,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 16, "n_shared_experts": 2, "first_k_dense_replace": 1,
+    "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "initializer_range": 0.15,
+    "tie_word_embeddings": False, "pad_token_id": None,
+}  # fmt: skip
 
 
 def save_tiny(directory: Path, variant: str, *, shard_size: str = "5GB", **overrides: Any) -> Any:
@@ -42,6 +50,19 @@ def save_tiny(directory: Path, variant: str, *, shard_size: str = "5GB", **overr
                 tensor.add_(torch.randn(tensor.shape) * 0.1)
     reference.save_pretrained(directory, max_shard_size=shard_size)
     return reference
+
+
+def save_deepseek(directory: Path) -> None:
+    """Sigmoid scores, a bias for the choice, two of four groups, four of eight experts; the first layer dense."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    build: Any = AutoModelForCausalLM.from_config
+    model = build(AutoConfig.for_model("deepseek_v3", **DEEPSEEK))
+    for name, buffer in model.named_buffers():
+        if "correction_bias" in name:
+            buffer.add_(0.2 * torch.randn(buffer.shape))
+    model.save_pretrained(directory)
 
 
 def chunks_of(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from slime_core.plugins.manager import forget_registry
 
+THEIRS = ("acme_", "cliplug_", "plug_", "slime_file_", "thing_")
+
 
 def install(folder: Path, distribution: str, entry_points: Mapping[str, Mapping[str, str]], **modules: str) -> None:
     """Modules and metadata of a distribution, version 1.0, in a folder that is on `sys.path` from now on."""
@@ -26,13 +28,14 @@ def install(folder: Path, distribution: str, entry_points: Mapping[str, Mapping[
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """Afterwards there are none: their modules begin with `acme_`."""
-    path = list(sys.path)
+    """Afterwards there are none: their modules begin with one of `THEIRS`."""
+    path, modules = list(sys.path), set(sys.modules)
     forget_registry()
     try:
         yield
     finally:
         sys.path[:] = path
-        for name in [name for name in sys.modules if name.startswith("acme_")]:
-            del sys.modules[name]
+        for name in set(sys.modules) - modules:
+            if name.startswith(THEIRS):
+                del sys.modules[name]
         forget_registry()

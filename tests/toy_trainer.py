@@ -13,6 +13,7 @@ from slime_core.config import Args
 from slime_core.ops.logprobs import log_probs_from_logits
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
 from slime_core.sample import TrainBatch
+from tests.batches import train_batch
 
 VOCAB = 11
 
@@ -163,42 +164,10 @@ class ToyTrainer:
 def make_args(**changes: Any) -> Args:
     values = {
         "advantage_estimator": "base",
-        "balance_by_flops": False,
-        "balance_data": False,
-        "calculate_per_token_loss": False,
-        "compute_advantages_and_returns": True,
-        "entropy_coef": 0.0,
-        "eps_clip": 0.2,
-        "eps_clip_c": None,
         "eps_clip_high": 0.28,
         "global_batch_size": 8,
-        "keep_old_actor": False,
-        "kl_coef": 0.0,
-        "kl_loss_coef": 0.0,
         "kl_loss_type": "k3",
-        "loss_type": "policy_loss",
-        "max_tokens_per_gpu": None,
         "micro_batch_size": 2,
-        "normalize_advantages": False,
-        "ref_update_interval": None,
-        "use_routing_replay": False,
-        "use_rollout_routing_replay": False,
-        "save_debug_train_data": None,
-        "use_dynamic_batch_size": False,
-        "use_kl_loss": False,
-        "use_rollout_logprobs": False,
-        "use_unbiased_kl": False,
-        "proximal_policy": "recompute",
-        "use_opsm": False,
-        "opsm_delta": 1e-4,
-        "num_critic_only_steps": 0,
-        "opd_kl_coef": 1.0,
-        "opd_teacher_load": None,
-        "opd_type": None,
-        "use_opd": False,
-        "use_rollout_entropy": False,
-        "true_on_policy_mode": False,
-        "value_clip": 0.2,
     }
     return Args(**{**values, **changes})
 
@@ -215,19 +184,8 @@ def make_batch(rows: int = 8, *, shift: float = 0.0, siblings: bool = False, see
     tokens = [draw(0, VOCAB, n + 2) for n in lengths]
     ids = [i // 2 for i in range(rows)] if siblings else list(range(rows))
     rewards = torch.randn(rows, generator=generator).tolist()
-    batch = TrainBatch(
-        rollout_id=0,
-        tokens=tokens,
-        response_lengths=lengths,
-        loss_masks=masks,
-        rewards=rewards,
-        raw_rewards=rewards,
-        truncated=[0] * rows,
-        sample_indices=[100 + i for i in range(rows)],
-        group_indices=[0] * rows,
-        rollout_ids=ids,
-        rollout_mask_sums=[sum(sum(m) for m, j in zip(masks, ids, strict=True) if j == i) for i in ids],
-    )
+    columns = {"rewards": rewards, "sample_indices": [100 + i for i in range(rows)], "rollout_ids": ids}
+    batch = train_batch(masks, tokens=tokens, **columns)
     exact = ToyTrainer().log_probs(batch, [list(range(rows))])
     batch.rollout_log_probs = [(part + shift).tolist() for part in exact]
     return batch

@@ -56,7 +56,7 @@ IMPORTED = (
 )  # fmt: skip
 """What a run imports."""
 MEGATRON = (
-    "megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.pipeline_parallel",
+    "tests.light_megatron", "megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.pipeline_parallel",
     "slime_trainer_megatron.trainer", "torch.distributed.launcher.api",
 )  # fmt: skip
 """What a run on several ranks imports besides, on either trainer."""

@@ -1,14 +1,12 @@
 """Samples on disk and back: `--save-debug-rollout-data` and `--load-debug-rollout-data`.
 
 A file has one JSON object per line, readable by `Sample.from_dict`. Evaluations go to separate files, with `eval_`
-before the number. The rollout stage writes the files. `SavedRollout` replaces the rollout function when a run trains
-on samples that another run generated. The format is recognized by a file's content, not by its name, so THUDM/slime's
-`torch.save` files and the JSON files can both be called `.pt`.
+before the number. The rollout stage writes the files. The entry point `saved` of `slime.data` reads them: its
+`SavedRollout` replaces the rollout function when a run trains on samples that another run generated.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +14,9 @@ from typing import Any
 
 import orjson
 
-from slime_core.data.dataset import exact_json
-from slime_core.distributions import provided
 from slime_core.errors import DataError, RecordError, RolloutError, rollout_name
-from slime_core.protocols import Args, RolloutTraits
-from slime_core.sample import Group, RolloutFnTrainOutput, Sample
+from slime_core.protocols import Args
+from slime_core.sample import Group, Sample
 from slime_core.sample.routed_experts import json_default
 
 _VERSION = "rollout_weight_version"
@@ -75,93 +71,6 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
         raise RecordError(
             f"{path} cannot be written: {error}. Checkpoints are intact: make space there or name another place"
         ) from error
-
-
-def read_samples(path: Path) -> list[Sample]:
-    """Read samples written by `write_samples` or by THUDM/slime's `--save-debug-rollout-data`.
-
-    Raises:
-        DataError: The file cannot be read; the message names the file and the line.
-    """
-    try:
-        with path.open("rb") as file:
-            start = file.peek()
-            if start.startswith(b"PK"):
-                rows = provided("slime.data", "saved").torch_rows(path)
-            elif start.startswith(b"\x28\xb5\x2f\xfd"):
-                rows = _json_rows(path, provided("slime.data", "saved").unpacked(path, file))
-            else:
-                rows = _json_rows(path, file)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    samples = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            samples.append(Sample.from_dict(row))
-            samples[-1].validate()
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{path}: sample {number}: {error}") from error
-    if not samples:
-        raise DataError(f"{path}: no samples in it")
-    return samples
-
-
-def _json_rows(path: Path, lines: Iterable[bytes]) -> list[Any]:
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(exact_json(line))
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: no sample as JSON in {len(line)} bytes: {error}") from error
-    return rows
-
-
-def grouped(samples: Iterable[Sample], group_size: int) -> list[Group]:
-    """Group neighbours by `group_index`; split samples without an index into runs of `group_size`."""
-    groups: list[Group] = []
-    for index, members in itertools.groupby(samples, key=lambda s: s.group_index):
-        group = list(members)
-        size = group_size if index is None else len(group)
-        groups += [group[i : i + size] for i in range(0, len(group), size)]
-    return groups
-
-
-def subsample(groups: list[Group], ratio: float) -> list[Group]:
-    """Return a fraction `ratio` of the groups, at least one group: half from the head, the rest from the tail."""
-    count = max(1, int(len(groups) * ratio))
-    head = count // 2
-    return groups[:head] + groups[len(groups) - (count - head) :]
-
-
-class SavedRollout:
-    """The rollout function of `--load-debug-rollout-data`: returns a file's samples without engine, data or reward."""
-
-    traits = RolloutTraits(needs_engine=False, replays=True)  # a group may be in several files
-
-    def __call__(self, args: Args, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
-        """Return the groups of the rollout's file. Raises DataError."""
-        path = check_saved(args, rollout_id)
-        trained = {"fate": "trained"}  # files of `--log-samples` also contain dropped samples
-        samples = [s for s in read_samples(path) if getattr(s, "kept", trained)["fate"] == "trained"]
-        groups = grouped(samples, args.n_samples_per_prompt)
-        if args.load_debug_rollout_data_subsample is not None:
-            groups = subsample(groups, args.load_debug_rollout_data_subsample)
-        return RolloutFnTrainOutput(groups)
-
-
-class UnusedSource:
-    """The data source used with `SavedRollout`: keeps the cursor of a checkpoint unchanged, and has no samples."""
-
-    def __init__(self, args: Args) -> None:
-        self._state: dict[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loaded state."""
-        return self._state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the state of the checkpoint's run."""
-        self._state = state
 
 
 def check_saved(args: Args, rollout_id: int) -> Path:

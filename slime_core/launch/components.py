@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from slime_core.config import Settings
-from slime_core.data.dumps import SavedRollout, UnusedSource
 from slime_core.data.tools import AUTO, run_tools
-from slime_core.distributions import BUNDLE, installed
+from slime_core.distributions import BUNDLE, installed, provided
 from slime_core.errors import ConfigError, PluginNotFoundError, name_of
 from slime_core.launch.checks import check_components, warn_without_effect
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
@@ -280,7 +279,8 @@ def resolve_components(
     parts.user = RolloutHooks.of(parts.hooks)
     _warn_of_unasked(r, parts.rollout_function)
     if r.args.load_debug_rollout_data:
-        parts.data_source, parts.rollout_function, parts.eval_function = UnusedSource, SavedRollout(), None
+        saved = provided("slime.data", "saved")
+        parts.data_source, parts.rollout_function, parts.eval_function = saved.UnusedSource, saved.SavedRollout(), None
         parts.user = RolloutHooks(told=parts.hooks, generates=False)
     r.setting("buffers", "buffer_filter_path")  # checked here; the data source resolves it again in its own process
     parts.post_process_rewards = r.function("reward_post_processes", "custom_reward_post_process_path")

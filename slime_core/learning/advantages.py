@@ -57,6 +57,10 @@ def compute_advantages(
             rollout_ids=batch.rollout_ids,
             kl=kl,
             log_probs=tensors.old_log_probs,
+            components=batch.components,
+            turns=batch.turns,
+            turn_rewards=batch.turn_rewards,
+            rollout_data=batch.to_rollout_data(),
             **{name: getattr(tensors, name) for name in _AS_THEY_ARE},
         ),
     )

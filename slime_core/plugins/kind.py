@@ -40,6 +40,8 @@ class Call:
     """The callable must be `async def`, or annotated to return an awaitable."""
     plain: bool = False
     """The callable must not be `async def`: its result is not awaited."""
+    bare: bool = False
+    """The callable may also take no argument by position."""
 
     @cached_property
     def positional(self) -> tuple[str, ...]:
@@ -192,9 +194,8 @@ COMPONENTS = (
         flags=("--environment-path",),
         canonical=("Environment", "environment"),
         methods={
-            "reset": Call("(self, sample) -> text, chat messages or None"),
-            "step": Call("(self, action[, turn]) -> slime_core.Step"),
-            "close": Call("(self) -> None"),
+            "reset": Call("(self, sample[, seed]) -> text, chat messages or None", bare=True),
+            "step": Call("(self, action[, turn]) -> slime_core.Step or (observation, reward, done)"),
         },
         construct=Call("(args)"),
         by_name=True,

@@ -243,7 +243,8 @@ def _expected(kind: Kind) -> list[str]:
 
 
 def _binds(function: Callable[..., Any], signature: inspect.Signature, call: Call) -> bool:
-    return _can_bind(signature, len(call.positional), {*declared(function, call.keywords), *call.named})
+    keywords = {*declared(function, call.keywords), *call.named}
+    return _can_bind(signature, len(call.positional), keywords) or (call.bare and _can_bind(signature, 0, keywords))
 
 
 def _can_bind(signature: inspect.Signature, count: int, keywords: Iterable[str] = ()) -> bool:

@@ -1,4 +1,4 @@
-"""RL algorithms: `AdvantageEstimator`, and the inputs and outputs of its three methods."""
+"""RL algorithms: `AdvantageEstimator`, and the inputs and outputs of its methods."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from slime_core.protocols.functions import Args
 
 if TYPE_CHECKING:
     import torch
+
+    from slime_core.sample.provenance import TurnSpan
 
 
 @dataclass
@@ -27,6 +29,26 @@ class RewardInputs:
     """Whether each response was cut at the token limit."""
     baselines: list[float] | None = None
     """Reward of the greedy response to the same prompt; set for estimators with `needs_greedy_baseline`."""
+    components: list[dict[str, float]] = field(default_factory=list)
+    """Parts of each reward by name (`Sample.reward_components`); {} for a sample without parts."""
+    turns: list[list[TurnSpan]] = field(default_factory=list)
+    """Turns of each response, in order, each with `state`; a turn's tokens may all be masked, or none."""
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    """`Sample.metadata` of each sample."""
+
+    @property
+    def turn_rewards(self) -> list[list[float | None]]:
+        """Reward of each turn; None for a turn without one. The sample's reward may or may not be their sum."""
+        return [[turn.reward for turn in row] for row in self.turns]
+
+    @property
+    def state_ids(self) -> list[list[str]]:
+        """Id of the state in which each turn began; equal ids within a group are the same state.
+
+        An environment may set them. Otherwise an id is a digest of the tokens between the turn and the turn before; for
+        the first turn, of the prompt.
+        """
+        return [[turn.state or "" for turn in row] for row in self.turns]
 
 
 @dataclass
@@ -48,6 +70,30 @@ class AdvantageInputs:
     teacher_log_probs: list[torch.Tensor] | None = None
     values: list[torch.Tensor] | None = None
     """Values of the critic before the update: the expected return of the state before each response token."""
+    components: list[dict[str, float]] = field(default_factory=list)
+    """Parts of each reward by name, as in `RewardInputs`."""
+    turns: list[list[TurnSpan]] = field(default_factory=list)
+    """Turns of each response: `turn.first` and `turn.last` are places in the tensors above."""
+    turn_rewards: list[list[float]] = field(default_factory=list)
+    """Shaped reward of each turn: the result of `shape_turns`."""
+    rollout_data: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns of the samples under THUDM/slime's names, such as `tokens`, `raw_reward`, `truncated`, `metadata`
+    and `total_lengths` (`TrainBatch.to_rollout_data`)."""
+
+    def over_turns(self, values: Sequence[Sequence[float]], outside: float = 0.0) -> list[torch.Tensor]:
+        """Return per-token tensors in which each token has the value of its turn; other tokens have `outside`.
+
+        With `[range(len(row)) for row in inputs.turns]` and -1 the result is the number of each token's turn.
+
+        Args:
+            values: [n][turns], such as `turn_rewards`.
+            outside: Value of tokens between turns (tool output, templates).
+        """
+        parts = [mask.new_full(mask.shape, outside) for mask in self.loss_masks]
+        for part, row, turns in zip(parts, values, self.turns, strict=True):
+            for value, turn in zip(row, turns, strict=True):
+                part[turn.first : turn.last] = value
+        return parts
 
 
 @dataclass
@@ -115,6 +161,13 @@ class AdvantageEstimator(Protocol):
 
     def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """Turn the rewards of the whole rollout into shaped rewards (group statistics go here)."""
+
+    def shape_turns(self, args: Args, inputs: RewardInputs) -> list[list[float]]:
+        """Turn the turns' rewards of the whole rollout into `AdvantageInputs.turn_rewards`, a number per turn.
+
+        Statistics over turns go here, such as those of the turns of a group that began in the same state. Called after
+        `shape_rewards`, with the rewards as they were before it.
+        """
 
     def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
         """Turn shaped rewards into per-token advantages and returns, on one data-parallel rank."""

@@ -44,6 +44,10 @@ class Step:
     """True if the episode is over."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """JSON values for the sample's metadata; the values of all steps are merged, and a later value wins."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Parts of `reward` by name; their sums over the steps become `Sample.reward_components`."""
+    state: str | None = None
+    """Id of the state that `observation` shows, equal for equal states of a group (`TurnSpan.state`)."""
 
 
 class Environment(Protocol):
@@ -51,7 +55,7 @@ class Environment(Protocol):
 
     If `reset` and `step` are coroutines, the environment runs in the event loop. Otherwise it has its own thread, in
     which methods may block; after a missed deadline the thread is abandoned. With the class attribute
-    `execution = "process"` it has its own process, which is killed after a missed deadline. Three more methods are
+    `execution = "process"` it has its own process, which is killed after a missed deadline. Further methods are
     optional:
 
     - `snapshot() -> Any`: return the state needed to resume, as JSON values; called after `reset` and each `step`.
@@ -59,16 +63,19 @@ class Environment(Protocol):
       Without both methods, an interrupted sample starts again from the beginning.
     - `score(sample) -> float | Mapping`: return the reward of the trajectory; called once, after the last step and
       before `close`.
+    - `close() -> None`: free all resources; called once, however the episode ended.
     """
 
     def reset(self, sample: Sample) -> Observation | Awaitable[Observation | None] | None:
         """Begin the episode of a data row. The returned observation follows the row's prompt; None adds nothing.
 
-        The samples of a group should see the same observation: seed from `sample.group_index` or the row's metadata.
+        May leave out `sample`, may declare the keyword `seed`, a number that the samples of a group share, and may
+        return a `Step`, whose `state` counts, or (observation, info). The samples of a group should see the same.
         """
 
-    def step(self, action: str) -> Step | Awaitable[Step]:
-        """Perform `action`, the turn's text without special tokens. May also declare the keyword `turn`."""
+    def step(self, action: str) -> Step | tuple[Any, ...] | Awaitable[Step | tuple[Any, ...]]:
+        """Perform `action`, the turn's text without special tokens. May also declare the keyword `turn`.
 
-    def close(self) -> Awaitable[None] | None:
-        """Free all resources; called once, however the episode ended."""
+        Returns a `Step`, or (observation, reward, done), with `info` behind it, or gymnasium's five values. The reward
+        may be a mapping: the sum of its parts, which are `Step.components`.
+        """

@@ -31,7 +31,7 @@ from slime_core.sample.columns import (
     version_column,
 )
 from slime_core.sample.multimodal import image_token_of
-from slime_core.sample.provenance import Source
+from slime_core.sample.provenance import Source, TurnSpan, digest
 
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]
 """Function of `--custom-reward-post-process-path`: trainable samples -> (raw rewards, shaped rewards)."""
@@ -73,6 +73,8 @@ def make_batch(
     if not samples:
         raise RolloutError(f"{rollout_name(rollout_id)} returned no samples; nothing to train on")
     refuse_bad(args, rollout_id, samples)
+    for sample in samples:
+        sample.note_components(args.reward_key)
     if convert_samples is not None:
         return _masked(
             args, samples, batch_from_columns(rollout_id, samples, convert_samples(args, samples), weight_version)
@@ -81,6 +83,7 @@ def make_batch(
     rollout_ids = fill_ids([s.rollout_id for s in samples])
     group_indices = _group_indices(lists)
     kept = [i for i, row in enumerate(rows) if not row.removed]
+    turns = [_turns(row) for row in rows]
     if post_process_rewards is not None:
         source = "--custom-reward-post-process-path"
         sealed = Sealed(given := [samples[i] for i in kept])
@@ -90,17 +93,23 @@ def make_batch(
         raw_kept = [_raw_reward(args, samples[i]) for i in kept]
         shaped = [_reward(args, samples[i]) for i in kept]
         source = "rewards"
-        if estimator is not None:
-            inputs = RewardInputs(
-                rewards=shaped,
-                group_indices=[group_indices[i] for i in kept],
-                rollout_ids=[rollout_ids[i] for i in kept],
-                response_lengths=[sum(rows[i].loss_mask) for i in kept],
-                truncated=[samples[i].status == SampleStatus.TRUNCATED for i in kept],
-                baselines=_baselines(args, [samples[i] for i in kept], estimator),
-            )
-            shaped = estimator.shape_rewards(args, inputs)
-            source = f"{type(estimator).__name__}.shape_rewards"
+    turn_rewards = []
+    if estimator is not None:
+        inputs = RewardInputs(
+            rewards=list(shaped),
+            group_indices=[group_indices[i] for i in kept],
+            rollout_ids=[rollout_ids[i] for i in kept],
+            response_lengths=[sum(rows[i].loss_mask) for i in kept],
+            truncated=[samples[i].status == SampleStatus.TRUNCATED for i in kept],
+            baselines=_baselines(args, [samples[i] for i in kept], estimator) if post_process_rewards is None else None,
+            components=[samples[i].reward_components or {} for i in kept],
+            turns=[turns[i] for i in kept],
+            metadata=[samples[i].metadata for i in kept],
+        )
+        name = type(estimator).__name__
+        if post_process_rewards is None:
+            shaped, source = estimator.shape_rewards(args, inputs), f"{name}.shape_rewards"
+        turn_rewards = _spread_turns(f"{name}.shape_turns", estimator.shape_turns(args, inputs), kept, turns)
     masks = [row.loss_mask for row in rows]
     batch = TrainBatch(
         rollout_id=rollout_id,
@@ -116,6 +125,9 @@ def make_batch(
         rollout_mask_sums=mask_sums(masks, rollout_ids),
         rollout_log_probs=_token_column("rollout_log_probs", rows),
         teacher_log_probs=_token_column("teacher_log_probs", rows),
+        components=[sample.reward_components or {} for sample in samples],
+        turns=turns,
+        turn_rewards=turn_rewards,
         source_names=_optional([s.metadata.get("source_name") for s in samples]),
         train_metadata=_optional([s.train_metadata for s in samples]),
         token_weight_versions=version_column(samples, [len(mask) for mask in masks], weight_version),
@@ -195,6 +207,18 @@ def _make_row(sample: Sample) -> _Row:
         return _Row(sample, [*(sample.tokens[-1:] or [0]), 0], [0], removed, placeholder=True)
     mask = [0] * length if removed else list(sample.loss_mask or ())  # complete since `admit`
     return _Row(sample, list(sample.tokens), mask, removed, placeholder=False)
+
+
+def _turns(row: _Row) -> list[TurnSpan]:
+    """Return the turns of the row's response, each with the id of its state; one turn if it is not trained on."""
+    if row.placeholder or row.removed:
+        return [TurnSpan(0, len(row.loss_mask))]
+    turns, seen, start = row.sample.known_turns(), 0, len(row.tokens) - len(row.loss_mask)
+    for place, turn in enumerate(turns):
+        shown = row.tokens[seen : start + turn.first]
+        turns[place] = turn if turn.state is not None else turn._replace(state=f"{digest(shown):x}")
+        seen = start + turn.last
+    return turns
 
 
 def _token_column(field: str, rows: Sequence[_Row]) -> list[list[float]] | None:
@@ -277,6 +301,21 @@ def _spread(source: str, rewards: Sequence[float], kept: Sequence[int], samples:
     spread = [0.0] * len(samples)
     for position, value in zip(kept, values):
         spread[position] = value
+    return spread
+
+
+def _spread_turns(
+    source: str, shaped: Sequence[Sequence[float]], kept: Sequence[int], turns: Sequence[Sequence[TurnSpan]]
+) -> list[list[float]]:
+    """Return a reward for each turn: 0 if its sample's position is not in `kept`."""
+    spread = [[0.0] * len(row) for row in turns]
+    sizes, expected = [len(row) for row in shaped], [len(turns[position]) for position in kept]
+    if sizes != expected:
+        raise RolloutError(f"{source} returned {sizes[:8]} values for samples of {expected[:8]} turns; one per turn")
+    for position, row in zip(kept, shaped):
+        spread[position] = [float(value) for value in row]
+        if not all(is_score(value / 1e3) for value in spread[position]):
+            raise RolloutError(f"{source} returned {list(row)[:8]} for the turns of a sample; expected finite numbers")
     return spread
 
 

@@ -173,7 +173,9 @@ class RewardStage:
             await asyncio.gather(
                 *(self.call(*each, evaluation=evaluation, rollout_id=rollout_id, args=args) for each in calls)
             )
+        given = self.args if args is None else args
         for place, sample in enumerate(samples):
+            sample.note_components((given.eval_reward_key if evaluation else None) or given.reward_key)
             if sample.metadata.get("failure", {}).pop("left_behind", False):
                 samples[place] = copy.deepcopy(sample)
 

@@ -14,7 +14,8 @@ The invariants, of tokens [prompt + response]:
 4. A loss mask holds 0 and 1, and 1 only for tokens that were sampled or given as a demonstration. The spans record the
    tokens that only the mask withholds. The mask cannot enable tokens that the spans withhold.
 5. If a sample has images, no sampled token is the image token: the model would look for an image there.
-6. The status is a `SampleStatus`.
+6. Recorded turns follow each other within the response.
+7. The status is a `SampleStatus`.
 """
 
 from __future__ import annotations

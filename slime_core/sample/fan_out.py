@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from operator import mul
 from typing import TYPE_CHECKING
 
+from slime_core.errors import DataError
 from slime_core.sample.sample import Group, Sample
 
 if TYPE_CHECKING:
@@ -45,18 +46,28 @@ def _ids(samples: Sequence[Sample]) -> list[Hashable] | None:
     return [("no id", place) if one is None else one for place, one in enumerate(ids)]
 
 
-def execution_rewards(args: Args, samples: Iterable[Sample]) -> list[float]:
+def execution_rewards(args: Args, samples: Iterable[Sample], component: str | None = None) -> list[float]:
     """Return a scalar reward per execution: the mean reward of its scored siblings; unscored executions are left out.
 
     Args:
         args: The run's settings; `reward_key` picks from mapping rewards.
         samples: Samples of one group or several.
+        component: Name in `Sample.reward_components` of the part to return instead; samples without it are left out.
 
     Raises:
         TypeError, KeyError: A reward is a mapping, and `reward_key` names no number in it.
+        DataError: No scored sample has the component.
     """
-    scored = executions(s for s in samples if s.reward is not None)
-    return [mean([float(s.get_reward_value(args)) for s in siblings]) for siblings in scored]
+    scored = [s for s in samples if s.reward is not None]
+    if component is None:
+        return [mean([float(s.get_reward_value(args)) for s in siblings]) for siblings in executions(scored)]
+    having = [s for s in scored if component in (s.reward_components or {})]
+    if scored and not having:
+        raise DataError(
+            f"component {component!r}: the reward of sample {scored[0].index} has the parts"
+            f" {', '.join(scored[0].reward_components or ()) or 'none'} (Sample.reward_components)"
+        )
+    return [mean([(s.reward_components or {})[component] for s in siblings]) for siblings in executions(having)]
 
 
 def shares(samples: Sequence[Sample]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The source of each token of a sample: run-length encoded spans, and the loss mask derived from them.
+"""The source of each token of a sample: run-length encoded spans; the loss mask and the turns derived from them.
 
 `sample.py` updates `Sample.spans` with these functions, `trajectory.py` builds on them, and `admission.py` checks the
 spans. Standard library only. Spans cover *all* of `Sample.tokens`, prompt and response; a loss mask covers the
@@ -82,6 +82,32 @@ class Span(NamedTuple):
 
 
 Spans = list[Span]
+
+
+class TurnSpan(NamedTuple):
+    """A turn: the response tokens [first, last) that one author wrote without a break, and facts about them."""
+
+    first: int
+    """Place in the response of the turn's first token."""
+    last: int
+    """Place behind its last token; equal to `first` for a turn without tokens."""
+    reward: float | None = None
+    """Reward of this turn alone; None if it has none."""
+    role: str = ""
+    """Author, if the sample has several ("solver", "critic", ...)."""
+    id: str = ""
+    """Name that the environment, tool or agent gave the turn."""
+    state: str | None = None
+    """Id of the state in which the turn began, equal for equal states of a group's samples."""
+
+
+def check_turns(turns: Iterable[TurnSpan], length: int, name: str) -> None:
+    """Raise ValueError, beginning with `name`, unless the turns follow each other within `length` tokens."""
+    end = 0
+    for turn in turns:
+        if not isinstance(turn, TurnSpan) or not end <= turn.first <= turn.last <= length:
+            raise ValueError(f"{name}: turns has {turn!r:.120}; expected TurnSpans in order within {length} tokens")
+        end = turn.last
 
 
 def digest(tokens: Iterable[int]) -> int:

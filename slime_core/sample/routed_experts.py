@@ -131,10 +131,12 @@ class RoutedExperts:
         return {"shape": list(self.shape), "base64": base64.b64encode(self._data.tobytes()).decode()}
 
 
-def json_default(value: object) -> dict[str, Any]:
-    """Convert a `RoutedExperts` or a `TrainInputs` for a JSON writer. Raises TypeError for anything else."""
+def json_default(value: object) -> object:
+    """Convert a `RoutedExperts`, a `TrainInputs` or a named tuple for a JSON writer. Raises TypeError for others."""
     if isinstance(value, RoutedExperts | TrainInputs):
         return value.to_json()
+    if isinstance(value, tuple):
+        return list(value)
     raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
 
 

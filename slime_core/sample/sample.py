@@ -20,14 +20,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slime_core.sample import provenance
 from slime_core.sample.call_counters import PrefixCacheInfo as PrefixCacheInfo
 from slime_core.sample.call_counters import SpecInfo as SpecInfo
 from slime_core.sample.multimodal import image_ref, image_url, images_of
-from slime_core.sample.provenance import NOT_SAMPLED, Source, Span, Spans
+from slime_core.sample.provenance import NOT_SAMPLED, TRAINABLE, Source, Span, Spans, TurnSpan
 from slime_core.sample.routed_experts import routed_experts_after_call
 from slime_core.sample.stored import Attributes, field_values, plain_values
 from slime_core.secrets import hidden
@@ -137,6 +137,11 @@ class Sample(Attributes):
     spans: list[Span] | None = None
     """Author of each of `tokens`, prompt included. If None or only the prompt's spans, authorship was not recorded, and
     `admission.settled` derives the rest from the other fields."""
+    reward_components: dict[str, float] | None = None
+    """Parts of the reward by name, such as {"format": 1.0, "answer": 0.0}; from a mapping `reward` they are all its
+    numbers except the entry of `--reward-key`."""
+    turns: list[TurnSpan] | None = None
+    """Turns with a reward, role, id or state (`end_turn`); `known_turns` adds the others from `spans`."""
     sampled_after: int | None = None
     """Digest of the prompt's ids that the response was appended to; None if no response was appended."""
 
@@ -194,6 +199,12 @@ class Sample(Attributes):
         if isinstance(value, Mapping):
             value = value.get(args.reward_key) if args.reward_key else None
         return float(value) if is_score(value) else None
+
+    def note_components(self, key: str | None) -> None:
+        """Copy the numbers of a mapping `reward`, except the entry `key`, into `reward_components`."""
+        if isinstance(self.reward, Mapping):
+            found = {str(name): float(v) for name, v in self.reward.items() if name != key and is_score(v)}
+            self.reward_components = {**(self.reward_components or {}), **found} or None
 
     # -- extending -----------------------------------------------------------------------------------
 
@@ -280,6 +291,26 @@ class Sample(Attributes):
     def _untold_prompt(self, length: int) -> Spans:
         source = Source.USER if isinstance(self.prompt, str) else Source.TEMPLATE  # chat messages mix several authors
         return [Span(source, length)] if length else []
+
+    def known_turns(self) -> list[TurnSpan]:
+        """Return the turns of the response: `turns`, then one for each further run of tokens of the model."""
+        turns = list(self.turns or ())
+        end, start = turns[-1].last if turns else 0, self.response_length - len(self.tokens)
+        for by_model, run in groupby(self.known_spans(), lambda span: span.source in TRAINABLE):
+            first, start = max(start, end), start + provenance.num_tokens(run)
+            if by_model and first < start:
+                turns.append(TurnSpan(first, start))
+        return turns
+
+    def end_turn(self, reward: float | None = None, *, role: str = "", id: str = "", state: str | None = None) -> None:
+        """Record facts about the newest turn: the tokens that the model wrote since the last recorded turn.
+
+        Without such tokens the turn is empty. The arguments are the fields of `TurnSpan`.
+        """
+        turns = self.known_turns()
+        if len(turns) == len(self.turns or ()):
+            turns.append(TurnSpan(self.response_length, self.response_length))
+        self.turns = [*turns[:-1], turns[-1]._replace(reward=reward, role=role, id=id, state=state)]
 
     def withhold(self, first: int, last: int, reason: str) -> None:
         """Exclude response tokens [first, last) from training and store the reason in `spans`.
@@ -370,6 +401,7 @@ class Sample(Attributes):
                 f"{self._name()}: rollout_top_p_token_offsets needs {length + 1} entries, up to the number of"
                 " rollout_top_p_token_ids"
             )
+        provenance.check_turns(self.turns or (), length, self._name())
         routed = self.rollout_routed_experts
         if routed is not None and len(routed) != len(self.tokens) - 1:
             raise ValueError(
@@ -392,7 +424,7 @@ class Sample(Attributes):
             fits = hasattr(self.response_length, "__index__") and 0 <= self.response_length <= len(self.tokens)
             self.response_length = self.response_length if fits else 0
             self.reset_for_retry()
-        self.status, self.reward = SampleStatus.FAILED, None
+        self.status, self.reward, self.reward_components = SampleStatus.FAILED, None, None
         kind = type(error).__name__ if isinstance(error, BaseException) else "error"
         reason = hidden(f"{kind}: {error}")
         if len(reason) > _LONGEST_REASON:
@@ -407,6 +439,7 @@ class Sample(Attributes):
         self.spans = told if complete and told != self._untold_prompt(len(self.tokens)) else None
         self.response, self.response_length, self.reward, self.sampled_after = "", 0, None, None
         self.loss_mask = self.rollout_log_probs = self.teacher_log_probs = None
+        self.turns = self.reward_components = None
         self.rollout_top_p_token_ids = self.rollout_top_p_token_offsets = self.rollout_routed_experts = None
         self.weight_versions, self.token_weight_versions = [], []
         self.spec_info, self.prefix_cache_info = SpecInfo(), PrefixCacheInfo()

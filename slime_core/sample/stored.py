@@ -23,6 +23,7 @@ _WRITERS: Mapping[str, Any] = {
         copied(experts) if isinstance(experts, list) else RoutedExperts.of(experts).to_json()
     ),
     "spans": provenance.to_json,
+    "turns": lambda turns: [turn._asdict() for turn in turns],
     "multimodal_inputs": inputs_to_json,
     "multimodal_train_inputs": lambda inputs: TrainInputs.of(inputs).to_json(),
 }
@@ -33,9 +34,10 @@ _READERS: Mapping[str, Any] = {
     "prefix_cache_info": lambda values: PrefixCacheInfo(**values),
     "rollout_routed_experts": lambda stored: stored if isinstance(stored, list) else RoutedExperts.of(stored),
     "spans": provenance.from_json,
+    "turns": lambda rows: [provenance.TurnSpan(**row) for row in rows],
     "multimodal_train_inputs": TrainInputs.of,
 }
-_PLAIN = frozenset({str, int, float, bool, type(None), provenance.Span})
+_PLAIN = frozenset({str, int, float, bool, type(None), provenance.Span, provenance.TurnSpan})
 """Immutable types."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from slime_core.sample.fan_out import sibling_counts
+from slime_core.sample.provenance import TurnSpan
 from slime_core.sample.sample import Group
 
 
@@ -97,6 +98,12 @@ class TrainBatch:
     rollout_top_p_token_offsets: list[list[int]] | None = None
     """[n][response_length + 1] offsets of each token's ids; for a token without ids sampling could choose any id."""
     teacher_log_probs: list[list[float]] | None = None
+    components: list[dict[str, float]] = field(default_factory=list)
+    """[n] parts of each reward by name."""
+    turns: list[list[TurnSpan]] = field(default_factory=list)
+    """[n] turns of each response. Computed if left out: the response is one turn."""
+    turn_rewards: list[list[float]] = field(default_factory=list)
+    """[n][turns] after the estimator's `shape_turns`. Computed if left out: the turns' own rewards."""
     source_names: list[str | None] | None = None
     train_metadata: list[dict[str, Any] | None] | None = None
     token_weight_versions: list[list[int]] | None = None
@@ -113,6 +120,10 @@ class TrainBatch:
     """Further per-sample columns from `--custom-convert-samples-to-train-data-path`."""
 
     def __post_init__(self) -> None:
+        self.components = self.components or [{} for _ in self.tokens]
+        turns = self.turns or [[TurnSpan(0, length)] for length in self.response_lengths]
+        self.turns = [[TurnSpan(*turn) for turn in row] for row in turns]  # JSON has lists
+        self.turn_rewards = self.turn_rewards or [[turn.reward or 0.0 for turn in row] for row in self.turns]
         if not self.sibling_counts:
             self.sibling_counts = sibling_counts(self.rollout_ids, [any(mask) for mask in self.loss_masks])
 
@@ -129,11 +140,15 @@ class TrainBatch:
         return TrainBatch(**chosen, extras={k: pick(v) for k, v in self.extras.items()})
 
     def to_rollout_data(self) -> dict[str, Any]:
-        """Return THUDM/slime's `rollout_data` dictionary: same keys, without absent columns."""
+        """Return THUDM/slime's `rollout_data` dictionary: same keys, without absent columns.
+
+        `metadata` is the samples' `train_metadata`.
+        """
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_COLUMNS}
         data = {k: v for k, v in data.items() if v is not None}
         data["raw_reward"] = data.pop("raw_rewards")
         if "routed_experts" in data:
             data["rollout_routed_experts"] = data.pop("routed_experts")
+        data["metadata"] = [given or {} for given in self.train_metadata or [None] * len(self)]
         data["total_lengths"] = [len(t) for t in self.tokens]
         return {**data, **self.extras}

@@ -21,6 +21,8 @@ LOCKSTEP = sorted(
         "embedded/slime_embedded",
         "engines/sglang/slime_engine_sglang",
         "environments/slime_environments/session",
+        "estimators/slime_estimators/covariance",
+        "hooks/slime_hooks/adaptive_kl",
         "hooks/slime_hooks/shadow",
         "hooks/slime_hooks/trackers",
         "hub/slime_hub",

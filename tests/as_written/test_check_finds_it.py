@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slime_commands.check import check
 
-from tests.conftest import SLIME, TinyRun
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import SLIME, Slime, TinyRun
 
 
 def _found(capsys: pytest.CaptureFixture[str], argv: list[str], subject: str) -> list[tuple[str, str]]:

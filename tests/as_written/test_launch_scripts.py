@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,8 @@ from slime_core.config import Settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.models.hf_io import write_config
 from tests.as_written.launch_scripts import EXCEPTIONS, MODELS, WHEN_STARTED, launch_scripts, verdicts
+from tests.conftest import Slime
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 SCRIPTS = launch_scripts()
 TRAINS_ALONE = "--debug-train-only"
 

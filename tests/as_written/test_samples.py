@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from slime_data.saved import read_samples
 
-from slime_core.data.dumps import read_samples, write_samples
+from slime_core.data.dumps import write_samples
 from slime_core.sample import Sample
 
 ABORTED = {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}, "weight_version": "4"}

@@ -6,14 +6,12 @@ import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import SLIME, TinyRun, without_start
+from tests.conftest import SLIME, Slime, TinyRun, without_start
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 PLAIN = {"eval_interval": None, "eval_prompt_data": None, "lr_decay_style": None, "rollout_max_response_len": 4}
 
 

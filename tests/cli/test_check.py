@@ -6,8 +6,6 @@ import contextlib
 import io
 import json
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,8 @@ from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
 from slime_core.errors import ConfigError
 from slime_core.plugins.resolve import resolve
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 from tests.strangers import forgotten, install
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)

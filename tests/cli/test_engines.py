@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from slime_engine_sglang import plan_command as engines
 
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = ("--rollout-engine", "sglang", "--hf-checkpoint", "/nowhere")
 
 

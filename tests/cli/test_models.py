@@ -13,6 +13,7 @@ from slime_core.cli import main as frame
 from slime_core.launch.prepare import prepare
 from slime_core.models.hf_io import write_config
 from slime_core.plugins.presets import load_settings
+from tests.scripts import load_script
 
 
 def slime(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
@@ -59,14 +60,7 @@ def test_no_command_of_it_loads_torch() -> None:
 
 
 def test_generated_files_are_up_to_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import importlib.util
-
-    path = Path(__file__).parents[2] / "scripts" / "generate_models.py"
-    spec = importlib.util.spec_from_file_location("generate_models", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("scripts/generate_models.py")
     assert module.main(["--check"]) == 0
     assert module.main([], tmp_path) == 0
     assert module.main(["--check"], tmp_path) == 0

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from slime_core.cli.main import main
-from slime_core.plugins.manager import forget_registry
 from tests.cli.start_up import cost
 from tests.conftest import TinyRun
+from tests.strangers import forgotten
 
 
 @pytest.fixture(autouse=True)
@@ -17,13 +16,8 @@ def _forget(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLIME_PLUGIN_DIR", "")
     monkeypatch.setenv("SLIME_NO_PLUGINS", "0")
     monkeypatch.delenv("SLIME_PLUGINS", raising=False)
-    path = list(sys.path)
-    forget_registry()
-    yield
-    sys.path[:] = path
-    for name in [name for name in sys.modules if name.startswith("cliplug_")]:  # the next test's are elsewhere
-        del sys.modules[name]
-    forget_registry()
+    with forgotten():  # the next test's modules are elsewhere
+        yield
 
 
 def write(directory: Path, distribution: str, name: str, body: str) -> None:

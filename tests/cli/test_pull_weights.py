@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import Slime
 
 
 def test_a_port_that_is_taken(slime: Slime, tmp_path: Path) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from slime_engine_sglang.api.versions import TESTED_VERSIONS
 
-from tests.conftest import TinyRun
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import Slime, TinyRun
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sglang") is not None, reason="SGLang is installed beside slime"

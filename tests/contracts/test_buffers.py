@@ -17,10 +17,7 @@ from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
 from slime_core.sample import Group
 
-ARGS = Args(
-    reward_key=None, rollout_batch_size=8, n_samples_per_prompt=2, rollout_seed=3, use_tis=True,
-    use_rollout_logprobs=False, mask_offpolicy_in_partial_rollout=False, plugins={},
-)  # fmt: skip
+ARGS = Args(rollout_batch_size=8, n_samples_per_prompt=2, rollout_seed=3, use_tis=True)
 
 BUILT_IN = ("fifo", "priority", "stratified", "replay", "curriculum")
 

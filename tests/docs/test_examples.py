@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ from slime_core import RewardCaller, Sample, resolve
 from slime_core.config import Args
 from slime_core.config.spec import flag_specs
 from slime_core.workers.pool import WorkerPool
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def samples(run_dir: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ import pytest
 from slime_testing_contracts import LoopRun
 
 from slime_core.sample import Sample
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 from tests.run_files import json_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOOKS = EXAMPLES / "hooks"
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 RunLoop = Callable[..., LoopRun]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,9 @@ from slime_engine_sglang.incidents import Incidents
 from slime_runs.events import EventLog
 
 from slime_core.config import Args
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 
 PAGE = Path(__file__).parents[2] / "docs/concepts/metrics.md"
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 
 
 REWARD = """
@@ -26,7 +23,8 @@ def reward(args, sample, **kwargs):
     digits = sum(c.isdigit() for c in sample.response) / max(len(sample.response), 1)
     if sample.index % 16 == 5:
         raise ValueError("one of sixteen fails")
-    return {"score": digits if sample.group_index % 3 else 1.0, "kind": "digits" if digits else "none"}
+    kind = "digits" if digits else "none"
+    return {"score": digits if sample.group_index % 3 else 1.0, "kind": kind, "digits": digits}
 """
 
 GENERATE = """
@@ -86,12 +84,13 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
         "kl": {
             "use_kl_loss": True, "kl_loss_coef": 0.01, "log_passrate": True, "offload": True,
             "over_sampling_batch_size": 6, "buffer_filter_path": root / "forgetful.py",
+            "set": "plugins.adaptive_kl.target=0.05",
         },
         "filter": {
             "custom_rm_path": root / "rm.py", "reward_key": "score", "log_reward_category": "kind",
             "dynamic_sampling_filter_path": "nonzero_std", "over_sampling_batch_size": 6,
             "custom_generate_function_path": root / "gen.py", "n_samples_per_eval_prompt": 2,
-            "eval_answer_path": "exact", "log_multi_turn": True,
+            "eval_answer_path": "exact", "log_multi_turn": True, "loss_type": "kl_cov",
         },
         "tis": {
             "use_tis": True, "use_opsm": True,

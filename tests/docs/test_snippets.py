@@ -5,19 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from slime_core.plugins.resolve import resolve
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 from tests.docs.test_pages import PAGES, ROOT, blocks, page
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 
 KINDS = {
     "my_rm": "rewards",
@@ -28,6 +24,8 @@ KINDS = {
     "my_gen": "generators",
     "my_buffer": "buffers",
     "my_world": "environments",
+    "my_corridor": "environments",
+    "my_turns": "estimators",
     "my_tis": "corrections",
     "my_loss": "custom_losses",
     "my_post": "slime_train_data",

@@ -73,12 +73,8 @@ def main() -> None:
     torch.set_num_threads(1)
     model, run_dir = map(Path, sys.argv[1:])
     args = Args(
-        save_shard_size=5.0, hf_checkpoint=str(model), device="cpu", lr=0.0, lr_decay_style="constant",
-        distributed_timeout_minutes=1, run_dir=str(run_dir),
-        update_weight_start_version=0, update_weight_transport="auto", colocate=False, use_fault_tolerance=False,
-        update_weight_disk_dir=None, update_weight_disk_keep_files=False,
-        rollout_external_engine_addrs=None, sglang_router_ip=None, check_weight_update_equal=True,
-        keep_old_actor=True, custom_update_weight_post_write_path=None,
+        hf_checkpoint=str(model), device="cpu", lr=0.0, distributed_timeout_minutes=1, run_dir=str(run_dir),
+        check_weight_update_equal=True, keep_old_actor=True,
     )  # fmt: skip
     trainer = Together(args)
     receivers: dict[str, Callable[[], Receiver]] = {

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from slime_sandbox_local import isolation_here
 from slime_testing_contracts.loop import run_loop
 
-pytest.importorskip("openai")
-pytest.importorskip("anthropic")
 PROGRAMS = Path(__file__).with_name("agent_programs.py")
+CLIENTS = ("openai", "anthropic")
 
 
+@pytest.mark.skipif(not all(map(find_spec, CLIENTS)), reason=f"not installed: one of {', '.join(CLIENTS)}")
 @pytest.mark.skipif(not isolation_here().complete, reason=str(isolation_here().missing))
 def test_the_trainer_finds_the_engines_log_probs_on_every_sampled_token(tmp_path: Path) -> None:
     own = {"program": f"{PROGRAMS}:busy", "test_command": "cat done", "reward": "printed"}

@@ -15,6 +15,7 @@ from slime_testing_contracts.loop import LoopRun, run_loop
 from slime_testing_contracts.tiny import write_rows
 
 from slime_core.errors import ConfigError
+from tests.run_files import metrics
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4
@@ -47,7 +48,7 @@ def commit(run: LoopRun, rollout_id: int) -> Path:
 
 
 def evaluations(run: LoopRun) -> dict[int, float]:
-    lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(run.run_dir)
     return {line["step"]: line["eval/held"] for line in lines if "eval/held" in line}
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 from tests.run_files import metrics
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 FULL: dict[str, Any] = {"async": True, "async_mode": "full", "max_staleness": 2}
 
 SIGTERM_WHILE_TRAINING = """

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from slime_data.saved import read_samples
 
-from slime_core.data.dumps import read_samples
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 from tests.run_files import json_lines
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 WEIGHTS = "checkpoints/rollout_0000001/model.safetensors"
 
 

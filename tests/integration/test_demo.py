@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.run_files import metrics
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "demo_seeds.py"
 SLIME = str(Path(sys.executable).with_name("slime"))
@@ -39,7 +41,7 @@ def test_the_asynchronous_demo_learns(tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["eval_before"] <= 0.4
     assert summary["eval_after"] >= 0.9
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = metrics(run)
     ages = [step["rollout/staleness/max"] for step in steps if "rollout/staleness/max" in step]
     assert len(ages) == 15
     assert 1 <= max(ages) <= 2

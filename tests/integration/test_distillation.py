@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from slime_data.saved import read_samples
 from slime_runs import Run
 from slime_runs.index import Filter
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample.provenance import Source
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import metrics
 
 QUIET = {"eval_interval": None, "eval_prompt_data": None}
 STUDENT = {
@@ -77,7 +77,7 @@ def address(teacher: Path) -> Iterator[str]:
 
 def distil(tiny: TinyRun, run_dir: Path, slime: Any, **changes: Any) -> list[dict[str, Any]]:
     slime("train", *tiny.argv(None, **{**STUDENT, "run_dir": run_dir, **changes}))
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return metrics(run_dir)
 
 
 @pytest.fixture(scope="module")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import TinyRun
-from tests.run_files import timeless
+from tests.conftest import Slime, TinyRun
+from tests.run_files import last_commit, timeless
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 ROLLOUTS = 4
 FLAGS: dict[str, Any] = {
     "num_rollout": ROLLOUTS, "save_interval": 3, "eval_interval": None, "eval_prompt_data": None,
@@ -74,12 +71,6 @@ def stuck(args, rollout_id, data_source, evaluation=False):
 '''
 
 
-def _files(run_dir: Path) -> dict[str, bytes]:
-    root = run_dir / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}"
-    skipped = ("state.json", "manifest.json", "ledger.json")
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name not in skipped}
-
-
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("drain") / "signals.py"
@@ -125,7 +116,7 @@ def test_what_was_trained_is_committed_and_goes_on(
     assert f"resumed from {save}/checkpoints/{commits[0]}: {done} of {ROLLOUTS} rollouts done" in second.stdout
     assert json.loads((save / "summary.json").read_text())["drained"] is False
     assert timeless(save) == timeless(whole)
-    assert _files(save) == _files(whole)
+    assert last_commit(save) == last_commit(whole)
 
 
 @pytest.mark.slow

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from slime_testing_contracts import LoopRun
 
-from tests.conftest import TinyRun
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import Slime, TinyRun
 
 FILTER = """
 from slime_core import FilterDecision

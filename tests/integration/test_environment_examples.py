@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from slime_commands.init import warmup
@@ -15,17 +13,9 @@ from slime_commands.init import warmup
 from slime_core.config import load_settings
 from slime_core.launch import run
 from slime_core.plugins.resolve import resolve
+from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
-
-
-def imported(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def scores(run_dir: Path, name: str) -> list[float]:
@@ -79,7 +69,7 @@ def test_the_recipe_of_words_at_reduced_size(tmp_path: Path, monkeypatch: pytest
 def test_an_environment_of_verifiers_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verifiers")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    example = imported(ROOT / "examples/verifiers/train.py")
+    example = load_script(ROOT / "examples/verifiers/train.py")
     small = ["--num-rollout", "4", "--eval-interval", "4", "--rollout-max-response-len", "24", "--no-preflight"]
     small += ["--n-samples-per-eval-prompt", "1", "--lr", "1e-2"]
     assert example.run([str(tmp_path), *small]) == 0

@@ -280,17 +280,14 @@ def test_ended_by_signals_and_resumed_is_as_never_ended(tiny: TinyRun, tmp_path:
     assert (run / "eval/held.jsonl").read_bytes() == (whole / "eval/held.jsonl").read_bytes()
 
 
-def test_what_cannot_be_resumed_or_trained_is_refused(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    done = slime("eval", "--resume", tmp_path, check=False)
-    assert f"--resume {tmp_path}: no evaluation to go on with" in done.stderr
-    done = slime("train", *tiny.argv(tmp_path / "run", resume=tmp_path), check=False)
-    assert "is for slime eval; slime train goes on with --load RUN" in done.stderr
-    done = slime("train", *tiny.argv(tmp_path / "run", custom_generate_function_path="best_of_n"), check=False)
-    assert "best_of_n is for evaluation" in done.stderr
+def test_what_cannot_be_resumed_or_trained_is_refused(tiny: TinyRun, tmp_path: Path, refused) -> None:
+    assert f"--resume {tmp_path}: no evaluation" in refused("eval", "--resume", tmp_path)
+    assert "--load RUN" in refused("train", *tiny.argv(tmp_path / "run", resume=tmp_path))
+    argv = tiny.argv(tmp_path / "run", custom_generate_function_path="best_of_n")
+    assert "best_of_n is for evaluation" in refused("train", *argv)
     held = str(tiny.root / "eval.jsonl")
     config = write(tmp_path / "e.yaml", [{"name": "a", "path": held, "n_samples_per_eval_prompt": 2, "ks": [4]}])
-    done = slime("eval", *flags(tiny, tmp_path / "e", config), check=False)
-    assert "k = 4 of 2 samples per prompt" in done.stderr
+    assert "k = 4 of 2 samples per prompt" in refused("eval", *flags(tiny, tmp_path / "e", config))
 
 
 def test_training_logs_the_same_scores(tiny: TinyRun, tmp_path: Path, slime) -> None:

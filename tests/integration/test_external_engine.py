@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ import pytest
 from slime_runs.files import read_lines
 
 from slime_core.checkpoint.store import find
-from tests.conftest import SLIME, TinyRun
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import SLIME, Slime, TinyRun
 
 GENERATE = """
 import os, signal

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_core.checkpoint.store import find
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 
 SLOW = pytest.mark.slow
 """Runs in `make test-backends`: the same paths as the others."""
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 FLAGS: dict[str, Any] = {
     "num_rollout": 3, "rollout_batch_size": 2, "n_samples_per_prompt": 2, "rollout_max_response_len": 4,
     "eval_interval": None, "eval_prompt_data": None,

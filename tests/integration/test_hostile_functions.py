@@ -5,7 +5,6 @@ What ends the run all the same names the function.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SLIME, TinyRun
+from tests.run_files import metrics
 from tests.zygote import Zygote
 
 FLAGS: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_one_sample_is_lost_and_the_run_ends_as_it_should(run: Any, tmp_path: Pa
     assert {f"sample {number} failed in {where}" for number in (0, 1)} <= {
         found.replace("generator", "generate") for found in re.findall(r"sample \d+ failed in \w+", done.stderr)
     }
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 2]
     assert (tmp_path / "run" / "summary.json").is_file()
     assert (tmp_path / "run" / "checkpoints" / "rollout_0000001").is_dir()

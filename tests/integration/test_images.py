@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from slime_data.saved import read_samples
 from slime_runs.view.server import make_app
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model
 from starlette.testclient import TestClient
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample import SampleStatus
 from slime_core.sample.multimodal import image_token_of, image_url
 from tests.image_runs import PICTURED, PLAIN, SAMPLES, argv, serving, write_inputs

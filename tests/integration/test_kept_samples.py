@@ -71,18 +71,6 @@ def test_what_is_typed_shows_it(run_dir: Path, slime: Any) -> None:
     assert str(run_dir) in listed
 
 
-@pytest.mark.slow
-def test_what_was_kept_trains_another_run(run_dir: Path, tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    """The form is that of --save-debug-rollout-data."""
-    kept = f"{run_dir}/samples/rollout_{{rollout_id:07}}.jsonl.zst"
-    slime(
-        "train", *tiny.argv(tmp_path / "run", load_debug_rollout_data=kept, eval_interval=None, eval_prompt_data=None)
-    )
-    again, first = Run(tmp_path / "run"), Run(run_dir)
-    assert [v for _, v in again.series("rollout/raw_reward")] == [v for _, v in first.series("rollout/raw_reward")]
-    assert [v for _, v in again.series("train/loss")] == pytest.approx([v for _, v in first.series("train/loss")])
-
-
 @pytest.mark.parametrize("damage", ["no footer", "torn file", "file gone", "no JSON"])
 def test_a_damaged_run_is_read_as_far_as_it_goes_and_not_written_to(run_dir: Path, tmp_path: Path, damage: str) -> None:
     copy = tmp_path / "copy"

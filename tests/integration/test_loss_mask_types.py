@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from slime_commands.init.tiny_model import hf_config
+from slime_data.saved import read_samples
 from slime_embedded.models.decoder import init_weights
 
 from slime_core.config import load_settings
-from slime_core.data.dumps import read_samples
 from slime_core.errors import DataError
 from slime_core.launch import run
 from slime_core.models.config import load_model_config

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.backends.whole_runs import hold, running
-from tests.conftest import SLIME, TinyRun
-from tests.run_files import metrics
+from tests.conftest import SLIME, Slime, TinyRun
+from tests.run_files import last_commit, metrics, timeless
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 FLAGS = {"num_rollout": 3, "over_sampling_batch_size": 6, "partial_rollout": True, "save_interval": 1}
-
-
-def untimed(run_dir: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in metrics(run_dir)]
-
-
-def files(run_dir: Path) -> dict[str, bytes]:
-    """The last checkpoint, without what depends on the clock, the place or the flag."""
-    root = max((run_dir / "checkpoints").glob("rollout_*"))
-    skipped = ("state.json", "manifest.json", "ledger.json")
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name not in skipped}
 
 
 @pytest.mark.slow
@@ -36,8 +22,8 @@ def test_the_same_run_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert "without effect" not in done.stderr
     assert "keeps its memory" not in done.stderr
-    assert untimed(offloaded) == untimed(plain)
-    assert files(offloaded) == files(plain)
+    assert timeless(offloaded) == timeless(plain)
+    assert last_commit(offloaded) == last_commit(plain)
     times = {"perf/offload_time", "perf/onload_time"}
     trained = [line for line in metrics(offloaded) if "train/loss" in line]
     assert len(trained) == 3
@@ -69,5 +55,5 @@ def test_killed_with_colocate_and_resumed(
         assert run.left() == []  # the other rank ends with it
     done = slime_ranks(*argv[1:], timeout=240)
     assert "resumed from" in done.stdout
-    assert untimed(save) == untimed(whole)
-    assert files(save) == files(whole)
+    assert timeless(save) == timeless(whole)
+    assert last_commit(save) == last_commit(whole)

@@ -32,9 +32,3 @@ def test_a_recorded_run_is_predicted(
     assert own["step_seconds"] == pytest.approx(trace["measured"]["step_seconds"], rel=0.15)
     assert one_step["step_seconds"] < own["step_seconds"]
     assert one_step["staleness"]["1"] > 0.9
-
-
-def test_no_trace(tiny: TinyRun, slime: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    slime("train", *tiny.argv(num_rollout=1, eval_interval=None, run_dir=tmp_path, no_trace=True))
-    assert not (tmp_path / "trace.jsonl").exists()
-    assert "--no-trace" in slime("plan", "--trace", tmp_path, check=False).stderr

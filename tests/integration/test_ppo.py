@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.backends.whole_runs import hold, running
 from tests.conftest import SLIME, TinyRun
-from tests.run_files import timeless
+from tests.run_files import last_commit, timeless
 
 ROLLOUTS = 4
 FLAGS = {
@@ -31,12 +31,6 @@ FLAGS = {
 
 def _commit(run_dir: Path, rollout: int = ROLLOUTS - 1) -> Path:
     return run_dir / "checkpoints" / f"rollout_{rollout:07d}"
-
-
-def _files(run_dir: Path) -> dict[str, bytes]:
-    root, skipped = _commit(run_dir), ("state.json", "manifest.json")
-    files = (p for p in root.rglob("*") if p.is_file())
-    return {str(p.relative_to(root)): p.read_bytes() for p in files if p.parent != root or p.name not in skipped}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +65,7 @@ def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, t
     done = slime(*argv[1:])
     assert "2 of 4 rollouts done" in done.stdout
     assert timeless(save) == timeless(unkilled)
-    assert _files(save) == _files(unkilled)
+    assert last_commit(save, ()) == last_commit(unkilled, ())
 
 
 @pytest.mark.slow

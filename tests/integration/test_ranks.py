@@ -16,12 +16,12 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.launch.lock import sole_writer
-from tests.conftest import SLIME, TinyRun, without_start
+from tests.conftest import SLIME, Slime, TinyRun, without_start
+from tests.run_files import metrics
 
 SLOW = pytest.mark.slow
 """Starts interpreters for many seconds."""
 PLACES = ("perf/",)
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 
 FAILS = '''
 import os, signal
@@ -36,11 +36,6 @@ HOWS = {
     "crash.py": "os.kill(os.getpid(), signal.SIGKILL)",
     "exit.py": 'print("that was it", file=__import__("sys").stderr); os._exit(3)',
 }
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(PLACES)} for line in lines]
 
 
 def weights(run_dir: Path) -> bytes:
@@ -68,7 +63,7 @@ def test_they_train_as_those_of_torchrun_do(two: Callable[..., list[str]], tmp_p
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     theirs = subprocess.run([*launcher, SLIME, "train", *two("theirs")], timeout=120, capture_output=True, text=True)
     assert theirs.returncode == 0, theirs.stderr[-3000:]
-    assert metrics(tmp_path / "ours") == metrics(tmp_path / "theirs")
+    assert metrics(tmp_path / "ours", PLACES) == metrics(tmp_path / "theirs", PLACES)
     assert weights(tmp_path / "ours") == weights(tmp_path / "theirs")
     state = json.loads((tmp_path / "ours/checkpoints/rollout_0000001/trainer/state.json").read_text())
     assert state["world_size"] == 2

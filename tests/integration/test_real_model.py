@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from slime_commands.init.smollm2 import HELD_OUT, WORDS, rows
 from slime_runs import Run
 from slime_runs.index import Filter
 
+from tests.conftest import Slime
 from tests.front_servers import in_thread, tiny
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("smollm2")]
 SMALL = ["--num-rollout", "1", "--rollout-batch-size", "2", "--n-samples-per-prompt", "4", "--eval-interval", "1"]
 SMALL += ["--eval-prompt-data", "heldout", "outputs/smollm2/inputs/heldout.jsonl@[:4]", "--prepare-path", "smollm2"]

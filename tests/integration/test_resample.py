@@ -143,24 +143,20 @@ def test_without_true_on_policy_mode_a_whole_rollout_gives_the_bits(tiny: TinyRu
     assert other.found[0].first_difference is not None or other.found[0].distance > 0
 
 
-def test_what_cannot_be_done_is_said_in_a_line(run: Run, slime: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_said_in_a_line(run: Run, refused: Any, tmp_path: Path) -> None:
     number = next(run.samples(Filter(data_set="", rollout=1), limit=1)).entry.sample_index
     answer = tmp_path / "answer"
     answer.write_bytes(b"\xff")
     for words, said in [
         ([999999], "no sample 999999 is kept"),
-        (
-            [number, "--weights", 7],
-            "the weights after 7 rollouts were not kept. Kept are those after so many rollouts: 0, 1, 2;",
-        ),
+        ([number, "--weights", 7], "the weights after 7 rollouts were not kept. Kept are those after so many"),
         ([number, "--from-token", 99], "--from-token 99: sample"),
         ([number, "--tool-answer", answer], "cannot be read"),
         ([number, "--times", 0], "must be at least 1"),
     ]:
-        done = slime("resample", run.path, *words, check=False)
-        assert done.returncode in (1, 2), done.stderr
-        assert said in done.stderr
-        assert done.stderr.count("\n") == 1
+        message = refused("resample", run.path, *words)
+        assert said in message
+        assert message.count("\n") == 1
 
 
 def test_a_sample_of_several_weights_names_where_one_begins(run: Run, tmp_path: Path) -> None:
@@ -168,11 +164,6 @@ def test_a_sample_of_several_weights_names_where_one_begins(run: Run, tmp_path: 
     row = {**found.row, "token_weight_versions": [1, 1, *found.row["token_weight_versions"][2:]]}
     with pytest.raises(RunError, match="versions 1, 2 sampled it; from token 2 on it was 2: --from-token 2"):
         resample(run, [replace(found, row=row)])
-
-
-@pytest.mark.slow
-def test_what_is_stored_comes_out_again_in_three_modes(run: Run) -> None:
-    check_three_modes(run, 32)
 
 
 @pytest.mark.slow

@@ -12,17 +12,10 @@ import pytest
 
 from tests.backends.whole_runs import hold
 from tests.conftest import SLIME, TinyRun
-from tests.run_files import timeless
+from tests.run_files import last_commit, timeless
 
 ROLLOUTS = 6
 FLAGS = {"num_rollout": ROLLOUTS, "over_sampling_batch_size": 6, "partial_rollout": True, "save_interval": 2}
-
-
-def _files(run_dir: Path) -> dict[str, bytes]:
-    """The last checkpoint, without what depends on the clock or the place."""
-    root = run_dir / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}"
-    skipped = ("state.json", "manifest.json")
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name not in skipped}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +68,7 @@ def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_pat
     assert _killed(argv, 3, held=tmp_path)
     subprocess.run(argv, check=True, timeout=120, capture_output=True)
     assert timeless(save) == shown
-    assert _files(save) == _files(whole)
+    assert last_commit(save, ()) == last_commit(whole, ())
 
 
 @pytest.mark.parametrize("stop_after", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -87,30 +80,26 @@ def test_resume_from_each_commit(tiny: TinyRun, unkilled: Path, tmp_path: Path, 
     done = slime("train", *tiny.argv(save, **FLAGS, load=commit))
     assert f"{stop_after} of {ROLLOUTS} rollouts done" in done.stdout
     assert timeless(save) == timeless(unkilled)
-    assert _files(save) == _files(unkilled)
+    assert last_commit(save, ()) == last_commit(unkilled, ())
 
 
-def test_torn_and_foreign_checkpoints_are_refused(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime) -> None:
+def test_torn_and_foreign_checkpoints_are_refused(tiny: TinyRun, unkilled: Path, tmp_path: Path, refused) -> None:
     torn = tmp_path / "torn"
     shutil.copytree(unkilled, torn)
     commit = torn / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}"
     weights = commit / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    done = slime("train", *tiny.argv(torn, **FLAGS, load=torn), check=False)
-    assert done.returncode == 1
-    assert "torn: model.safetensors" in done.stderr
-    done = slime("train", *tiny.argv(tmp_path / "new", **FLAGS, load=tmp_path / "nowhere"), check=False)
-    assert done.returncode == 1
-    assert "no slime checkpoint there" in done.stderr
+    assert "torn: model.safetensors" in refused("train", *tiny.argv(torn, **FLAGS, load=torn), status=1)
+    argv = tiny.argv(tmp_path / "new", **FLAGS, load=tmp_path / "nowhere")
+    assert "no slime checkpoint there" in refused("train", *argv, status=1)
 
 
-def test_a_used_run_directory_is_not_overwritten_by_accident(tiny: TinyRun, unkilled: Path, slime) -> None:
-    before = _files(unkilled)
-    done = slime("train", *tiny.argv(unkilled, **FLAGS), check=False)
-    assert done.returncode == 2
-    assert "already holds a run" in done.stderr
-    assert "--overwrite" in done.stderr
-    assert _files(unkilled) == before
+def test_a_used_run_directory_is_not_overwritten_by_accident(tiny: TinyRun, unkilled: Path, refused) -> None:
+    before = last_commit(unkilled, ())
+    said = refused("train", *tiny.argv(unkilled, **FLAGS))
+    assert "already holds a run" in said
+    assert "--overwrite" in said
+    assert last_commit(unkilled, ()) == before
 
 
 def test_a_command_killed_before_its_first_record_starts_again(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
@@ -138,15 +127,14 @@ def test_changed_settings_are_said_on_resume(tiny: TinyRun, unkilled: Path, tmp_
     assert (save / "checkpoints" / f"rollout_{ROLLOUTS:07d}").is_dir()
 
 
-def test_a_refused_resume_deletes_nothing(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
+def test_a_refused_resume_deletes_nothing(tiny: TinyRun, unkilled: Path, tmp_path: Path, refused: Any) -> None:
     """From an older commit: the later ones go once the run goes on from it, and not before."""
     save = tmp_path / "run"
     shutil.copytree(unkilled, save)
     kept = {path: path.stat().st_mtime_ns for path in (save / "checkpoints").rglob("*")}
     metrics = (save / "metrics.jsonl").read_text()
-    refused = slime("train", *tiny.argv(save, **FLAGS, load=save, ckpt_step=1, rollout_seed=7), check=False)
-    assert refused.returncode == 1
-    assert "so its cursor is void: --rollout-seed was" in refused.stderr
+    said = refused("train", *tiny.argv(save, **FLAGS, load=save, ckpt_step=1, rollout_seed=7), status=1)
+    assert "so its cursor is void: --rollout-seed was" in said
     assert {path: path.stat().st_mtime_ns for path in (save / "checkpoints").rglob("*")} == kept
     assert (save / "metrics.jsonl").read_text() == metrics
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.conftest import TinyRun
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import Slime, TinyRun
+from tests.run_files import metrics
 
 BAD = """
 import os, signal, time
@@ -47,7 +45,7 @@ def test_the_run_goes_on_and_every_failure_can_be_replayed(slime: Slime, tiny: T
         "save_debug_rollout_data": tmp_path / "{rollout_id}.jsonl",
     }  # fmt: skip
     slime("train", *tiny.argv(run, **flags), OF_THIS_TEST=str(tmp_path))
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = metrics(run)
     assert [row["rollout/failed_ratio"] for row in rows if "train/loss" in row] == [0.75, 0.75]
     samples = [json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines()]
     assert len(samples) == 16, "no sample is lost"

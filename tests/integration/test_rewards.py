@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from slime_testing_contracts import ScriptedService
 
 from slime_core import RewardCaller, Sample, resolve
 from slime_core.config import Args
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 Models = Callable[..., tuple[Path, Any]]
 SHORT: dict[str, Any] = {"eval_interval": None, "eval_prompt_data": None, "num_rollout": 1, "custom_rm_path": None}
 
@@ -64,26 +62,6 @@ def test_a_service_that_refuses_fails_samples_with_its_words(tiny: TinyRun, slim
     failed = [s for s in found if s["status"] == "failed"]
     assert len(failed) == 1
     assert "403 Forbidden: closed today" in failed[0]["metadata"]["failure"]["error"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"rm_type": "remote_rm"}, "type --rm-url http://HOST:PORT/PATH"),
-        ({"rm_type": "llm_judge"}, "plugins.llm_judge.url"),
-        ({"rm_type": "weighted_sum"}, "plugins.weighted_sum.terms"),
-        ({"rm_type": "boxed_mth"}, "math"),
-        ({"rm_type": "dapo", "set": "plugins.code.timeout=soon"}, "plugins.code"),
-    ],
-)
-def test_what_is_missing_is_said_before_anything_starts(
-    tiny: TinyRun, slime: Slime, tmp_path: Path, flags: dict[str, Any], message: str
-) -> None:
-    done = slime("rollout", *tiny.argv(tmp_path / "run", **SHORT, **flags), check="set" in flags)
-    assert message in done.stderr
-    if "set" not in flags:
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
 
 
 async def test_a_judge_behind_our_own_server(make_text_model: Models) -> None:

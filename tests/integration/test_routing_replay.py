@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import TinyRun
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def _rows(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "train/loss" in row]
+from tests.conftest import Slime, TinyRun
+from tests.run_files import trained
 
 
 def test_the_engines_experts_are_replayed_in_every_rollout(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
     changes = {"use_rollout_routing_replay": True, "eval_interval": None, "eval_prompt_data": None}
     slime("train", *tiny_moe.argv(tmp_path / "run", **changes))
-    rows = _rows(tmp_path / "run")
+    rows = trained(tmp_path / "run")
     assert [row["rollout/routing_replay_fraction"] for row in rows] == [1.0] * 4
     # The second step of each rollout trains weights that the engine did not have.
     assert all(0 < row["train/routing_mismatch"] < 0.5 for row in rows)
@@ -33,7 +24,7 @@ def test_the_engines_experts_are_replayed_in_every_rollout(slime: Slime, tiny_mo
 @pytest.mark.slow
 def test_bitwise_on_policy_with_experts(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
     slime("train", *tiny_moe.argv(tmp_path / "run", true_on_policy_mode=True, use_rollout_routing_replay=True))
-    assert [row["train/train_rollout_logprob_abs_diff_max"] for row in _rows(tmp_path / "run")] == [0.0] * 4
+    assert [row["train/train_rollout_logprob_abs_diff_max"] for row in trained(tmp_path / "run")] == [0.0] * 4
 
 
 @pytest.mark.slow
@@ -57,7 +48,7 @@ def test_partial_samples_keep_their_experts_over_a_resume(slime: Slime, tiny_moe
     stored = checkpoint.read_text()
     assert '"base64"' in stored, "partial samples wait in the buffer with their experts"
     slime("train", *tiny_moe.argv(tmp_path / "run", **flags, num_rollout=4, load=tmp_path / "run"))
-    rows = _rows(tmp_path / "run")
+    rows = trained(tmp_path / "run")
     assert len(rows) == 4
     assert [row["rollout/routing_replay_fraction"] for row in rows] == [1.0] * 4
 
@@ -77,30 +68,5 @@ def test_tool_tokens_route_freely_until_they_are_read(slime: Slime, tiny_moe: Ti
     flags = {"use_rollout_routing_replay": True, "num_rollout": 2, "eval_interval": None, "eval_prompt_data": None}
     slime("train", *tiny_moe.argv(tmp_path / "run", custom_generate_function_path=generate, **flags))
     # Nobody fed the last sampled token and two of the three tool tokens after it.
-    fractions = [row["rollout/routing_replay_fraction"] for row in _rows(tmp_path / "run")]
+    fractions = [row["rollout/routing_replay_fraction"] for row in trained(tmp_path / "run")]
     assert all(0.7 < fraction < 1 for fraction in fractions)
-
-
-@pytest.mark.parametrize(
-    ("moe", "change", "message"),
-    [
-        (False, {"use_routing_replay": True}, "is a dense model"),
-        (False, {"use_rollout_routing_replay": True}, "is a dense model"),
-        (True, {"use_routing_replay": True, "loss_type": "sft_loss"}, "it works with policy_loss"),
-        (True, {"use_routing_replay": True, "proximal_policy": "interpolate"}, "--use-rollout-routing-replay"),
-        (True, {"use_rollout_routing_replay": True, "no_use_routing_replay": True}, "contradicts"),
-        (True, {"use_routing_replay": True, "train_backend": "tests.toy_trainer:ToyTrainer"}, "cannot replay routing"),
-        (
-            True,
-            {"use_rollout_routing_replay": True, "rollout_engine": "slime_testing_probes.scripted:ScriptedEngine"},
-            "does not say which experts",
-        ),
-    ],
-)
-def test_what_cannot_replay_is_refused(
-    moe: bool, change: dict[str, Any], message: str, slime: Slime, tiny: TinyRun, tiny_moe: TinyRun, tmp_path: Path
-) -> None:
-    done = slime("train", *(tiny_moe if moe else tiny).argv(tmp_path / "run", **change), check=False)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr, done.stderr
-    assert "routing-replay" in done.stderr

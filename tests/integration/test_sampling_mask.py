@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TinyRun
+from tests.run_files import trained
 
 FLAGS: dict[str, Any] = {
     "use_sampling_mask": True, "rollout_top_p": 0.9, "rollout_top_k": 20, "eval_interval": None,
@@ -16,25 +17,20 @@ FLAGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _rows(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "train/loss" in row]
-
-
 def test_engine_and_trainer_agree_over_what_was_sampled_among(slime, tiny: TinyRun, tmp_path: Path) -> None:
     """The same settings without the mask are far apart: it is not that nothing was cut."""
     slime("train", *tiny.argv(tmp_path / "run", **FLAGS, num_rollout=2))
-    assert [row["train/train_rollout_logprob_abs_diff_max"] < 1e-5 for row in _rows(tmp_path / "run")] == [True] * 2
+    assert [row["train/train_rollout_logprob_abs_diff_max"] < 1e-5 for row in trained(tmp_path / "run")] == [True] * 2
     vocab = json.loads((tiny.root / "model/config.json").read_text())["vocab_size"]
-    sizes = [row["rollout/sampled_among"] for row in _rows(tmp_path / "run")]
+    sizes = [row["rollout/sampled_among"] for row in trained(tmp_path / "run")]
     assert all(1 <= size <= 20 for size in sizes)
-    assert [row["rollout/sampled_among_share"] for row in _rows(tmp_path / "run")] == [size / vocab for size in sizes]
+    assert [row["rollout/sampled_among_share"] for row in trained(tmp_path / "run")] == [size / vocab for size in sizes]
 
 
 @pytest.mark.slow
 def test_bit_for_bit_with_true_on_policy_mode(slime, tiny: TinyRun, tmp_path: Path) -> None:
     slime("train", *tiny.argv(tmp_path / "run", **FLAGS, num_rollout=1, true_on_policy_mode=True))
-    assert [row["train/train_rollout_logprob_abs_diff_max"] for row in _rows(tmp_path / "run")] == [0.0]
+    assert [row["train/train_rollout_logprob_abs_diff_max"] for row in trained(tmp_path / "run")] == [0.0]
 
 
 @pytest.mark.slow
@@ -56,4 +52,4 @@ def test_partial_samples_keep_it_over_a_resume(slime, tiny: TinyRun, tmp_path: P
     stored = sorted((tmp_path / "run").rglob("data_source.json"))[-1].read_text()
     assert '"rollout_top_p_token_offsets": [' in stored or '"rollout_top_p_token_offsets":[' in stored
     slime("train", *tiny.argv(tmp_path / "run", **flags, num_rollout=4, load=tmp_path / "run"))
-    assert len(_rows(tmp_path / "run")) == 4
+    assert len(trained(tmp_path / "run")) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,14 +86,6 @@ def test_it_is_read_in_show_and_sample_by_sample(runs: tuple[Run, Run, str], sli
     assert shown.count("shadow: ") == 2
     assert "shadows.py:long pays " in shown
     assert slime("samples", "show", runs[0].path, "--disagree", check=False).returncode == 1
-
-
-def test_one_that_is_not_there_is_refused_before_anything_starts(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    done = slime("train", *tiny.argv(tmp_path), "--shadow-filter-path", "none_such", check=False)
-    assert done.returncode != 0
-    assert "--shadow-filter-path" in done.stderr
-    assert "none_such" in done.stderr
-    assert not (tmp_path / "samples").exists()
 
 
 def test_the_page_shows_what_they_differ_on(runs: tuple[Run, Run, str]) -> None:

@@ -8,17 +8,15 @@ import subprocess
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import TinyRun
+from tests.conftest import Slime, TinyRun
 from tests.run_files import json_lines
 
 EXAMPLES = Path(__file__).parents[2] / "compat" / "examples"
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def train(slime: Slime, tiny: TinyRun, run_dir: Path, **flags: Any) -> list[dict[str, Any]]:
@@ -132,16 +130,6 @@ def test_a_loss_and_the_names_of_its_launch_scripts(tiny: TinyRun, slime: Slime,
         assert step["train/distance_to_engine"] < 1e-6
     rewards = [m["rollout/raw_reward"] for m in metrics if "rollout/raw_reward" in m]
     assert max(rewards[3:]) > rewards[0]
-
-
-def test_what_is_not_there_is_said_before_anything_starts(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    module = tmp_path / "needs_more.py"
-    module.write_text("from slime.ray.rollout import RolloutManager\n\nasync def reward(args, sample): ...\n")
-    done = slime("train", *tiny.argv(tmp_path / "run", custom_rm_path=module), check=False)
-    assert done.returncode != 0
-    assert "slime-compat has no slime.ray; nearest: `slime train` runs the loop" in done.stderr
-    assert str(module) in done.stderr
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow

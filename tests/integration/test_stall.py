@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SLIME, TinyRun
+from tests.conftest import SLIME, Slime, TinyRun
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 HANGS = """
 import asyncio
 

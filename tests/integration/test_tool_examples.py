@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slime_commands.init.warmup import PHASES, STAMP, Recipe, make_missing_model
+from slime_data.saved import read_samples
 from slime_sandbox_local import isolation_here
 
 from slime_core.config import Args, load_settings
-from slime_core.data.dumps import read_samples
 from slime_core.launch import run
 from slime_core.plugins.resolve import resolve
+from tests.run_files import metrics
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
@@ -74,7 +74,7 @@ def test_an_example_at_reduced_size(name: str, model: Path, tmp_path: Path, monk
     argv += ["--set", f"plugins.search.corpus={tmp_path / 'corpus.jsonl'}"] if name == "search" else []
     summary = run(load_settings(argv, command="train", env={}))
     assert Path(summary["checkpoint"]).is_dir()
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lines = metrics(tmp_path / "run")
     assert sum("eval/x" in line for line in lines) == 2
     (calls,) = [line[f"rollout/tools/{tool}/calls"] for line in lines if "rollout/raw_reward" in line]
     assert calls > 0

@@ -184,46 +184,6 @@ def test_train_py_takes_the_flags_of_thudm_slime(tiny: TinyRun, tmp_path: Path, 
     assert "without effect" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"rollout_bach_size": 4}, "--rollout-batch-size"),
-        ({"advantage_estimator": "grop"}, "grpo"),
-        ({"custom_rm_path": "nowhere.py"}, "nowhere.py"),
-        ({"num_steps_per_rollout": 3}, "cannot be divided"),
-        ({"advantage_estimator": "reinforce_plus_plus", "no_normalize_advantages": True}, "--normalize-advantages"),
-        ({"hf_checkpoint": "nowhere"}, "no HF-layout model"),
-        ({"train_backend": "embeded"}, "embedded"),
-        ({"set": "plugins.nosuch.tolerance=1"}, "nosuch"),
-    ],
-)
-def test_errors_come_before_anything_starts(tiny: TinyRun, tmp_path: Path, slime, flags, message: str) -> None:
-    done = slime("train", *tiny.argv(tmp_path / "run", **flags), check=False)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.startswith("slime: error: ")
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_wrong_signature_shows_both_signatures(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    (tmp_path / "rm.py").write_text("def reward(sample):\n    return 0.0\n")
-    done = slime("train", *tiny.argv(tmp_path / "run", custom_rm_path=tmp_path / "rm.py"), check=False)
-    assert done.returncode == 2
-    assert "(args, sample" in done.stderr
-    assert "(sample)" in done.stderr
-
-
-def test_malformed_data_names_file_and_line(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    data = tmp_path / "bad.jsonl"
-    lines = (tiny.root / "train.jsonl").read_text().splitlines()[:8]
-    data.write_text("\n".join([*lines[:-1], "{not json"]) + "\n")
-    done = slime("train", *tiny.argv(tmp_path / "run", prompt_data=data), check=False)
-    assert done.returncode == 2
-    assert "bad.jsonl" in done.stderr
-    assert "8" in done.stderr
-
-
 def test_rollout_and_eval_commands(tiny: TinyRun, tmp_path: Path, slime) -> None:
     from slime_core.sample import Sample
 

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import TinyRun
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
-GAP = "train/train_rollout_logprob_abs_diff_max"
-
-
-def _gaps(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row[GAP] for row in rows if GAP in row]
+from tests.conftest import Slime, TinyRun
+from tests.run_files import gaps
 
 
 @pytest.mark.slow
@@ -25,16 +15,16 @@ def test_every_rollout_is_bitwise_on_policy(slime: Slime, tiny: TinyRun, tmp_pat
     flags = {"rollout_max_response_len": 100, "rollout_temperature": 0.8, "use_dynamic_batch_size": True}
     argv = tiny.argv(tmp_path / "exact", true_on_policy_mode=True, max_tokens_per_gpu=600, **flags)
     slime("train", *argv)
-    assert _gaps(tmp_path / "exact") == [0.0] * 4
+    assert gaps(tmp_path / "exact") == [0.0] * 4
     argv = tiny.argv(tmp_path / "fast", num_rollout=2, max_tokens_per_gpu=600, **flags)
     slime("train", *argv)
-    assert all(gap > 0 for gap in _gaps(tmp_path / "fast")), "without the mode the two differ, so the test can fail"
+    assert all(gap > 0 for gap in gaps(tmp_path / "fast")), "without the mode the two differ, so the test can fail"
 
 
 def test_a_kept_actor_is_the_one_that_sampled(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     """The comparison is with the old actor's log-probs, so a copy of other weights would end the run."""
     slime("train", *tiny.argv(tmp_path / "kept", true_on_policy_mode=True, keep_old_actor=True, num_rollout=3))
-    assert _gaps(tmp_path / "kept") == [0.0] * 3
+    assert gaps(tmp_path / "kept") == [0.0] * 3
 
 
 @pytest.mark.slow
@@ -51,22 +41,4 @@ def test_tokens_changed_after_sampling_end_the_run(slime: Slime, tiny: TinyRun, 
     done = slime("train", *argv, check=False)
     assert done.returncode == 1
     assert "rollout 2, --true-on-policy-mode: sample" in done.stderr
-    assert len(_gaps(tmp_path / "run")) == 1, "the rollout before was trained on, the wrong one was not"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"partial_rollout": True}, "--partial-rollout"),
-        ({"use_tis": True}, "--use-tis"),
-        ({"dtype": "bfloat16"}, "needs float32"),
-        ({"rollout_engine": "http", "rollout_external_engine_addrs": "127.0.0.1:1"}, "does not compute the same bits"),
-    ],
-)
-def test_what_cannot_be_exact_is_refused(
-    change: dict[str, object], message: str, slime: Slime, tiny: TinyRun, tmp_path: Path
-) -> None:
-    done = slime("train", *tiny.argv(tmp_path / "run", true_on_policy_mode=True, **change), check=False)
-    assert done.returncode == 2, done.stderr
-    assert "--true-on-policy-mode" in done.stderr
-    assert message in done.stderr
+    assert len(gaps(tmp_path / "run")) == 1, "the rollout before was trained on, the wrong one was not"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_data.saved import read_samples
 
-from slime_core.data.dumps import read_samples
 from slime_core.sample.provenance import Source
-from tests.conftest import TinyRun
-
-Slime = Callable[..., subprocess.CompletedProcess[str]]
-GAP = "train/train_rollout_logprob_abs_diff_max"
+from tests.conftest import Slime, TinyRun
+from tests.run_files import gaps, metrics
 
 PARSER = '''
 from slime_core.tools import ParsedTurn, ToolCall
@@ -67,9 +62,8 @@ def test_engine_and_trainer_agree_on_every_sampled_token_of_every_turn(
         save_debug_rollout_data=tmp_path / "{rollout_id}.jsonl",
     )
     slime("train", *argv)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row[GAP] for row in rows if GAP in row] == [0.0] * 3
-    assert all(row["rollout/failed_ratio"] == 0 for row in rows if "rollout/failed_ratio" in row)
+    assert gaps(tmp_path / "run") == [0.0] * 3
+    assert all(row["rollout/failed_ratio"] == 0 for row in metrics(tmp_path / "run") if "rollout/failed_ratio" in row)
     samples = [s for rollout in range(3) for s in read_samples(tmp_path / f"{rollout}.jsonl")]
     turns = [sum(span.source == Source.SAMPLED for span in s.spans or ()) for s in samples]
     assert sum(turns) / len(turns) > 2, "several turns each"

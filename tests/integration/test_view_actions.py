@@ -87,6 +87,7 @@ def test_a_sample_is_generated_again_as_it_was_and_otherwise(view: View, run_dir
     assert contents(run_dir) == before
 
 
+@pytest.mark.slow
 def test_one_at_a_time_and_no_longer_than_its_page_is_open(view: View, place: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(
         "import pathlib, time\n\n\ndef reward(args, sample):\n"

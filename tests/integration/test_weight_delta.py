@@ -5,11 +5,10 @@ Servers of one's own have `slime pull-weights` beside them.
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,16 @@ from slime_weight_transport_delta.apply import local_state
 from slime_weight_transport_delta.format import read_version, versions_in
 
 from slime_core.checkpoint.store import find
-from tests.conftest import SLIME, TinyRun
+from tests.conftest import SLIME, Slime, TinyRun
+from tests.run_files import metrics, timeless
 
-Slime = Callable[..., subprocess.CompletedProcess[str]]
 DELTA = {"update_weight_mode": "delta", "check_weight_update_equal": True}
 TIMES = ("perf/", "time", "per_sec", "update_weights", "_mfu", "tflops", "memory", "bytes")
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
     """Metrics that are no measurements of time."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in row.items() if not k.startswith("perf/") and not any(t in k for t in TIMES)} for row in rows
-    ]
+    return [{k: v for k, v in row.items() if not any(t in k for t in TIMES)} for row in timeless(run_dir)]
 
 
 def weights_of(run_dir: Path) -> bytes:
@@ -59,7 +55,7 @@ def test_the_same_bits_as_in_memory(
     slime("train", *tiny.argv(run_dir, **DELTA, update_weight_delta_encoding=encoding))
     assert weights_of(run_dir) == weights_of(reference)
     assert lines(run_dir) == lines(reference)
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = metrics(run_dir)
     density = [row["perf/update_weights_density"] for row in rows if "perf/update_weights_density" in row]
     assert density[-1] > 0.1
     assert all(row["perf/update_weights_wire_bytes"] > 0 for row in rows[-1:])

@@ -8,7 +8,11 @@ import torch
 from slime_core.config import Args
 from slime_core.errors import PluginError
 from slime_core.estimator import CustomAdvantages, EstimatorBase
+from slime_core.learning.advantages import compute_advantages
+from slime_core.learning.tensors import TrainTensors
 from slime_core.protocols import AdvantageInputs, LossInputs, RewardInputs
+from slime_core.sample import TrainBatch
+from slime_core.sample.provenance import TurnSpan
 
 ARGS = Args(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None)
 
@@ -77,6 +81,42 @@ def test_a_custom_function_replaces_the_advantages_only() -> None:
     assert [r.tolist() for r in result.returns] == [[0.0, 1.0], [2.0]]
     inputs = loss_inputs([1.5], [1.0])
     assert torch.equal(estimator.policy_loss(ARGS, inputs).loss, Doubling(ARGS).policy_loss(ARGS, inputs).loss)
+
+
+def test_a_custom_function_gets_the_dictionary_of_thudm_slime() -> None:
+    seen: dict[str, Any] = {}
+
+    def fn(args: Any, rollout_data: dict[str, Any]) -> None:
+        seen.update(rollout_data)
+        rollout_data["advantages"] = rollout_data["returns"] = rollout_data["kl"]
+
+    batch = TrainBatch(
+        rollout_id=1, tokens=[[1, 2], [3, 4, 5]], response_lengths=[1, 2], loss_masks=[[1], [1, 0]],
+        rewards=[0.5, -0.5], raw_rewards=[1.0, 0.0], truncated=[0, 1], sample_indices=[5, 6], group_indices=[0, 0],
+        rollout_ids=[5, 6], rollout_mask_sums=[1, 1], train_metadata=[{"level": 2}, None],
+        rollout_log_probs=[[-0.5], [-0.25, -0.125]],
+    )  # fmt: skip
+    args = ARGS.model_copy(update={"kl_coef": 0.0, "use_opd": False, "normalize_advantages": False})
+    tensors = TrainTensors.from_batch(batch, torch.device("cpu"))
+    compute_advantages(args, batch, tensors, CustomAdvantages(EstimatorBase(ARGS), fn, "mine.py:fn"), lambda x: x)
+    assert [row.tolist() for row in seen["tokens"]] == [[1, 2], [3, 4, 5]]
+    assert [float(reward) for reward in seen["rewards"]] == [0.5, -0.5]
+    assert [row.tolist() for row in seen["loss_masks"]] == [[1.0], [1.0, 0.0]]
+    assert [row.tolist() for row in seen["rollout_log_probs"]] == [[-0.5], [-0.25, -0.125]]
+    plain = {
+        "raw_reward": [1.0, 0.0], "truncated": [0, 1], "metadata": [{"level": 2}, {}], "total_lengths": [2, 3],
+        "response_lengths": [1, 2], "sample_indices": [5, 6], "rollout_ids": [5, 6], "rollout_mask_sums": [1, 1],
+        "turn_rewards": [[0.0], [0.0]], "components": [{}, {}],
+    }  # fmt: skip
+    assert {name: seen[name] for name in plain} == plain
+
+
+def test_values_of_turns_are_spread_over_their_tokens() -> None:
+    inputs = advantage_inputs([0.0, 0.0], [6, 1])
+    inputs.turns = [[TurnSpan(0, 2), TurnSpan(3, 3), TurnSpan(4, 6)], []]
+    assert [part.tolist() for part in inputs.over_turns([[1.0, 2.0, 3.0], []])] == [[1.0, 1.0, 0.0, 0.0, 3.0, 3.0], [0]]
+    numbers = inputs.over_turns([range(len(row)) for row in inputs.turns], outside=-1)
+    assert [part.tolist() for part in numbers] == [[0, 0, -1, -1, 2, 2], [-1]]
 
 
 @pytest.mark.parametrize(

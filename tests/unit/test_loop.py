@@ -71,11 +71,7 @@ class Fakes:
         self.metrics.setdefault(rollout_id + 1, {}).update(metrics)
 
     def run(self, start: int = 0, **settings: Any) -> int:
-        defaults = {
-            "num_rollout": 2, "update_weights_interval": 1, "eval_interval": None, "skip_eval_before_train": False,
-            "save_interval": None, "eval_in_background": False, "async_training": True,
-        }  # fmt: skip
-        args = Args(**{**defaults, **settings})
+        args = Args(**{"num_rollout": 2, "async_training": True, **settings})
         return asyncio.run(asyncio.wait_for(loop.train(args, self.stages, start), 60))
 
 
@@ -135,23 +131,18 @@ def test_a_run_goes_on_where_it_is_told_to(fakes: Fakes) -> None:
     )
 
 
-def test_an_evaluation_in_the_background_stops_the_next_push_and_nothing_else(fakes: Fakes) -> None:
-    async def run() -> None:
-        fakes.evaluating = asyncio.Event()
-        args = Args(
-            num_rollout=3, update_weights_interval=2, eval_interval=1, skip_eval_before_train=False,
-            save_interval=None, eval_in_background=True, async_training=True,
-        )  # fmt: skip
-        running = asyncio.create_task(loop.train(args, fakes.stages, 0))
-        while "train 0" not in fakes.said:
-            await asyncio.sleep(0)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert sorted(fakes.said) == sorted(words("push, take 0, evaluate 0, train 0"))  # one evaluation at a time
-        fakes.evaluating.set()
-        await running
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+async def test_an_evaluation_in_the_background_stops_the_next_push_and_nothing_else(fakes: Fakes) -> None:
+    fakes.evaluating = asyncio.Event()
+    changes: dict[str, Any] = {"update_weights_interval": 2, "eval_interval": 1, "eval_in_background": True}
+    args = Args(num_rollout=3, async_training=True, **changes)
+    running = asyncio.create_task(loop.train(args, fakes.stages, 0))
+    while "train 0" not in fakes.said:
+        await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert sorted(fakes.said) == sorted(words("push, take 0, evaluate 0, train 0"))  # one evaluation at a time
+    fakes.evaluating.set()
+    await running
     pushes = [i for i, word in enumerate(fakes.said) if word == "push"]
     begun, ended = (
         [i for i, word in enumerate(fakes.said) if word.startswith(what)] for what in ("evaluate ", "evaluated ")
@@ -162,24 +153,21 @@ def test_an_evaluation_in_the_background_stops_the_next_push_and_nothing_else(fa
     assert {step: m["eval/x"] for step, m in fakes.metrics.items()} == {0: 0.0, 1: 0.0, 2: 1.0, 3: 2.0}
 
 
-def test_a_commit_remembers_the_evaluation_of_its_weights_and_waits_for_older_ones(fakes: Fakes) -> None:
-    async def run() -> None:
-        fakes.evaluating = asyncio.Event()
-        args = Args(
-            num_rollout=4, update_weights_interval=4, eval_interval=2, skip_eval_before_train=True,
-            save_interval=1, eval_in_background=True, async_training=True,
-        )  # fmt: skip
-        running = asyncio.create_task(loop.train(args, fakes.stages, 0))
-        while "end 2" not in fakes.said:
-            await asyncio.sleep(0)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert "save 1" in fakes.said
-        assert "save 2" not in fakes.said  # it would forget the evaluation of step 2
-        fakes.evaluating.set()
-        await running
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+async def test_a_commit_remembers_the_evaluation_of_its_weights_and_waits_for_older_ones(fakes: Fakes) -> None:
+    fakes.evaluating = asyncio.Event()
+    args = Args(
+        num_rollout=4, update_weights_interval=4, eval_interval=2, skip_eval_before_train=True,
+        save_interval=1, eval_in_background=True, async_training=True,
+    )  # fmt: skip
+    running = asyncio.create_task(loop.train(args, fakes.stages, 0))
+    while "end 2" not in fakes.said:
+        await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert "save 1" in fakes.said
+    assert "save 2" not in fakes.said  # it would forget the evaluation of step 2
+    fakes.evaluating.set()
+    await running
     assert fakes.unfinished_at == {0: [], 1: [2], 2: [], 3: [4]}
     assert fakes.stages.unfinished == []
 

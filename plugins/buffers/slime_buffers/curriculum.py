@@ -31,6 +31,8 @@ class Options(PluginOptions):
     """Highest pass rate of the band; above it a prompt is too easy."""
     pass_reward: float = Field(default=1.0, allow_inf_nan=False)
     """Minimum reward of an execution that passes; the reward of fan-out siblings is their mean."""
+    component: str | None = None
+    """Part of the reward (`Sample.reward_components`) that counts in place of the reward."""
     rate_weight: float = Field(default=0.5, gt=0, le=1)
     """Weight of the newest group in a prompt's pass rate."""
     skip_probability: float = Field(default=0.9, ge=0, le=1)
@@ -74,7 +76,7 @@ class Buffer(BufferBase):
     def observe(self, groups: list[Group], trained: bool) -> None:
         """Update the prompts' pass rates."""
         for group in groups:
-            rewards = execution_rewards(self.args, group)
+            rewards = execution_rewards(self.args, group, self._options.component)
             row = group[0].row
             if row is None or not rewards:
                 continue

@@ -23,6 +23,8 @@ class Options(PluginOptions):
 
     reward: float = Field(default=0.0, allow_inf_nan=False)
     """Weight of the group's mean reward, fan-out siblings counting once; negative puts low rewards first."""
+    component: str | None = None
+    """Part of the reward (`Sample.reward_components`) that counts in place of the reward."""
     staleness: float = Field(default=1.0, allow_inf_nan=False)
     """Weight of the group's age in weight versions; negative puts the freshest first."""
     partial: Literal["first", "last", "any"] = "first"
@@ -72,7 +74,7 @@ class Buffer(BufferBase):
         return {"any": 0, "first": 0 if partial else 1, "last": 1 if partial else 0}[self._options.partial]
 
     def _priority(self, group: Group) -> float:
-        rewards = execution_rewards(self.args, group)
+        rewards = execution_rewards(self.args, group, self._options.component)
         mean = statistics.fmean(rewards) if rewards else 0.0
         versions = [v for s in group for v in s.token_weight_versions if v >= 0]
         oldest = min(versions, default=self.weight_version)

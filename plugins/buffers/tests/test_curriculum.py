@@ -69,3 +69,10 @@ def test_what_passes_is_told() -> None:
 def test_an_empty_band_is_refused() -> None:
     with pytest.raises(SlimeError, match=r"low 0\.9 is above high 0\.8"):
         make(low=0.9)
+
+
+def test_a_part_of_the_reward_may_be_what_passes() -> None:
+    buffer = make(component="answer")
+    buffer.observe([[Sample(row=0, reward=1.0, reward_components={"answer": right}) for right in (1.0, 0.0)]], True)
+    ((row, rate),) = buffer.state_dict()["rates"]
+    assert (row, rate) == (0, 0.5)

@@ -61,3 +61,12 @@ def test_partial_groups(partial: str, expected: list[int]) -> None:
 def test_an_infinite_weight_is_refused() -> None:
     with pytest.raises(SlimeError, match=r"plugins\.priority\.reward"):
         make(reward=float("inf"))
+
+
+def test_by_a_part_of_the_reward() -> None:
+    buffer = make(reward=1.0, staleness=0.0, component="answer")
+    groups = [group(i, (1.0 - i,), 0) for i in range(2)]
+    for number, (sample,) in enumerate(groups):
+        sample.reward_components = {"answer": float(number)}
+    buffer.add(groups)
+    assert order(buffer) == [1, 0]

@@ -9,8 +9,7 @@ from slime_core.config import Args
 
 def args(**changes: object) -> Args:
     options = changes.pop("options", {"share": 0.5})
-    base = {"rollout_batch_size": 4, "rollout_seed": 1, "use_tis": True, "use_rollout_logprobs": False,
-            "mask_offpolicy_in_partial_rollout": False}  # fmt: skip
+    base = {"rollout_batch_size": 4, "rollout_seed": 1, "use_tis": True}
     return Args(plugins={"replay": options}, **{**base, **changes})
 
 

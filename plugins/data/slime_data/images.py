@@ -79,6 +79,8 @@ class ImagePrompts:
         self._processor = processor
         self._column = columns.get(IMAGE)
         self._folder = folder
+        self.tokenizer = processor.tokenizer
+        """The processor's tokenizer."""
 
     def messages(
         self, prompt: str | Sequence[Mapping[str, Any]], row: Mapping[str, Any]

@@ -24,11 +24,8 @@ from slime_core.sample.multimodal import TrainInputs, image_bytes, open_image
 def source(folder: Path, row: dict[str, Any], **changes: Any) -> DatasetSource:
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     settings: dict[str, Any] = {
-        "prompt_data": str(folder / "rows.jsonl"), "rollout_global_dataset": True, "input_key": "input",
-        "label_key": None, "metadata_key": "metadata", "tool_key": "tools", "apply_chat_template": True,
-        "apply_chat_template_kwargs": {}, "rollout_max_prompt_len": None, "n_samples_per_prompt": 2,
-        "rollout_shuffle": False, "rollout_seed": 42, "buffer_filter_path": None,
-        "multimodal_keys": {"image": "images"}, "hf_checkpoint": str(tiny_vision_model()),
+        "prompt_data": str(folder / "rows.jsonl"), "input_key": "input", "apply_chat_template": True,
+        "n_samples_per_prompt": 2, "multimodal_keys": {"image": "images"}, "hf_checkpoint": str(tiny_vision_model()),
     }  # fmt: skip
     return DatasetSource(Args(**{**settings, **changes}))
 

@@ -165,18 +165,15 @@ class TestOverWebSocket(_OpenEnv):
             self.play(("a",))
 
     @pytest.mark.slow
-    def test_a_step_that_hangs_ends_and_its_session_too(self) -> None:
-        async def run() -> None:
-            sample = self.sample()
-            session = await self.open(sample)
-            await session.reset(sample)
-            session._step_timeout = 2.0
-            with pytest.raises(EnvironmentTimeoutError):
-                await session.step("hang", Turn(0, "hang", [], "stop"))
-            await session.close()
-            await asyncio.sleep(0)
-
-        asyncio.run(run())
+    async def test_a_step_that_hangs_ends_and_its_session_too(self) -> None:
+        sample = self.sample()
+        session = await self.open(sample)
+        await session.reset(sample)
+        session._step_timeout = 2.0
+        with pytest.raises(EnvironmentTimeoutError):
+            await session.step("hang", Turn(0, "hang", [], "stop"))
+        await session.close()
+        await asyncio.sleep(0)
         assert self.server.steps == 1, "never tried again"
 
 

@@ -7,18 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_environments.reasoning_gym.tasks import TaskRows
 from slime_testing_contracts import DataSourceContract, EnvironmentContract, RecipeContract, RewardContract
 from slime_testing_contracts.samples import answered_sample
 
 from slime_core import RewardCaller, Sample
 
-ROWS = TaskRows(
-    {"name": "chain_sum", "config": {"seed": 3, "size": 5}},
-    {"input": "input", "label": "label", "metadata": "metadata"},
-    None,
-)
-ANSWER = ROWS[0]["label"]
+ANSWER = "214"
+ENTRY = {"question": "57 + 87 + 70 =", "answer": ANSWER, "metadata": {"source_dataset": "chain_sum", "source_index": 0}}
+ITEM = {"reasoning_gym": {"spec": {"name": "chain_sum", "config": {"seed": 3, "size": 5}}, "index": 0, "entry": ENTRY}}
+"""Written out: to make it takes the import of reasoning_gym, a second in each process that collects the tests."""
 
 
 class TestSource(DataSourceContract):
@@ -97,7 +94,7 @@ class TestReward(RewardContract):
 
         def item(*args: Any, **keywords: Any) -> Sample:
             sample = answered_sample(*args, **keywords)
-            sample.metadata.update(ROWS[0]["metadata"])
+            sample.metadata.update(ITEM)
             return sample
 
         monkeypatch.setattr("slime_testing_contracts.reward.answered_sample", item)
@@ -105,7 +102,7 @@ class TestReward(RewardContract):
 
 class TestEnvironment(EnvironmentContract):
     component = "reasoning_gym"
-    metadata = ROWS[0]["metadata"]
+    metadata = ITEM
     actions = ("<answer>1</answer>", f"<answer>{ANSWER}</answer>")
     args = {"plugins": {"reasoning_gym": {"tries": 3}}}
     ends = True

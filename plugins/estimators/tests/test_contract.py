@@ -14,12 +14,30 @@ ESTIMATORS = {
         "centered": True,
         "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
     },
+    "dppo": {
+        "args": {"plugins": {"dppo": {"divergence": "kl"}}},
+        "centered": True,
+        "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
+    },
     "dr_grpo": {
         "centered": True,
         "golden": [
             ([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.5, -0.5, -0.5, 0.5]),
             ([1.0, 5.0, 0.0, 3.0], [4, 2, 4, 2], [0.5, 1.0, -0.5, -1.0]),
         ],
+    },
+    "gdpo": {
+        "centered": True,
+        "components": ("format", "answer"),
+        "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
+    },
+    "gigpo": {
+        "centered": True,
+        "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
+    },
+    "gmpo": {
+        "centered": True,
+        "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
     },
     "grpo": {
         "centered": True,
@@ -39,9 +57,20 @@ ESTIMATORS = {
             ([0.0, 1.0, 0.0, 1.0], [1, 2, 1, 2], [0.0, 0.0, 0.0, 0.0]),
         ],
     },
+    "mt_grpo": {
+        "centered": True,
+        "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
+    },
+    "opo": {
+        "centered": True,  # the suite's responses are of one length
+        "golden": [([1.0, 5.0, 0.0, 3.0], [4, 2, 4, 2], [0.5, 1.0, -0.5, -1.0])],
+    },
     "ppo": {
         "args": {"kl_coef": 0.1, "gamma": 0.95, "lambd": 0.9},
         "golden": [([1.0, 0.0, 2.0], [0, 0, 1], [1.0, 0.0, 2.0])],
+    },
+    "ppo: lambdas": {
+        "args": {"kl_coef": 0.1, "gamma": 0.95, "plugins": {"ppo": {"critic_lambd": 0.9, "length_alpha": 0.5}}}
     },
     "reinforce_plus_plus": {
         "args": {"kl_coef": 0.1, "gamma": 0.95},
@@ -60,7 +89,18 @@ ESTIMATORS = {
             ([1.0, 5.0, 0.0, 3.0], [4, 2, 4, 2], [1.0, 2.0, -1.0, -2.0]),
         ],
     },
+    "sapo": {
+        "centered": True,
+        "golden": [([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0], [0.866024, -0.866024, -0.866024, 0.866024])],
+    },
+    # The likelihood term is no policy gradient.
+    "vapo": {"args": {"plugins": {"vapo": {"positive_nll": 0.0}}}},
+}
+LOSSES = {
+    "clip_cov": {"args": {"plugins": {"clip_cov": {"share": 0.3, "low": -0.05, "high": 1.0}}}},
+    "kl_cov": {"args": {"plugins": {"kl_cov": {"share": 0.3}}}},
 }
 
 
 globals().update(suites("estimators", "slime_estimators", ESTIMATORS, globals()))
+globals().update(suites("losses", "slime_estimators", LOSSES, globals()))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from slime_estimators.ppo import PPO
 
 from slime_core import AdvantageInputs, Advantages
 from slime_core.config import Args
+from slime_core.errors import ConfigError
 
 
 def run(
@@ -16,9 +18,12 @@ def run(
     masks: list[list[int]],
     kl: list[list[float]] | None = None,
     dtype: torch.dtype = torch.float32,
+    chosen: dict[str, Any] | None = None,
     **settings: float,
 ) -> Advantages:
-    args = Args(**{"kl_coef": 0.0, "gamma": 1.0, "lambd": 1.0, "eps_clip": 0.2, **settings})
+    args = Args(
+        **{"kl_coef": 0.0, "gamma": 1.0, "lambd": 1.0, "eps_clip": 0.2, "plugins": {"ppo": chosen or {}}, **settings}
+    )
     n = len(rewards)
     inputs = AdvantageInputs(
         rewards=torch.tensor(rewards, dtype=dtype),
@@ -86,3 +91,32 @@ def test_it_is_the_double_sum_in_float64(seed: int) -> None:
         advantages, returns = by_definition(rewards[i], values[i], masks[i], kl[i], **settings)
         torch.testing.assert_close(result.advantages[i], torch.tensor(advantages, dtype=torch.float64))
         torch.testing.assert_close(result.returns[i], torch.tensor(returns, dtype=torch.float64))
+
+
+def test_lambdas_apart_and_by_length() -> None:
+    """Returns by lambda 0.8; advantages of 3, 1 and 0 trained tokens by 1 - 1 / (0.5 n), at least 0."""
+    masks, rewards = [[1, 0, 1, 1], [1], [0, 0]], [1.0, -2.0, 3.0]
+    values = [[0.1, 9.0, 0.2, 0.3], [0.5], [1.0, 1.0]]
+    chosen = {"critic_lambd": 0.8, "length_alpha": 0.5}
+    result = run(rewards, values, masks, dtype=torch.float64, chosen=chosen, gamma=0.9)
+    for i, lambd in enumerate([1 - 1 / 1.5, 0.0, 0.0]):
+        kl = [0.0] * len(masks[i])
+        advantages, _ = by_definition(rewards[i], values[i], masks[i], kl, 0.0, 0.9, lambd)
+        _, returns = by_definition(rewards[i], values[i], masks[i], kl, 0.0, 0.9, 0.8)
+        torch.testing.assert_close(result.advantages[i], torch.tensor(advantages, dtype=torch.float64))
+        torch.testing.assert_close(result.returns[i], torch.tensor(returns, dtype=torch.float64))
+
+
+def test_a_wrong_critic_distorts_no_return_of_lambda_1_and_credit_grows_with_length() -> None:
+    """VC-PPO's reason for lambda 1, and VAPO's for lambda by length: the weights of deltas add up to alpha * n."""
+    wrong = run([1.0], [[5.0, -3.0, 2.0]], [[1, 1, 1]], chosen={"critic_lambd": 1.0}, lambd=0.5)
+    assert wrong.returns[0].tolist() == pytest.approx([1.0, 1.0, 1.0])
+    for length in (200, 400):
+        zeros = [[0.0] * length]
+        found = run([1.0], zeros, [[1] * length], dtype=torch.float64, chosen={"length_alpha": 0.05})
+        assert found.advantages[0].sum().item() == pytest.approx(0.05 * length, rel=1e-3)
+
+
+def test_a_lambda_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--lambd 0.9 .* plugins.ppo.critic_lambd"):
+        run([1.0], [[0.0]], [[1]], chosen={"critic_lambd": 1.0, "length_alpha": 0.05}, lambd=0.9)

@@ -25,6 +25,8 @@ class Options(PluginOptions):
     """Value that must lie in the band: the share of executions that pass, or the mean reward."""
     pass_reward: float = Field(default=1.0, allow_inf_nan=False)
     """Least reward of an execution that passes."""
+    component: str | None = None
+    """Part of the reward (`Sample.reward_components`) that counts in place of the reward."""
     fallback: bool = False
     """Keep a group outside the band when the rollout would otherwise lack one."""
 
@@ -41,7 +43,7 @@ def dynamic_filter(args: Args, samples: Group) -> FilterDecision:
     Samples without a reward (failed ones) are left out; fan-out siblings count once, with their mean reward.
     """
     chosen = options(args, "band", Options)
-    rewards = execution_rewards(args, samples)
+    rewards = execution_rewards(args, samples, chosen.component)
     if not rewards:
         return FilterDecision(keep=False, reason="no_reward", keep_when_insufficient=chosen.fallback)
     values = [float(r >= chosen.pass_reward) for r in rewards] if chosen.of == "pass_rate" else rewards

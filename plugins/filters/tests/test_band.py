@@ -37,3 +37,10 @@ def test_fallback() -> None:
 def test_an_empty_band_is_refused() -> None:
     with pytest.raises(SlimeError, match=r"low 0\.9 is above high 0\.8"):
         decide(0.0, low=0.9)
+
+
+def test_a_part_of_the_reward_may_be_what_counts() -> None:
+    group = [Sample(reward=1.0, reward_components={"answer": right}) for right in (1.0, 0.0)]
+    args = Args(reward_key=None, plugins={"band": {"component": "answer"}})
+    assert dynamic_filter(args, group).keep
+    assert decide(1.0, 1.0).reason == "above_band"

@@ -112,3 +112,60 @@ class Chatting(Guess):
     def step(self, action: str) -> Step:
         step = super().step(action)
         return Step([{"role": "tool", "content": str(step.observation)}], step.reward, step.done, step.info)
+
+
+class Corridor:
+    """Two steps to the right lead out; `reset` and `step` only, with a named state."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def reset(self) -> Step:
+        return Step("you are at 0", state="0")
+
+    def step(self, action: str) -> Step:
+        self.at = max(0, self.at + (1 if "right" in action else -1))
+        done = self.at == 2
+        parts = {"exit": 1.0, "style": 0.25} if done else {}
+        return Step(f"you are at {self.at}", sum(parts.values()), done, components=parts, state=str(self.at))
+
+
+class Gym:
+    """The same in gymnasium's form, with parts of the reward as a mapping."""
+
+    def __init__(self, length: int = 2) -> None:
+        self.at, self.length, self.seed = 0, length, -1
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, int]]:
+        assert seed == 0
+        return "you are at 0", {"length": self.length}
+
+    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, int]]:
+        self.at = max(0, self.at + (1 if "right" in action else -1))
+        done = self.at == self.length
+        reward = {"exit": 1.0, "style": 0.25} if done else 0.0
+        return f"you are at {self.at}", reward, done, False, {"at": self.at}
+
+
+class Two:
+    """Its step forgets whether it is done."""
+
+    answer: ClassVar[Any] = ("seen", 1.0)
+
+    def reset(self) -> str:
+        return "look"
+
+    def step(self, action: str) -> Any:
+        return self.answer
+
+
+class Nan(Two):
+    """Its reward is not a number."""
+
+    answer: ClassVar[Any] = ("seen", float("nan"), True)
+
+
+class Word(Two):
+    """A part of its reward is a word."""
+
+    answer: ClassVar[Any] = ("seen", {"style": "good"}, True)

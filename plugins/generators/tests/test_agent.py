@@ -93,25 +93,21 @@ def test_a_program_that_hangs_is_killed_with_its_children_and_tested_as_it_stand
 
 
 @needs_isolation
-def test_a_run_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_run_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     marker = f"sleep 97{os.getpid()}"
-
-    async def cancelled() -> None:
-        tokenizer = CharTokenizer()
-        args = Args(plugins={"agent": {"command": marker}})
-        sample = Sample(index=4, prompt="x", tokens=[1])
-        task = asyncio.ensure_future(
-            generate(args, sample, dict(PARAMS), context=GenerateContext(ScriptedEngine([]), tokenizer))
-        )
-        async with asyncio.timeout(60):
-            while not running(marker):
-                await asyncio.sleep(0.05)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            while running(marker):
-                await asyncio.sleep(0.05)
-
-    asyncio.run(cancelled())
+    tokenizer = CharTokenizer()
+    args = Args(plugins={"agent": {"command": marker}})
+    sample = Sample(index=4, prompt="x", tokens=[1])
+    task = asyncio.ensure_future(
+        generate(args, sample, dict(PARAMS), context=GenerateContext(ScriptedEngine([]), tokenizer))
+    )
+    async with asyncio.timeout(60):
+        while not running(marker):
+            await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        while running(marker):
+            await asyncio.sleep(0.05)
 
 
 @needs_isolation

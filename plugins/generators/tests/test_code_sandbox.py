@@ -116,23 +116,20 @@ def test_more_samples_than_sandboxes() -> None:
         assert f"[{sample.metadata['number'] + 1}]done" in sample.response
 
 
-def test_a_cancelled_sample_leaves_no_sandbox() -> None:
-    async def play() -> None:
-        args = Args(plugins={"code_sandbox": {"observation": "[{result}]"}}, sandbox_concurrency=2)
-        engine = ScriptedEngine(["<code>import time; time.sleep(1000)</code>"])
-        call = generate(args, prompt(), {"max_new_tokens": 600}, context=GenerateContext(engine, TOKENIZER))
-        task = asyncio.create_task(call)
-        from slime_sandbox_local import pool as module
+async def test_a_cancelled_sample_leaves_no_sandbox() -> None:
+    args = Args(plugins={"code_sandbox": {"observation": "[{result}]"}}, sandbox_concurrency=2)
+    engine = ScriptedEngine(["<code>import time; time.sleep(1000)</code>"])
+    call = generate(args, prompt(), {"max_new_tokens": 600}, context=GenerateContext(engine, TOKENIZER))
+    task = asyncio.create_task(call)
+    from slime_sandbox_local import pool as module
 
-        loop = asyncio.get_running_loop()
-        while not any(i for p in module._pools.get(loop, {}).values() for i in p._busy.values()):
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert [p.live for p in module._pools[loop].values()] == [0]
-
-    asyncio.run(play())
+    loop = asyncio.get_running_loop()
+    while not any(i for p in module._pools.get(loop, {}).values() for i in p._busy.values()):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [p.live for p in module._pools[loop].values()] == [0]
 
 
 def test_turns_and_tokens_are_limited() -> None:

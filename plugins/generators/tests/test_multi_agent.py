@@ -52,6 +52,8 @@ def test_each_role_has_a_trajectory_with_its_own_log_probs() -> None:
     assert [s.metadata["role"] for s in (solver, critic)] == ["solver", "critic"]
     assert [s.metadata["num_turns"] for s in (solver, critic)] == [2, 1]
     assert {s.rollout_id for s in (solver, critic)} == {3}
+    turns = [[(turn.first, turn.last, turn.role) for turn in s.turns or ()] for s in (solver, critic)]
+    assert turns == [[(0, 2, "solver"), (2 + told, 4 + told, "solver")], [(0, 3, "critic")]]
     assert (critic.group_index, critic.label, critic.session_id) == (4, "2", "s-critic")
     assert [r.input_ids for r in engine.requests][1] == critic.prompt_tokens
     assert engine.requests[2].input_ids == solver.tokens[:-2], "the second answer follows exactly what was sampled"

@@ -70,8 +70,35 @@ def test_turns_are_trained_and_observations_are_not(world: Any) -> None:
     record = sample.metadata["environment"]
     assert record == {"turns": 3, "rewards": [-0.125, -0.125, 1.0], "info": {"guesses": 3}, "ended": "done"}
     assert sample.metadata["num_turns"] == 3
+    assert [turn[:3] for turn in sample.turns or ()] == [
+        (0, 2, -0.125), (2 + first, 4 + first, -0.125), (4 + first + second, 6 + first + second, 1.0),
+    ]  # fmt: skip
     assert world.CLOSED == ["Guess"]
     assert sample.non_generation_time > 0
+
+
+@pytest.mark.parametrize(("name", "rule", "reward"), [("Corridor", "sum", 1.25), ("Gym", "last", 1.25)])
+def test_the_form_that_a_newcomer_writes_first(name: str, rule: str, reward: float) -> None:
+    sample = run(ScriptedEngine(["right", "left", "right", "right"]), row(), name, own={"reward": rule})
+    assert (sample.status, sample.reward) == (SampleStatus.COMPLETED, reward)
+    assert sample.reward_components == {"exit": 1.0, "style": 0.25}
+    turns = sample.known_turns()
+    assert [turn.reward for turn in turns] == [0.0, 0.0, 0.0, 1.25]
+    states = [turn.state for turn in turns]
+    assert states == (["0", "1", "0", "1"] if name == "Corridor" else [None] * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("Two", r"step returned tuple; expected slime_core.Step, or \(observation, reward, done\)"),
+        ("Nan", r"step: reward nan; expected a finite number"),
+        ("Word", r"step: reward 'style' 'good'; expected a finite number"),
+    ],
+)
+def test_what_a_step_returns_is_checked(name: str, complaint: str) -> None:
+    with pytest.raises(PluginError, match=complaint):
+        run(ScriptedEngine(["x"]), row(), name)
 
 
 def test_chat_rows_are_continued_by_their_template() -> None:
@@ -146,6 +173,8 @@ def test_a_snapshot_is_gone_on_from(make: Any, world: Any) -> None:
     }  # fmt: skip
     whole = run(ScriptedEngine(["3", "77", "5"]), make(), "Remembering")
     assert (sample.tokens, sample.loss_mask, sample.reward) == (whole.tokens, whole.loss_mask, whole.reward)
+    assert sample.turns == whole.turns
+    assert [turn.reward for turn in sample.turns or ()] == [-0.125, -0.125, 1.0]
     assert world.CLOSED == ["Remembering"] * 3
 
 

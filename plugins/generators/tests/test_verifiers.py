@@ -63,6 +63,7 @@ def test_an_episode_of_two_turns_is_one_trajectory_with_the_environments_reward(
     assert CharTokenizer().decode(trained) == "12<|end|>3a<|end|>"
     assert sample.reward == 0.75
     assert sample.metadata["verifiers"]["rewards"] == {"share_of_digits": 0.75}
+    assert sample.reward_components == {"share_of_digits": 0.75}
     assert sample.metadata["verifiers"]["metrics"]["answers"] == 2.0
     assert sample.metadata["verifiers"]["errors"] == []
 

@@ -15,6 +15,7 @@ from typing import Any
 from slime_runs.inspect.ledger_verify import verify
 from slime_runs.models.commit import Commit
 from slime_runs.run import Run
+from slime_runs.scores import data_sets
 
 from slime_core.checkpoint.store import read_state
 from slime_core.config.flags import SettingsParser
@@ -183,10 +184,10 @@ def _scores(run: Run, commit: Commit) -> dict[str, dict[str, float]]:
     """Return data set -> step -> score, for the steps up to the commit."""
     found: dict[str, dict[str, float]] = {}
     for line in run.metrics():
-        for name, value in line.items():
-            of, _, more = name.removeprefix("eval/").partition("/")
-            if name.startswith("eval/") and not more and value is not None and line["step"] <= commit.rollout_id + 1:
-                found.setdefault(of, {})[str(line["step"])] = value
+        for name in data_sets(line):
+            value = line[f"eval/{name}"]
+            if value is not None and line["step"] <= commit.rollout_id + 1:
+                found.setdefault(name, {})[str(line["step"])] = value
     return found
 
 

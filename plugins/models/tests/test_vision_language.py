@@ -21,6 +21,7 @@ from slime_core.protocols import MicroBatchOutput
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import Sample, SampleStatus, TrainBatch
 from slime_core.sample.multimodal import TrainInputs, image_token_of
+from tests.batches import train_batch
 
 SETTINGS = {
     "num_threads": 1, "lr": 1e-2, "lr_decay_style": "constant", "lr_warmup_iters": 0, "num_rollout": 10,
@@ -54,10 +55,8 @@ def batch_of(checkpoint: Path, *, images: bool = True) -> TrainBatch:
         prompts = [[72, 80], [90, 91, 92], [60, 61, 62]]
     tokens = [p + rng.integers(40, 120, n).tolist() for p, n in zip(prompts, RESPONSES)]
     pixels = [{"pixel_values": rng.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(2)]
-    return TrainBatch(
-        rollout_id=0, tokens=tokens, response_lengths=list(RESPONSES), loss_masks=[[1] * n for n in RESPONSES],
-        rewards=[0.0] * 3, raw_rewards=[0.0] * 3, truncated=[0] * 3, sample_indices=[0, 1, 2],
-        group_indices=[0, 1, 2], rollout_ids=[0, 1, 2], rollout_mask_sums=list(RESPONSES),
+    return train_batch(
+        [[1] * n for n in RESPONSES], tokens=tokens, group_indices=[0, 1, 2],
         multimodal_train_inputs=[*map(TrainInputs.of, pixels), None] if images else None,
     )  # fmt: skip
 

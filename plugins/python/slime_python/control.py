@@ -226,6 +226,7 @@ def _end_all() -> None:
     until = time.monotonic() + _EXIT_S
     for training in trainings:
         training._thread.join(max(0.0, until - time.monotonic()))
+        training._ended = True  # a loop that was left over calls `end` when Python deletes it
         if training._process is not None:
             with suppress(SlimeError):
                 training._process.kill()

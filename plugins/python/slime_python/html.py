@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from slime_runs.scores import data_sets
+
 from slime_core.sample import Sample
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def run_html(run: Run) -> str:
 
 def rollout_html(kind: str, number: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> str:
     """Return the main numbers and some samples of a step or batch: the best and the worst ones."""
-    names = [name for name in metrics if name.startswith("eval/") and name.count("/") == 1]
+    names = [f"eval/{name}" for name in data_sets(metrics)]
     shown = {name: metrics[name] for name in (*names, *CURVES) if name in metrics}
     numbers = ", ".join(f"{escape(name)} {value:.4g}" for name, value in shown.items())
     ranked = sorted(samples, key=lambda sample: -_number(sample.reward))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_runs.run import Run as RunRecords
+from slime_runs.scores import data_sets
 
 from slime_core.errors import ConfigError, did_you_mean
 from slime_python.html import CURVES, notebook, run_html
@@ -62,15 +63,10 @@ class Run(RunRecords):
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """Return the points of the metrics in `CURVES` and of evaluations that have any."""
         lines = self.metrics()
-        scores = [f"eval/{name}" for name in self.data_sets(lines)]
+        scores = [f"eval/{name}" for name in data_sets(name for line in lines for name in line)]
         found = {name: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
                  for name in (*scores, *CURVES)}  # fmt: skip
         return {name: points for name, points in found.items() if points}
-
-    def data_sets(self, lines: list[dict[str, Any]]) -> list[str]:
-        """Return the names of the evaluation data sets among the metrics."""
-        names = {name.partition("/")[2] for line in lines for name in line if name.startswith("eval/")}
-        return sorted(name for name in names if "/" not in name)
 
     @property
     def checkpoint(self) -> Path | None:

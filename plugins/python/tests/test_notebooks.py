@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[3] / "examples" / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
-QUICK = {"first_run"}
 LARGEST = 10_000
 
 
@@ -28,10 +29,9 @@ def test_notebooks_are_small_and_without_outputs() -> None:
             assert cell.get("execution_count") is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = read(name)
     for cell in book.cells:  # ten minutes of training elsewhere are one rollout here
@@ -40,6 +40,7 @@ def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             'from_yaml("smollm2.yaml", num_rollout=1, rollout_batch_size=2, n_samples_per_prompt=4)',
         )
     monkeypatch.setenv("SLIME_PREFLIGHT", "false")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # an environment that is active
     client = NotebookClient(book, timeout=1200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     shown = [data for cell in book.cells for output in cell.get("outputs", ()) for data in output.get("data", {})]

@@ -185,7 +185,7 @@ def test_the_built_in_loop_written_by_the_user_gives_the_same_bytes(make: Callab
         trainer.rollout()
 
 
-def test_calls_commit_and_resume(make: Callable[..., Trainer]) -> None:
+def test_calls_commit_and_resume(make: Callable[..., Trainer], caplog: pytest.LogCaptureFixture) -> None:
     """A rollout that is not trained on is refused a successor; a batch may be trained on twice, and edited."""
     whole = make().train()
     with make() as trainer:
@@ -203,6 +203,7 @@ def test_calls_commit_and_resume(make: Callable[..., Trainer]) -> None:
     batch = other.rollout()
     one, two = other.update(batch), other.update(batch)
     assert one["train/grad_norm"] != two["train/grad_norm"]
+    assert "came apart" not in caplog.text
     other.sync()
     batch = other.rollout()
     batch.data.rewards[:] = [0.0] * 16

@@ -100,7 +100,7 @@ TRAINED: list[tuple[dict[str, Any], str]] = [
     ({"reward": "maht"}, "(argument reward): no rewards plugin 'maht'. Did you mean 'math'?"),
     ({"reward": lambda: 1.0}, "expected (args, sample[, evaluation], **kwargs) -> float"),
     ({"generate": lambda args, sample, sampling_params: sample}, "Make it `async def`"),
-    ({"environment": digits, "generate": "multi_turn"}, "expected a class with reset(self, sample)"),
+    ({"environment": digits, "generate": "multi_turn"}, "expected a class with reset(self, sample[, seed])"),
     ({"dynamic_filter": keep}, "Make it a plain `def`"),
     ({"loss": "polcy_loss"}, "Did you mean 'policy_loss'?"),
     ({"train_backend": "embeded"}, "Did you mean 'embedded'?"),

@@ -1,7 +1,7 @@
 """The weighted sum of other rewards, each named by a spec as for `--custom-rm-path`.
 
-Every term is resolved and checked when the run starts. The reward is the sum; with `--reward-key score` it is the
-mapping `{"score": sum, <term>: value before its weight, ...}`, so that metrics show the terms.
+Every term is resolved and checked when the run starts. The reward is the sum, and `sample.reward_components` are the
+terms before their weights; with `--reward-key score` the reward is the mapping `{"score": sum, <term>: value, ...}`.
 
 A term that returns None does not apply to the sample and is left out of its sum. A sample to which no term applies
 fails.
@@ -80,6 +80,7 @@ class WeightedSum:
         for sample, row in zip(samples, rows):
             if not row:
                 raise PluginError(f"sample {sample.index}: every term returned None, so no reward applies to it")
+            sample.reward_components = {**(sample.reward_components or {}), **row}
         weights = {name: term.weight for name, term in zip(self.names, self.terms)}
         totals = [sum(weights[name] * value for name, value in row.items()) for row in rows]
         if not self._read_as_mapping(args, evaluation):

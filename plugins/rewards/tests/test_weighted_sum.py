@@ -11,6 +11,7 @@ from slime_testing_contracts import ScriptedService
 from slime_core import RewardCaller, Sample, resolve
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError, PluginNotFoundError
+from slime_core.rollout.reward import RewardStage
 
 RIGHT = Sample(prompt="1+1=", response="Answer: 2", label="2", index=0)
 WRONG = Sample(prompt="1+1=", response="Answer: 3", label="2", index=1)
@@ -70,6 +71,19 @@ def test_terms_of_every_form(file: str) -> None:
         {"score": 7.4, "dapo": -1, "length": 9, "waits": 0.5, "ranks": 1, "parts": 2, "boxed_exact": 0}
     )
     assert list(rows[0]) == ["score", "dapo", "length", "waits", "ranks", "parts", "boxed_exact"]
+
+
+@pytest.mark.parametrize("key", [None, "score"])
+def test_its_terms_are_parts_of_the_reward(key: str | None) -> None:
+    terms = [{"reward": "exact", "weight": 2.0, "name": "answer"}, {"reward": "f1", "name": "overlap"}]
+    args = settings(*terms, reward_key=key, custom_rm_path="weighted_sum")
+    sample = Sample(prompt="1+1=", response="Answer: 2", label="2", index=0)
+    stage = RewardStage(args, RewardCaller(resolve("rewards", "weighted_sum"), args), lambda spec: None)  # type: ignore[arg-type, return-value]
+    asyncio.run(stage.score([sample]))
+    assert set(sample.reward_components or ()) == {"answer", "overlap"}
+    total = sample.reward["score"] if isinstance(sample.reward, dict) else sample.reward
+    assert sample.reward_components is not None
+    assert total == 2 * sample.reward_components["answer"] + sample.reward_components["overlap"]
 
 
 def test_training_and_evaluation_may_read_it_differently() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from slime_runs.overview import CURVES
 from slime_runs.run import Run, differences
+from slime_runs.scores import data_sets
 
 _SEEDS = ("seed", "rollout_seed")
 
@@ -29,7 +30,8 @@ def compare(runs: Sequence[Run], *, last: int = 10) -> dict[str, Any]:
     groups = _groups(runs)
     first = [group[0] for group in groups]
     end = min((max((line["step"] for line in run.metrics()), default=0) for run in runs), default=0)
-    names = [*CURVES.values(), *sorted({n for run in runs for line in run.metrics() for n in line if _is_score(n)})]
+    scores = data_sets(name for run in runs for line in run.metrics() for name in line)
+    names = [*CURVES.values(), *(f"eval/{name}" for name in scores)]
     metrics = {}
     for name in names:
         values = [_values(group, name, end, last) for group in groups]
@@ -56,10 +58,6 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
         else:
             groups.append([run])
     return groups
-
-
-def _is_score(name: str) -> bool:
-    return name.startswith("eval/") and not {"/", "-"} & set(name[5:])
 
 
 def _values(group: Sequence[Run], name: str, end: int, last: int) -> list[float]:

@@ -1,8 +1,8 @@
 """Files of samples: JSON lines in zstd frames, one frame for each prompt's group, so that a group is read alone.
 
 A complete file is written under another name and moved into place, so a kill leaves no torn file. A file that was cut
-otherwise is read up to its last complete frame. `zstdcat` shows a file, and `data.dumps.read_samples` reads it. Both
-skip the last frame, a zstd skippable frame with the footer that `index.py` reads.
+otherwise is read up to its last complete frame. `zstdcat` shows a file, and `slime_data.saved.read_samples` reads it.
+Both skip the last frame, a zstd skippable frame with the footer that `index.py` reads.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from slime_runs import profile, shadows
 from slime_runs.index import Filter
 from slime_runs.numbering import shown_number, shown_place
 from slime_runs.run import Run, StoredSample
+from slime_runs.scores import data_sets
 from slime_runs.text import number, sparkline, table
 
 CURVES = {
@@ -29,6 +30,8 @@ CURVES = {
     "tokens/s": "perf/tokens_per_sec",
 }
 """Name in the overview -> metric."""
+PARTS = "rollout/reward/"
+"""Beginning of the metrics of parts of rewards."""
 _DROPS = "rollout/dynamic_filter/drop_"
 _LAST = 5
 
@@ -71,8 +74,7 @@ def _curve(metrics: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
 
 def evaluations(metrics: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Return data set -> [(step, score)]."""
-    names = sorted(n for n in names_of(metrics) if n.startswith("eval/") and "/" not in n[5:] and "-" not in n[5:])
-    return {name[5:]: _curve(metrics, name) for name in names}
+    return {name: _curve(metrics, f"eval/{name}") for name in data_sets(names_of(metrics))}
 
 
 def names_of(metrics: list[dict[str, Any]]) -> set[str]:

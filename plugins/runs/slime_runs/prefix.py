@@ -107,4 +107,6 @@ def _cut(sample: Sample, prompt: int, spans: provenance.Spans, length: int) -> N
         offsets = sample.rollout_top_p_token_offsets[: length + 1]
         sample.rollout_top_p_token_ids = (sample.rollout_top_p_token_ids or [])[: offsets[-1]]
         sample.rollout_top_p_token_offsets = offsets
-    sample.reward, sample.remove_sample, sample.status = None, False, SampleStatus.PENDING
+    sample.turns = [turn for turn in sample.turns or () if turn.last <= length] or None
+    sample.reward, sample.reward_components = None, None
+    sample.remove_sample, sample.status = False, SampleStatus.PENDING

@@ -1,4 +1,4 @@
-"""Metrics of a rollout's samples that settings ask for (`--log-passrate`, ReMax and others), and of called tools.
+"""Metrics of a rollout's samples that settings ask for (`--log-passrate`, ReMax and others), of tools and of rewards.
 
 `slime_core.rollout.metrics` adds them to its own (entry-point group `slime.metrics`). Pure functions.
 """
@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from slime_data.greedy_baseline import baseline_reward
 
 from slime_core.protocols import Args
-from slime_core.rollout.metrics import noted, reward_values, sample_metrics
+from slime_core.rollout.metrics import reward_values, sample_metrics
 from slime_core.sample import Group, Sample, is_score
-from slime_core.sample.fan_out import executions, shares, weighted_mean
+from slime_core.sample.fan_out import executions, mean, shares, weighted_mean
 from slime_core.sample.routed_experts import RoutedExperts
 from slime_runs.scores import pass_at_k
 
-__all__ = ["further_metrics", "pass_rates", "tool_metrics"]
+__all__ = [
+    "component_metrics", "further_metrics", "has_repetition", "metrics_of_samples", "noted_metrics", "pass_rates",
+    "tool_metrics",
+]  # fmt: skip
 
 
 def further_metrics(args: Args, groups: Sequence[Group]) -> dict[str, float]:
@@ -29,6 +34,11 @@ def further_metrics(args: Args, groups: Sequence[Group]) -> dict[str, float]:
     baselines = [value for g in groups if g and (value := baseline_reward(args, g[0])) is not None]
     if baselines:
         metrics["rollout/greedy_baseline_reward"] = statistics.fmean(baselines)
+    turns = [(s.metadata["num_turns"], w) for w, s in zip(shares(samples), samples) if "num_turns" in s.metadata]
+    if turns:
+        metrics["rollout/num_turns"] = weighted_mean(*zip(*turns))
+    for reward, count in _constant_groups(args, groups).items():
+        metrics[f"rollout/zero_std/count_{reward}"] = float(count)
     if args.use_rollout_routing_replay:
         metrics["rollout/routing_replay_fraction"] = routing_replay_fraction(samples)
     category = args.log_reward_category
@@ -45,6 +55,16 @@ def further_metrics(args: Args, groups: Sequence[Group]) -> dict[str, float]:
         of_correct = sample_metrics([s for siblings in correct for s in siblings])
         metrics |= {f"rollout/correct/{k}": v for k, v in of_correct.items()}
     return metrics
+
+
+def _constant_groups(args: Args, groups: Sequence[Group]) -> Counter[float]:
+    """Count the rewards (to one digit) of the groups in which every execution got the same reward."""
+    counts: Counter[float] = Counter()
+    for group in groups:
+        rewards = set(reward_values(args, group))
+        if len(rewards) == 1 and len(executions(group)) > 1:
+            counts[round(rewards.pop(), 1)] += 1
+    return counts
 
 
 def pass_rates(rewards_by_prompt: Iterable[Sequence[float]]) -> dict[str, float]:
@@ -119,6 +139,88 @@ STATS = "tool_stats"
 """In a sample's metadata: {tool: {"calls", "errors", "seconds", ...}}, written by generators that call tools."""
 _NAMES = {"errors": "error_ratio"}
 """Sum -> name of the metric, if different."""
+
+
+def metrics_of_samples(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the metrics of responses, engine, tools, parts of rewards and user code, for any set of samples."""
+    weights = shares(samples)
+
+    def mean_of(values: Sequence[float]) -> float:
+        return weighted_mean(values, weights)
+
+    metrics = shared_stats([s.effective_response_length for s in samples], samples, "response_len")
+    metrics["repetition_frac"] = mean_of([has_repetition(s.response) for s in samples])
+    prompt_tokens = mean_of([s.prefix_cache_info.total_prompt_tokens for s in samples])
+    cached = mean_of([s.prefix_cache_info.cached_tokens for s in samples])
+    metrics["prefix_cache_hit_rate"] = cached / prompt_tokens if prompt_tokens else 0.0
+    metrics["avg_cached_tokens_per_sample"] = cached
+    if any(s.spec_info.spec_verify_ct for s in samples):
+        metrics["spec_accept_rate"] = mean_of([s.spec_info.spec_accept_rate for s in samples])
+        metrics["spec_accept_length"] = mean_of([s.spec_info.spec_accept_length for s in samples])
+    return metrics | tool_metrics(samples) | component_metrics(samples) | noted_metrics(samples)
+
+
+def stats(values: Sequence[float], name: str) -> dict[str, float]:
+    """Return `name/{mean,median,max,min}`; empty input gives no entries."""
+    if not values:
+        return {}
+    return {
+        f"{name}/mean": statistics.fmean(values),
+        f"{name}/median": float(statistics.median(values)),
+        f"{name}/max": float(max(values)),
+        f"{name}/min": float(min(values)),
+    }
+
+
+def shared_stats(values: Sequence[float], samples: Sequence[Sample], name: str) -> dict[str, float]:
+    """Return `stats` of samples: mean and median over executions (mean of their siblings), extremes over all samples.
+
+    Args:
+        values: [n].
+        samples: [n] samples of the values.
+        name: Name of the metric.
+    """
+    of = dict(zip(map(id, samples), values, strict=True))
+    found = stats([mean([of[id(s)] for s in siblings]) for siblings in executions(samples)], name)
+    if found:
+        found |= {f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
+    return found
+
+
+def has_repetition(text: str) -> bool:
+    """Return True if the last 10,000 characters compress more than tenfold (THUDM/slime's test for loops)."""
+    if len(text) <= 10_000:
+        return False
+    tail = text[-10_000:].encode()
+    return len(tail) / len(zlib.compress(tail)) > 10
+
+
+def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the means of the numbers in `metadata["sample_metrics"]`, {name: number}, written by user code.
+
+    The mean of a name is over the executions that have it. Values that are not finite numbers are skipped.
+    """
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for given, weight in noted(samples, "sample_metrics"):
+        for name, value in given.items():
+            if is_score(value):
+                found[str(name)].append((value, weight))
+    return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(found.items())}
+
+
+def noted(samples: Sequence[Sample], key: str) -> list[tuple[Mapping[Any, Any], float]]:
+    """Return the mappings that user code left in the samples' metadata under `key`, each with its sample's share."""
+    found = [(s.metadata[key], weight) for s, weight in zip(samples, shares(samples)) if key in s.metadata]
+    return [(given, weight) for given, weight in found if isinstance(given, Mapping)]
+
+
+def component_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return `reward/<name>`: the mean of each part of the reward over the executions that have it."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for sample, weight in zip(samples, shares(samples)):
+        for name, value in (sample.reward_components or {}).items():
+            found[name].append((value, weight))
+    return {f"reward/{name}": weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(found.items())}
 
 
 def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:

@@ -12,18 +12,22 @@ random. A prompt with n = 4::
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from slime_core.sample.fan_out import executions, mean
 
-__all__ = ["Prompt", "eval_scores", "majority_at_k", "pass_at_k", "prompts_of", "score_values", "usual_ks"]
+__all__ = ["Prompt", "data_sets", "eval_scores", "majority_at_k", "pass_at_k", "prompts_of", "score_values", "usual_ks"]
 
 CORRECT = 1
 """The reward of a correct answer."""
+
+_SCORE = re.compile(r"eval/([^/]+?)(?P<more>-(truncated_ratio|stderr|(pass|majority)@\d+))?")
+"""A metric of a data set as a whole: its mean reward, or `more` about it."""
 
 
 class Prompt(NamedTuple):
@@ -156,3 +160,9 @@ def eval_scores(columns: Mapping[str, Any]) -> dict[str, float]:
     rewards = values.pop("reward", [])
     found = {name: mean(of) for name, of in values.items()}
     return found | ({"stderr": statistics.stdev(rewards) / math.sqrt(len(rewards))} if len(rewards) > 1 else {})
+
+
+def data_sets(metrics: Iterable[str]) -> list[str]:
+    """Return the names of the evaluation data sets that have a mean reward among the metrics, sorted."""
+    found = map(_SCORE.fullmatch, metrics)
+    return sorted({score[1] for score in found if score and not score["more"]})

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from slime_core.data.buffer import FilteredList
 from slime_core.plugins.signatures import construct
 from slime_core.sample import Group, Sample, SampleStatus
 from slime_testing_contracts.base import Contract
@@ -45,7 +46,8 @@ class BufferContract(Contract):
     def build(self) -> Any:
         """Build the buffer, with the methods of `BufferBase` for functions and classes alike."""
         found = self.resolved.obj
-        return construct(found, self.settings) if inspect.isclass(found) else found
+        built = construct(found, self.settings) if inspect.isclass(found) else found
+        return built if hasattr(built, "take") else FilteredList(self.settings, built, self.component)
 
     @pytest.mark.parametrize(("held", "asked"), [(0, 3), (2, 3), (3, 3), (5, 3), (5, 0), (1, 1)])
     def test_takes_at_most_what_was_asked(self, held: int, asked: int) -> None:

@@ -14,7 +14,7 @@ from slime_testing_contracts.base import Contract, only_where
 if TYPE_CHECKING:
     import torch
 
-    from slime_core.protocols import AdvantageEstimator, AdvantageInputs, LossInputs
+    from slime_core.protocols import AdvantageEstimator, AdvantageInputs, LossInputs, RewardInputs
 
 LENGTHS = (3, 1, 6, 4)
 
@@ -28,6 +28,8 @@ class EstimatorContract(Contract):
     """True: shaped rewards sum to zero in every group, so equal rewards become zeros."""
     golden: ClassVar[Sequence[tuple[Sequence[float], Sequence[int], Sequence[float]]]] = ()
     """(rewards, group indices, expected shaped rewards), from a reference other than the plugin."""
+    components: ClassVar[Sequence[str]] = ()
+    """Names of the parts of a reward that the estimator needs; every reward of the suite is split evenly over them."""
 
     @property
     def settings(self) -> Args:
@@ -51,14 +53,44 @@ class EstimatorContract(Contract):
         self, rewards: Sequence[float], groups: Sequence[int], rollout_ids: Sequence[int] | None = None
     ) -> list[float]:
         """Return shaped rewards; without `rollout_ids` every sample is a separate rollout."""
+        return self.estimator.shape_rewards(self.settings, self._of_rollout(rewards, groups, rollout_ids))
+
+    def shape_turns(
+        self,
+        rewards: Sequence[float],
+        groups: Sequence[int],
+        turns: Sequence[Sequence[tuple[float | None, str]]],
+        rollout_ids: Sequence[int] | None = None,
+    ) -> list[list[float]]:
+        """Return shaped turn rewards; `turns` are (reward, state) of each turn of each sample."""
+        inputs = self._of_rollout(rewards, groups, rollout_ids, turns)
+        estimator = self.estimator
+        estimator.shape_rewards(self.settings, inputs)
+        return estimator.shape_turns(self.settings, inputs)
+
+    def _of_rollout(
+        self,
+        rewards: Sequence[float],
+        groups: Sequence[int],
+        rollout_ids: Sequence[int] | None,
+        turns: Sequence[Sequence[tuple[float | None, str]]] | None = None,
+    ) -> RewardInputs:
+        """Return the inputs of a rollout, whose turns have two tokens each and one of a tool between them."""
         from slime_core.protocols import RewardInputs
+        from slime_core.sample.provenance import TurnSpan
 
         n = len(rewards)
-        baselines = [0.25] * n if self.estimator_class.needs_greedy_baseline else None
-        inputs = RewardInputs(
-            list(rewards), list(groups), list(rollout_ids or range(n)), [10] * n, [False] * n, baselines
-        )
-        return self.estimator.shape_rewards(self.settings, inputs)
+        share = len(self.components) or 1
+        return RewardInputs(
+            list(rewards), list(groups), list(rollout_ids or range(n)), [10] * n, [False] * n,
+            baselines=[0.25] * n if self.estimator_class.needs_greedy_baseline else None,
+            components=[dict.fromkeys(self.components, reward / share) for reward in rewards],
+            turns=[
+                [TurnSpan(3 * k, 3 * k + 2, reward, state=state) for k, (reward, state) in enumerate(row)]
+                for row in turns or [[(None, "start")]] * n
+            ],
+            metadata=[{} for _ in rewards],
+        )  # fmt: skip
 
     def test_it_speaks_of_settings_that_exist(self) -> None:
         """Check that `defaults`, `requires` and `ignores` name settings, and that the first two do not contradict."""
@@ -114,6 +146,29 @@ class EstimatorContract(Contract):
         shaped = self.shape([1.0, 0.0, 0.5, 7.0, 7.0], [0, 0, 0, 1, 1])
         assert sum(shaped[:3]) == pytest.approx(0, abs=1e-5)
         assert shaped[3:] == pytest.approx([0, 0], abs=1e-6)
+
+    # -- turns ---------------------------------------------------------------------------------------
+
+    def test_shaped_turn_rewards_are_finite_numbers(self) -> None:
+        """Check for a number per turn with uneven and missing turns, missing and equal rewards, and the largest one."""
+        for largest in (2.0, LARGEST_SCORE):
+            turns = [*_TURNS, [(largest, "b"), (None, "c")], []]
+            shaped = self.shape_turns([1.0, 0.0, 0.5, 2.0, 2.0, 1.0, largest, 0.0], [*_TURN_GROUPS, 3, 3], turns)
+            assert [len(row) for row in shaped] == [len(row) for row in turns], "one number per turn of every sample"
+            wrong = [v for row in shaped for v in row if not isinstance(v, float) or not is_score(v / 1e3)]
+            assert not wrong, f"shaped turn rewards are finite floats of at most {1e3 * LARGEST_SCORE:g}; {wrong!r}"
+
+    def test_turns_go_by_group_and_rollout(self) -> None:
+        """Check that neither the order of the samples nor copies of an execution change a shaped turn reward."""
+        straight = self.shape_turns(_TURN_REWARDS, _TURN_GROUPS, _TURNS)
+        of = [3, 0, 5, 0, 1, 4, 2, 3]
+        moved = self.shape_turns(
+            [_TURN_REWARDS[i] for i in of], [_TURN_GROUPS[i] for i in of], [_TURNS[i] for i in of], of
+        )
+        for place, i in enumerate(of):
+            assert moved[place] == pytest.approx(straight[i], abs=1e-6), (
+                "groups go by group_indices, and siblings (equal rollout_ids) count as one member"
+            )
 
     # -- advantages ----------------------------------------------------------------------------------
 
@@ -190,6 +245,18 @@ class AdvantageContract(EstimatorContract):
     kind = "advantages"
 
 
+_TURN_REWARDS = (1.0, 0.0, 0.5, 2.0, 2.0, 1.0)
+_TURN_GROUPS = (0, 0, 0, 1, 1, 2)
+_TURNS: Sequence[Sequence[tuple[float | None, str]]] = (
+    [(0.0, "start"), (1.0, "door"), (0.0, "hall")],
+    [(0.5, "start"), (None, "door")],
+    [(None, "start")],
+    [(1.0, "start"), (1.0, "start")],
+    [(1.0, "start"), (1.0, "start")],
+    [(0.25, "start")],
+)
+
+
 def _tokens(name: str, scale: float) -> list[torch.Tensor]:
     """Return per-sample tensors that depend only on the name."""
     import torch
@@ -210,6 +277,9 @@ def _inputs(samples: Sequence[int] = range(len(LENGTHS))) -> AdvantageInputs:
     import torch
 
     from slime_core.protocols import AdvantageInputs
+    from slime_core.sample.provenance import TurnSpan
+
+    turns = [[TurnSpan(0, 3)], [TurnSpan(0, 1)], [TurnSpan(0, 2), TurnSpan(4, 6)], [TurnSpan(0, 4), TurnSpan(4, 4)]]
 
     def pick(parts: list[torch.Tensor]) -> list[torch.Tensor]:
         return [parts[i] for i in samples]
@@ -226,6 +296,17 @@ def _inputs(samples: Sequence[int] = range(len(LENGTHS))) -> AdvantageInputs:
         rollout_log_probs=log_probs,
         ref_log_probs=pick(_tokens("ref", -2.0)),
         values=pick(_tokens("values", 0.5)),
+        components=[{} for _ in samples],
+        turns=[turns[i] for i in samples],
+        turn_rewards=[[[0.5], [-1.5], [1.0, -0.25], [0.0, 2.0]][i] for i in samples],
+        rollout_data={
+            "tokens": [[1, *range(2, 2 + LENGTHS[i])] for i in samples],
+            "raw_reward": [[1.0, 0.0, 1.0, 0.5][i] for i in samples],
+            "truncated": [0 for _ in samples],
+            "metadata": [{} for _ in samples],
+            "sample_indices": list(samples),
+            "total_lengths": [LENGTHS[i] + 1 for i in samples],
+        },
     )
 
 

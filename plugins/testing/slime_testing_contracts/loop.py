@@ -124,7 +124,8 @@ def _environment() -> dict[str, str]:
 
 
 def _collected(args: Args, summary: dict[str, Any]) -> LoopRun:
-    from slime_core.data.dumps import read_samples
+    from slime_data.saved import read_samples
+
     from slime_core.observability.run_dir import run_dir_of
 
     run_dir = run_dir_of(args)

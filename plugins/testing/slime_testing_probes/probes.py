@@ -263,11 +263,19 @@ def _estimator(bench: Bench, resolved: Resolved) -> None:
 
     from slime_core.estimator import estimator_class
     from slime_core.protocols import AdvantageInputs, LossInputs, RewardInputs
+    from slime_core.sample.provenance import TurnSpan
 
     args, lengths = bench.args, [3, 2]
     estimator = estimator_class(resolved.obj, resolved.ref.label)(args)
-    shaped = estimator.shape_rewards(args, RewardInputs([1.0, 0.0], [0, 0], [0, 1], lengths, [False] * 2, [0.5, 0.5]))
+    turns = [[TurnSpan(0, 1, 0.5, state="a"), TurnSpan(2, 3, 0.5, state="b")], [TurnSpan(0, 2, 0.0, state="a")]]
+    rollout = RewardInputs(
+        [1.0, 0.0], [0, 0], [0, 1], lengths, [False] * 2, [0.5, 0.5],
+        components=[{}, {}], turns=turns, metadata=[{}, {}],
+    )  # fmt: skip
+    shaped = estimator.shape_rewards(args, rollout)
     _expect(len(shaped) == 2, shaped, "one shaped reward per sample")
+    of_turns = estimator.shape_turns(args, rollout)
+    _expect([len(row) for row in of_turns] == [2, 1], of_turns, "one shaped reward per turn")
 
     def column(value: float) -> list[torch.Tensor]:
         return [torch.full((n,), value) for n in lengths]
@@ -276,6 +284,11 @@ def _estimator(bench: Bench, resolved: Resolved) -> None:
         rewards=torch.tensor(shaped, dtype=torch.float32), response_lengths=lengths, group_indices=[0, 0],
         rollout_ids=[0, 1], loss_masks=column(1.0), kl=column(0.0), log_probs=column(-0.5),
         rollout_log_probs=column(-0.5), ref_log_probs=column(-0.5), teacher_log_probs=column(-0.5), values=column(0.1),
+        components=[{}, {}], turns=turns, turn_rewards=of_turns,
+        rollout_data={
+            "tokens": [[1, 2, 3, 4], [1, 2, 3]], "raw_reward": [1.0, 0.0], "truncated": [0, 0], "metadata": [{}, {}],
+            "sample_indices": [0, 1], "total_lengths": [4, 3],
+        },
     )  # fmt: skip
     answer = estimator.advantages(args, inputs)
     shapes = [tuple(part.shape) for part in answer.advantages]

@@ -29,67 +29,54 @@ def test_tokenizer_round_trip() -> None:
     )
 
 
-def test_replies_come_in_order_and_run_out() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine(["one", Reply("two", finish="length", log_probs=(-1.0, -2.0, -3.0))], weight_version=4)
-        first = await ask(engine, "p")
-        assert first.text == "one"
-        assert len(first.token_ids) == 4  # with the end token
-        assert first.meta_info["finish_reason"] == {"type": "stop"}
-        assert first.meta_info["token_weight_versions"] == [4] * 4
-        second = await ask(engine)
-        assert second.log_probs == [-1.0, -2.0, -3.0]
-        with pytest.raises(EngineError, match="no reply for call 3"):
-            await ask(engine)
-        assert engine.requests[0] == Request(engine.tokenizer.encode("p"), {}, "r", "s")
-
-    asyncio.run(run())
+async def test_replies_come_in_order_and_run_out() -> None:
+    engine = ScriptedEngine(["one", Reply("two", finish="length", log_probs=(-1.0, -2.0, -3.0))], weight_version=4)
+    first = await ask(engine, "p")
+    assert first.text == "one"
+    assert len(first.token_ids) == 4  # with the end token
+    assert first.meta_info["finish_reason"] == {"type": "stop"}
+    assert first.meta_info["token_weight_versions"] == [4] * 4
+    second = await ask(engine)
+    assert second.log_probs == [-1.0, -2.0, -3.0]
+    with pytest.raises(EngineError, match="no reply for call 3"):
+        await ask(engine)
+    assert engine.requests[0] == Request(engine.tokenizer.encode("p"), {}, "r", "s")
 
 
-def test_limits_failures_and_functions() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine(lambda request: Reply("x" * len(request.input_ids)))
-        short = await ask(engine, "four", max_new_tokens=2)
-        assert (short.text, short.meta_info["finish_reason"]) == ("xx", {"type": "length"})
-        with pytest.raises(EngineError, match="down"):
-            await ask(ScriptedEngine([EngineError("down")]))
-
-    asyncio.run(run())
+async def test_limits_failures_and_functions() -> None:
+    engine = ScriptedEngine(lambda request: Reply("x" * len(request.input_ids)))
+    short = await ask(engine, "four", max_new_tokens=2)
+    assert (short.text, short.meta_info["finish_reason"]) == ("xx", {"type": "length"})
+    with pytest.raises(EngineError, match="down"):
+        await ask(ScriptedEngine([EngineError("down")]))
 
 
-def test_an_abort_cuts_a_delayed_reply_and_a_pause_holds_the_next() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine([Reply("abcdef", delay=30.0), "next"])
-        running = asyncio.ensure_future(ask(engine))
-        while not engine.requests:
-            await asyncio.sleep(0)
+async def test_an_abort_cuts_a_delayed_reply_and_a_pause_holds_the_next() -> None:
+    engine = ScriptedEngine([Reply("abcdef", delay=30.0), "next"])
+    running = asyncio.ensure_future(ask(engine))
+    while not engine.requests:
         await asyncio.sleep(0)
-        await engine.abort()
-        cut = await asyncio.wait_for(running, 60)
-        assert (cut.text, cut.meta_info["finish_reason"]) == ("abc", {"type": "abort"})
-        await engine.pause()
-        waiting = asyncio.ensure_future(ask(engine))
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        await engine.resume()
-        assert (await asyncio.wait_for(waiting, 60)).text == "next"
+    await asyncio.sleep(0)
+    await engine.abort()
+    cut = await asyncio.wait_for(running, 60)
+    assert (cut.text, cut.meta_info["finish_reason"]) == ("abc", {"type": "abort"})
+    await engine.pause()
+    waiting = asyncio.ensure_future(ask(engine))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await engine.resume()
+    assert (await asyncio.wait_for(waiting, 60)).text == "next"
 
-    asyncio.run(run())
 
-
-def test_weights_are_kept_and_summed() -> None:
+async def test_weights_are_kept_and_summed() -> None:
     torch = pytest.importorskip("torch")
-
-    async def run() -> None:
-        engine = ScriptedEngine([])
-        weight = torch.arange(6.0)
-        await engine.update_weights_from_tensor([("w", weight)], 3)
-        before = await engine.weight_checksums()
-        weight += 1
-        assert await engine.weight_checksums() == before
-        assert (await engine.info())["weight_version"] == 3
-
-    asyncio.run(run())
+    engine = ScriptedEngine([])
+    weight = torch.arange(6.0)
+    await engine.update_weights_from_tensor([("w", weight)], 3)
+    before = await engine.weight_checksums()
+    weight += 1
+    assert await engine.weight_checksums() == before
+    assert (await engine.info())["weight_version"] == 3
 
 
 async def test_an_abort_by_name_ends_that_request_only() -> None:

@@ -20,6 +20,7 @@ from slime_core.learning.learner import Learner
 from slime_core.ops import response_log_probs
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import Sample, SampleStatus, TrainBatch
+from slime_core.sample.provenance import TurnSpan
 
 VOCABULARY = 61
 ROLLOUTS = (8, 4)
@@ -32,7 +33,10 @@ calls: list[tuple[Any, ...]] = []
 
 
 def groups(rollout: int) -> list[list[Any]]:
-    """Groups of two random samples: uneven lengths, masks with holes, siblings of one rollout, one sample removed."""
+    """Groups of two random samples: uneven lengths, masks with holes, siblings of one rollout, one sample removed.
+
+    Each has two turns, the first of them empty in a response of one token, and a reward of two parts.
+    """
     generator = torch.Generator().manual_seed(17 + rollout)
 
     def number(low: int, high: int) -> int:
@@ -55,6 +59,11 @@ def groups(rollout: int) -> list[list[Any]]:
             rollout_log_probs=engine,
             rollout_top_p_token_ids=[i for ids in kept for i in ids],
             rollout_top_p_token_offsets=list(accumulate(map(len, kept), initial=0)),
+            reward_components={"length": response / 10, "even": float(tokens[-1] % 2 == 0)},
+            turns=[
+                TurnSpan(0, response // 2, tokens[0] % 3 / 4, state="start"),
+                TurnSpan(response // 2, response, state="start" if tokens[-1] % 2 else "middle"),
+            ],
             status=SampleStatus.TRUNCATED if number(0, 4) == 0 else SampleStatus.COMPLETED,
         )
 

@@ -12,7 +12,7 @@ import pytest
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.backends.megatron.ranks import RankPool
 from tests.backends.megatron.test_trainer_parity import compare
-from tests.unit.trainers.megatron.test_routing import save_deepseek
+from tests.megatron_models import save_deepseek
 
 pytestmark = pytest.mark.backends
 

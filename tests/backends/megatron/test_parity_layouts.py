@@ -12,10 +12,15 @@ ALGORITHMS = (
     *("grpo", "gspo", "cispo", "per token", "ppo", "critic from elsewhere", "kl loss, entropy", "kl in reward"),
     *("kept tokens", "tis", "old actor", "teacher"),
 )
+RATIOS = ("sapo", "gmpo", "dppo", "vapo", "clip_cov", "kl_cov")
+REWARDS = ("opo", "gdpo", "gigpo", "mt_grpo", "turn_credit")
 EXPERTS = ("experts", "experts, ppo")
 LAYOUTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "one": (1, "", ("grpo", *EXPERTS)),
     "TP2": (2, TP2, ALGORITHMS),
+    "TP2, ratios": (2, TP2, RATIOS),
+    "TP2, rewards": (2, TP2, REWARDS),
+    "DP2, ratios": (2, DP2, ("gmpo", "clip_cov", "kl_cov")),
     "TP2+SP": (2, SP, ("grpo", "tied", "ppo", "kl in reward", *EXPERTS)),
     "PP2": (2, PP2, (*ALGORITHMS, "tied", "experts")),
     "VPP2": (2, VPP2, ("grpo", "tied", "ppo", "teacher", "old actor", "experts")),

@@ -19,29 +19,26 @@ ASK: Any = [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize("place", ["key", "X-Session-ID", "X-Api-Key", "session_id", "user"])
-def test_every_endpoint_finds_the_key_where_clients_put_it(serve: Any, place: str) -> None:
-    async def run() -> None:
-        async with serve(["a", "b", "c"]) as (server, session, _):
-            key = session.key if place == "key" else "EMPTY"
-            headers = {place: session.key} if place.startswith("X-") else {}
-            own = session.key if place == "X-Api-Key" else key  # the anthropic client sends its key in this header
-            body = {"metadata": {"session_id": session.key}} if place == "session_id" else {}
-            user = {"user": session.key} if place == "user" else {}
-            async with (
-                openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=key, default_headers=headers) as oai,
-                anthropic.AsyncAnthropic(base_url=server.url, api_key=own, default_headers=headers) as ant,
-            ):
-                extra: Any = {"extra_body": body}
-                chat = await oai.chat.completions.create(model="m", messages=ASK, **user, **extra)
-                assert chat.choices[0].message.content == "a"
-                response = await oai.responses.create(model="m", input="hi", **user, **extra)
-                assert response.output_text == "b"
-                metadata: Any = {"metadata": {"user_id": session.key}} if user else {}
-                message = await ant.messages.create(model="m", max_tokens=9, messages=ASK, **metadata, **extra)
-                assert message.content[0].text == "c"  # type: ignore[union-attr]
-            assert session.turns == 3
-
-    asyncio.run(run())
+async def test_every_endpoint_finds_the_key_where_clients_put_it(serve: Any, place: str) -> None:
+    async with serve(["a", "b", "c"]) as (server, session, _):
+        key = session.key if place == "key" else "EMPTY"
+        headers = {place: session.key} if place.startswith("X-") else {}
+        own = session.key if place == "X-Api-Key" else key  # the anthropic client sends its key in this header
+        body = {"metadata": {"session_id": session.key}} if place == "session_id" else {}
+        user = {"user": session.key} if place == "user" else {}
+        async with (
+            openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=key, default_headers=headers) as oai,
+            anthropic.AsyncAnthropic(base_url=server.url, api_key=own, default_headers=headers) as ant,
+        ):
+            extra: Any = {"extra_body": body}
+            chat = await oai.chat.completions.create(model="m", messages=ASK, **user, **extra)
+            assert chat.choices[0].message.content == "a"
+            response = await oai.responses.create(model="m", input="hi", **user, **extra)
+            assert response.output_text == "b"
+            metadata: Any = {"metadata": {"user_id": session.key}} if user else {}
+            message = await ant.messages.create(model="m", max_tokens=9, messages=ASK, **metadata, **extra)
+            assert message.content[0].text == "c"  # type: ignore[union-attr]
+        assert session.turns == 3
 
 
 async def test_an_agents_turns_go_to_the_server_that_had_the_first() -> None:

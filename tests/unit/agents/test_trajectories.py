@@ -70,11 +70,15 @@ class Agent:
         ]  # fmt: skip
 
 
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
 # -- 1: which messages go together ----------------------------------------------------------------------
 
 
-def test_a_conversation_that_goes_on_is_one_path() -> None:
-    agent = Agent()
+def test_a_conversation_that_goes_on_is_one_path(agent: Agent) -> None:
     agent.ask([user("a")], "A")
     agent.ask([user("a"), assistant("A"), user("b")], "B")
     agent.ask([user("a"), assistant("A"), user("b"), assistant("B"), user("c")], "C")
@@ -85,8 +89,7 @@ def test_a_conversation_that_goes_on_is_one_path() -> None:
     assert line.steps == [Step.CLEAN, Step.CLEAN]
 
 
-def test_another_system_prompt_user_or_tool_list_is_another_root() -> None:
-    agent = Agent()
+def test_another_system_prompt_user_or_tool_list_is_another_root(agent: Agent) -> None:
     for messages, tools in (
         ([user("a")], ()),
         ([user("b")], ()),
@@ -97,15 +100,13 @@ def test_another_system_prompt_user_or_tool_list_is_another_root() -> None:
     assert len(agent.lines()) == 4
 
 
-def test_the_same_question_twice_makes_two_branches() -> None:
-    agent = Agent()
+def test_the_same_question_twice_makes_two_branches(agent: Agent) -> None:
     agent.ask([user("a")], "one")
     agent.ask([user("a")], "two")
     assert [trained for _, trained in agent.texts()] == ["one<|end|>", "two<|end|>"]
 
 
-def test_equal_answers_stay_two_and_the_later_is_gone_on_with() -> None:
-    agent = Agent()
+def test_equal_answers_stay_two_and_the_later_is_gone_on_with(agent: Agent) -> None:
     agent.ask([user("a")], "same")
     later = agent.ask([user("a")], "same")
     third = agent.ask([user("a"), assistant("same"), user("b")], "B")
@@ -113,8 +114,7 @@ def test_equal_answers_stay_two_and_the_later_is_gone_on_with() -> None:
     assert [trained for _, trained in agent.texts()] == ["same<|end|>", "same<|end|>B<|end|>"]
 
 
-def test_blank_space_call_ids_and_left_out_reasoning_are_no_difference() -> None:
-    agent = Agent()
+def test_blank_space_call_ids_and_left_out_reasoning_are_no_difference(agent: Agent) -> None:
     shown = {**called("add", "ours", a=1), "reasoning_content": "think"}
     agent.ask([user("a")], "<think>think</think> x \n", answer=assistant(" x \n", reasoning_content="think"))
     second = agent.ask([user("a"), assistant("x"), user("b")], "call", answer=shown)
@@ -136,8 +136,7 @@ def test_other_calls_text_or_reasoning_are_a_rewrite(sent: Message) -> None:
     assert len(agent.lines()) == 2
 
 
-def test_messages_of_the_client_route_and_are_not_trained() -> None:
-    agent = Agent()
+def test_messages_of_the_client_route_and_are_not_trained(agent: Agent) -> None:
     shots = [user("q"), assistant("by hand"), user("a")]
     agent.ask(shots, "A")
     agent.ask([*shots, assistant("A"), user("b")], "B")
@@ -145,8 +144,7 @@ def test_messages_of_the_client_route_and_are_not_trained() -> None:
     assert trained == "A<|end|>B<|end|>"
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
-    agent = Agent()
+def test_what_cannot_be_asked_is_refused(agent: Agent) -> None:
     with pytest.raises(BadRequest, match="no messages"):
         agent.ask([], "A")
     with pytest.raises(BadRequest, match="last message is the assistant's"):
@@ -157,8 +155,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
 # -- 2: which tokens go together -------------------------------------------------------------------------
 
 
-def test_what_a_template_would_rewrite_is_kept_as_sampled() -> None:
-    agent = Agent()
+def test_what_a_template_would_rewrite_is_kept_as_sampled(agent: Agent) -> None:
     agent.ask([user("a")], "<think>why</think>A ", answer=assistant("A", reasoning_content="why"))
     agent.ask([user("a"), assistant("A"), user("b")], "B")
     ((whole, _),) = agent.texts()
@@ -166,8 +163,7 @@ def test_what_a_template_would_rewrite_is_kept_as_sampled() -> None:
     assert (agent.writer.drift.turns, agent.writer.drift.drifted) == (1, 1)
 
 
-def test_an_answer_cut_at_the_limit_is_closed_by_the_template() -> None:
-    agent = Agent()
+def test_an_answer_cut_at_the_limit_is_closed_by_the_template(agent: Agent) -> None:
     agent.ask([user("a")], "cut of", finish="length")
     agent.ask([user("a"), assistant("cut of"), user("b")], "B")
     ((whole, trained),) = agent.texts()
@@ -175,8 +171,7 @@ def test_an_answer_cut_at_the_limit_is_closed_by_the_template() -> None:
     assert trained == "cut ofB<|end|>", "the end token was not sampled"
 
 
-def test_a_shared_answer_is_trained_once() -> None:
-    agent = Agent()
+def test_a_shared_answer_is_trained_once(agent: Agent) -> None:
     agent.ask([user("a")], "A")
     agent.ask([user("a"), assistant("A"), user("b")], "B")
     agent.ask([user("a"), assistant("A"), user("c")], "C")
@@ -188,16 +183,14 @@ def test_a_shared_answer_is_trained_once() -> None:
     assert first != second
 
 
-def test_a_compacted_context_is_a_sibling() -> None:
-    agent = Agent()
+def test_a_compacted_context_is_a_sibling(agent: Agent) -> None:
     agent.ask([user("a")], "A")
     agent.ask([user("a"), assistant("A"), user("b")], "B")
     agent.ask([user("summary: A, B"), user("c")], "C")
     assert [trained for _, trained in agent.texts()] == ["A<|end|>B<|end|>", "C<|end|>"]
 
 
-def test_sources_of_context_are_told() -> None:
-    agent = Agent()
+def test_sources_of_context_are_told(agent: Agent) -> None:
     agent.ask([user("a")], "x", answer=called("add", a=1))
     agent.ask([user("a"), called("add", a=1), {"role": "tool", "content": "1", "tool_call_id": "c"}], "B")
     (line,) = agent.lines()
@@ -247,16 +240,14 @@ def test_going_back_to_what_was_sampled_is_a_fork() -> None:
     assert [trained for _, trained in agent.texts()] == ["B<|end|>", "C<|end|>"]
 
 
-def test_a_rewrite_before_the_last_answer_is_a_fork() -> None:
-    agent = Agent()
+def test_a_rewrite_before_the_last_answer_is_a_fork(agent: Agent) -> None:
     agent.ask([user("a")], "A")
     agent.ask([user("a"), assistant("A"), user("b")], "B")
     agent.ask([user("a"), assistant("Z"), user("b"), assistant("B"), user("c")], "C")
     assert [trained for _, trained in agent.texts()] == ["A<|end|>B<|end|>", "C<|end|>"]
 
 
-def test_of_two_answers_neither_is_taken_for_a_rewritten_one() -> None:
-    agent = Agent()
+def test_of_two_answers_neither_is_taken_for_a_rewritten_one(agent: Agent) -> None:
     agent.ask([user("a")], "one")
     agent.ask([user("a")], "two")
     agent.ask([user("a"), assistant("three"), user("b")], "B")
@@ -266,23 +257,20 @@ def test_of_two_answers_neither_is_taken_for_a_rewritten_one() -> None:
 # -- 4: odd answers --------------------------------------------------------------------------------------
 
 
-def test_log_probs_that_do_not_fit_are_an_error() -> None:
-    agent = Agent()
+def test_log_probs_that_do_not_fit_are_an_error(agent: Agent) -> None:
     turn = agent.ask([user("a")], "A")
     turn.output.log_probs.pop()
     with pytest.raises(ValueError, match="2 sampled tokens but 1 log-probs"):
         agent.lines()
 
 
-def test_missing_log_probs_are_an_error_and_never_zeros() -> None:
-    agent = Agent()
+def test_missing_log_probs_are_an_error_and_never_zeros(agent: Agent) -> None:
     agent.ask([user("a")], "A").output.log_probs.clear()
     with pytest.raises(ValueError, match="but 0 log-probs"):
         agent.lines()
 
 
-def test_versions_travel_turn_by_turn() -> None:
-    agent = Agent()
+def test_versions_travel_turn_by_turn(agent: Agent) -> None:
     agent.ask([user("a")], "A")
     agent.version = 4
     agent.ask([user("a"), assistant("A"), user("b")], "B")

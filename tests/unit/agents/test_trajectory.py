@@ -14,7 +14,7 @@ from slime_agent_base_url.trajectory import Trajectory
 
 from slime_core import Sample, SampleStatus
 from slime_core.sample import GenerationOutput, admission
-from slime_core.sample.provenance import NOT_SAMPLED, Source
+from slime_core.sample.provenance import NOT_SAMPLED, Source, TurnSpan
 
 CONTEXT = [s for s in Source if s is not Source.SAMPLED]
 
@@ -234,3 +234,18 @@ def test_what_tokens_were_sampled_among_stays_with_them_over_turns() -> None:
     assert blind.write(sample).rollout_top_p_token_ids is sample.rollout_top_p_token_offsets is None
     sample.append_response_tokens(None, [4], [-0.5])
     assert sample.rollout_top_p_token_offsets is None
+
+
+def test_recorded_turns_stay_until_their_tokens_are_replaced() -> None:
+    sample = Sample(tokens=[1, 2])
+    sample.append_response_tokens(None, [5], [-0.1])
+    sample.end_turn(0.5)
+    trajectory = Trajectory.of(sample)
+    trajectory.add([9], Source.TOOL)
+    trajectory.add_sampled([7], [-0.2], 0)
+    trajectory.write(sample)
+    assert sample.known_turns() == [TurnSpan(0, 1, 0.5), TurnSpan(2, 3)]
+    trajectory.replace_lossy(1, [3, 4], "the history was shortened")
+    trajectory.add_sampled([8], [-0.2], 0)
+    trajectory.write(sample)
+    assert (sample.turns, sample.known_turns()) == (None, [TurnSpan(2, 3)])

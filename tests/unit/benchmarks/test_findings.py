@@ -28,13 +28,7 @@ def test_samples_of_a_rollout_are_never_formatted() -> None:
         sample = Watched(index=0, group_index=0, tokens=[1], status=Sample.Status.COMPLETED)
         return RolloutFnTrainOutput([[sample]])
 
-    args = Args(
-        save_debug_rollout_data=None, load_debug_rollout_data=None,
-        log_reward_category=None, use_rollout_routing_replay=False, log_passrate=False, reward_key=None,
-        log_multi_turn=False, log_correct_samples=False,
-        rollout_sample_filter_path=None,
-    )  # fmt: skip
-    stage = RolloutStage(args, RolloutParts(data_source=None, rollout_function=rollout, eval_function=rollout))
+    stage = RolloutStage(Args(), RolloutParts(data_source=None, rollout_function=rollout, eval_function=rollout))
     try:
         groups, _ = stage.generate_groups(0)
     finally:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 
-_PATH = Path(__file__).resolve().parents[3] / "benchmarks" / "_measure.py"
-_SPEC = importlib.util.spec_from_file_location("bench_measure", _PATH)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-measure = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(measure)
+from tests.scripts import load_script
+
+measure = load_script("benchmarks/_measure.py")
 
 HF = {
     "hidden_size": 8, "intermediate_size": 12, "vocab_size": 50, "num_hidden_layers": 3, "num_attention_heads": 2,

@@ -35,9 +35,8 @@ def settings(root: Path, **changes: Any) -> Any:
     return Args.model_construct(
         **{
             "prompt_data": str(write_rows(root / "train.jsonl")), "input_key": "input", "label_key": "label",
-            "rollout_max_prompt_len": 40, "n_samples_per_prompt": 2, "rollout_batch_size": BATCH, "rollout_seed": 42,
-            "rollout_shuffle": False, "buffer_filter_path": None, "start_rollout_id": 0, "max_staleness": None,
-            "partial_rollout": True, "mask_offpolicy_in_partial_rollout": False, **changes,
+            "rollout_max_prompt_len": 40, "n_samples_per_prompt": 2, "rollout_batch_size": BATCH,
+            "start_rollout_id": 0, "partial_rollout": True, **changes,
         }
     )  # fmt: skip
 

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from slime_data.saved import SavedRollout, read_samples, subsample
 
 from slime_core.config import Args
-from slime_core.data.dumps import (
-    SavedRollout,
-    dump_path,
-    newest_version,
-    read_samples,
-    subsample,
-    write_samples,
-)
+from slime_core.data.dumps import dump_path, newest_version, write_samples
 from slime_core.errors import DataError, RolloutError
 from slime_core.sample import Sample
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from slime_data.buffer_functions import adapt
 from slime_data.flat_source import FlatSource
+from slime_data.saved import read_samples
 
 from slime_core import BufferBase
 from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
-from slime_core.data.dumps import read_samples, write_samples
+from slime_core.data.dumps import write_samples
 from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
 from slime_core.errors import CheckpointError, ConfigError, DataError, RolloutError
 from slime_core.sample import Group, Sample, SampleStatus
@@ -31,18 +32,9 @@ def write(path: Path, rows: list[dict]) -> str:
 def make_args(prompt_data: str, **changes: Any) -> Args:
     defaults = {
         "prompt_data": prompt_data,
-        "rollout_global_dataset": True,
         "input_key": "input",
         "label_key": "label",
-        "metadata_key": "metadata",
-        "tool_key": "tools",
-        "apply_chat_template": False,
-        "apply_chat_template_kwargs": {},
-        "rollout_max_prompt_len": None,
         "n_samples_per_prompt": 2,
-        "rollout_shuffle": False,
-        "rollout_seed": 42,
-        "buffer_filter_path": None,
     }
     return Args(**{**defaults, **changes})
 

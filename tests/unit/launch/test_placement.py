@@ -26,23 +26,8 @@ from slime_core.errors import ConfigError
 from slime_core.protocols.launcher import gpu_layout
 
 
-def run_args(**changes: Any) -> Args:
-    values = {
-        "actor_num_nodes": 1,
-        "actor_num_gpus_per_node": 8,
-        "num_gpus_per_node": 8,
-        "rollout_num_gpus": None,
-        "rollout_num_gpus_per_engine": 1,
-        "rollout_external_engine_addrs": None,
-        "colocate": False,
-        "debug_train_only": False,
-        "debug_rollout_only": False,
-    }
-    return Args(**{**values, **changes})
-
-
 def place(gpus: bool = True, num_gpus: int | None = None, num_cpus: float | None = None, **changes: Any) -> Placement:
-    args = run_args(**changes)
+    args = Args(**changes)
     processes = args.actor_num_nodes * args.actor_num_gpus_per_node
     return plan_placement(
         args,
@@ -136,7 +121,7 @@ def test_what_fits_nowhere(changes: dict[str, Any], complaint: str) -> None:
 
 def test_processes_that_do_not_fill_their_nodes() -> None:
     with pytest.raises(ConfigError, match="3 trainer processes over --actor-num-nodes 2"):
-        plan_placement(run_args(actor_num_nodes=2), trainer_processes=3, engines=[], gpus=False)
+        plan_placement(Args(actor_num_nodes=2), trainer_processes=3, engines=[], gpus=False)
 
 
 # -- any layout --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from slime_core.learning.advantages import compute_advantages
 from slime_core.learning.tensors import TrainTensors
 from slime_core.protocols import AdvantageInputs, Advantages
 from slime_core.sample import TrainBatch
+from tests.batches import train_batch
 
 
 def make_args(**changes: Any) -> Args:
@@ -19,20 +20,7 @@ def make_args(**changes: Any) -> Args:
 
 
 def make_batch(rewards: list[float], masks: list[list[int]]) -> TrainBatch:
-    n = len(rewards)
-    return TrainBatch(
-        rollout_id=4,
-        tokens=[[0] * (len(mask) + 1) for mask in masks],
-        response_lengths=[len(mask) for mask in masks],
-        loss_masks=masks,
-        rewards=rewards,
-        raw_rewards=rewards,
-        truncated=[0] * n,
-        sample_indices=list(range(n)),
-        group_indices=[0] * n,
-        rollout_ids=list(range(n)),
-        rollout_mask_sums=[sum(mask) for mask in masks],
-    )
+    return train_batch(masks, rollout_id=4, rewards=rewards)
 
 
 def compute(args: Any, batch: TrainBatch, estimator: Any = None, **columns: Any) -> TrainTensors:

@@ -20,7 +20,7 @@ from slime_core.learning.loss import PolicyLoss
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.masking import AllReduce
 from slime_core.protocols import MicroBatchOutput
-from slime_core.sample import TrainBatch
+from tests.batches import train_batch
 
 torch.set_num_threads(1)
 
@@ -30,35 +30,13 @@ LENGTHS = [len(mask) for mask in MASKS]
 
 def make_args(**changes: Any) -> Args:
     values: dict[str, Any] = {
-        "eps_clip": 0.2,
         "eps_clip_high": 0.28,
-        "eps_clip_c": None,
-        "entropy_coef": 0.0,
-        "use_kl_loss": False,
-        "kl_loss_coef": 0.0,
         "kl_loss_type": "k3",
-        "use_unbiased_kl": False,
-        "calculate_per_token_loss": False,
-        "proximal_policy": "recompute",
-        "use_opsm": False,
-        "opsm_delta": 1e-4,
         "custom_tis_function_path": "mine",
         "custom_pg_loss_reducer_function_path": "constant",
         "rollout_max_response_len": 8,
         "tis_clip": 1.3,
         "tis_clip_low": 0.8,
-        "tis_level": "token",
-        "tis_mode": "truncate",
-        "tis_lower_bound": None,
-        "tis_upper_bound": None,
-        "tis_batch_normalize": False,
-        "use_rs": False,
-        "rs_level": "token",
-        "rs_lower_bound": None,
-        "rs_upper_bound": None,
-        "rs_veto_threshold": None,
-        "rs_trust_region": None,
-        "rs_tr_threshold": None,
     }
     return Args(**{**values, **changes})
 
@@ -73,13 +51,7 @@ class Step:
         def column(scale: float = 0.3) -> list[torch.Tensor]:
             return [torch.randn(len(m), generator=generator, dtype=torch.float64) * scale - 1 for m in masks]
 
-        n = len(masks)
-        sums = [sum(mask) for mask in masks]
-        self.batch = TrainBatch(
-            rollout_id=7, tokens=[[0] * (len(m) + 2) for m in masks], response_lengths=[len(m) for m in masks],
-            loss_masks=self.masks, rewards=[0.0] * n, raw_rewards=[0.0] * n, truncated=[0] * n,
-            sample_indices=list(range(n)), group_indices=[0] * n, rollout_ids=list(range(n)), rollout_mask_sums=sums,
-        )  # fmt: skip
+        self.batch = train_batch(masks, 2, rollout_id=7)
         self.log_probs = [part.requires_grad_() for part in column()]
         self.tensors = TrainTensors(
             loss_masks=[torch.tensor(mask, dtype=torch.float64) for mask in masks],

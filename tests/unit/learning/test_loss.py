@@ -16,45 +16,21 @@ from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.ratios import kl_estimate
 from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
+from tests.batches import train_batch
 
 torch.set_num_threads(1)
 
 
 def make_args(**changes: Any) -> Args:
     values = {
-        "eps_clip": 0.2,
         "eps_clip_high": 0.28,
-        "eps_clip_c": None,
-        "entropy_coef": 0.0,
-        "use_kl_loss": False,
-        "kl_loss_coef": 0.0,
         "kl_loss_type": "k3",
-        "use_unbiased_kl": False,
-        "proximal_policy": "recompute",
-        "use_opsm": False,
-        "opsm_delta": 1e-4,
-        "calculate_per_token_loss": False,
     }
     return Args(**{**values, **changes})
 
 
 def make_batch(masks: list[list[int]], rollout_ids: list[int] | None = None) -> TrainBatch:
-    n = len(masks)
-    ids = rollout_ids or list(range(n))
-    sums = [sum(sum(m) for m, other in zip(masks, ids, strict=True) if other == rollout) for rollout in ids]
-    return TrainBatch(
-        rollout_id=0,
-        tokens=[[0] * (len(mask) + 1) for mask in masks],
-        response_lengths=[len(mask) for mask in masks],
-        loss_masks=masks,
-        rewards=[0.0] * n,
-        raw_rewards=[0.0] * n,
-        truncated=[0] * n,
-        sample_indices=list(range(n)),
-        group_indices=[0] * n,
-        rollout_ids=ids,
-        rollout_mask_sums=sums,
-    )
+    return train_batch(masks, rollout_ids=rollout_ids or list(range(len(masks))))
 
 
 class Problem:

@@ -18,6 +18,7 @@ from slime_core.learning.packing import (
 )
 from slime_core.ops.flops import DecoderShape
 from slime_core.sample import TrainBatch
+from tests.batches import train_batch
 
 GOLDEN_SHAPE = DecoderShape(
     hidden_size=16, intermediate_size=64, vocab_size=32, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=8
@@ -25,21 +26,8 @@ GOLDEN_SHAPE = DecoderShape(
 
 
 def make_batch(lengths: list[int], rollout_ids: list[int] | None = None) -> TrainBatch:
-    n = len(lengths)
-    ids = rollout_ids or list(range(n))
-    return TrainBatch(
-        rollout_id=0,
-        tokens=[[1] * length for length in lengths],
-        response_lengths=[1] * n,
-        loss_masks=[[1]] * n,
-        rewards=[0.0] * n,
-        raw_rewards=[0.0] * n,
-        truncated=[0] * n,
-        sample_indices=list(range(n)),
-        group_indices=[0] * n,
-        rollout_ids=ids,
-        rollout_mask_sums=[1] * n,
-    )
+    ids, tokens = rollout_ids or list(range(len(lengths))), [[1] * length for length in lengths]
+    return train_batch([[1]] * len(lengths), tokens=tokens, rollout_ids=ids, rollout_mask_sums=[1] * len(lengths))
 
 
 def counts(schedule: Schedule) -> list[list[int]]:
@@ -135,10 +123,7 @@ def test_virtual_pipeline_stages_want_a_multiple() -> None:
 
 
 def test_processes_that_share_a_micro_batch_share_its_tokens() -> None:
-    args = Args(
-        global_batch_size=8, micro_batch_size=1, max_tokens_per_gpu=10, use_dynamic_batch_size=True,
-        balance_data=False, balance_by_flops=False,
-    )  # fmt: skip
+    args = Args(global_batch_size=8, micro_batch_size=1, max_tokens_per_gpu=10, use_dynamic_batch_size=True)
     assert PackingPolicy.from_args(args, 2, context_parallel_size=4).max_tokens == 40
     args.use_dynamic_batch_size, args.max_tokens_per_gpu = False, None
     assert PackingPolicy.from_args(args, 2, context_parallel_size=4).max_tokens is None

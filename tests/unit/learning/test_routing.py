@@ -14,6 +14,7 @@ from slime_core.learning.routing import routing_arrays
 from slime_core.models.family import RoutedLayers, routed_layers
 from slime_core.sample import TrainBatch
 from slime_core.sample.routed_experts import FREE, RoutedExperts, json_default
+from tests.batches import train_batch
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +24,8 @@ def model() -> RoutedLayers:
 
 def batch(*rows: object) -> TrainBatch:
     """One sample of four tokens per row."""
-    n = len(rows)
-    return TrainBatch(
-        rollout_id=2, tokens=[[1, 2, 3, 4]] * n, response_lengths=[2] * n, loss_masks=[[1, 1]] * n, rewards=[0.0] * n,
-        raw_rewards=[0.0] * n, truncated=[0] * n, sample_indices=list(range(n)), group_indices=[0] * n,
-        rollout_ids=list(range(n)), rollout_mask_sums=[2] * n, routed_experts=list(rows),
-    )  # fmt: skip
+    tokens = [[1, 2, 3, 4]] * len(rows)
+    return train_batch([[1, 1]] * len(rows), rollout_id=2, tokens=tokens, routed_experts=list(rows))
 
 
 GIVEN = np.array([[[0, 3], [0, 0], [5, 1]], [[2, 2], [0, 0], [7, 6]], [[FREE, FREE], [0, 0], [1, 0]]], np.int32)

@@ -13,6 +13,7 @@ import torch
 from slime_core.learning.report import TrainedRollout, save_trained
 from slime_core.learning.tensors import TrainTensors, to_column
 from slime_core.sample import TrainBatch
+from tests.batches import train_batch
 
 LENGTHS = [2, 1, 3, 2]
 
@@ -37,11 +38,9 @@ class Trainer:
 
 
 def _batch() -> TrainBatch:
-    return TrainBatch(
-        rollout_id=5, tokens=[[1] * (n + 2) for n in LENGTHS], response_lengths=LENGTHS,
-        loss_masks=[[1] * n for n in LENGTHS], rewards=[0.5, -0.5, 0.1, 0.2], raw_rewards=[1.0, 0.0, 0.5, 0.5],
-        truncated=[0, 1, 0, 0], sample_indices=[7, 3, 9, 1], group_indices=[0, 0, 1, 1], rollout_ids=[0, 1, 2, 3],
-        rollout_mask_sums=LENGTHS,
+    return train_batch(
+        [[1] * n for n in LENGTHS], 2, rollout_id=5, rewards=[0.5, -0.5, 0.1, 0.2], raw_rewards=[1.0, 0.0, 0.5, 0.5],
+        truncated=[0, 1, 0, 0], sample_indices=[7, 3, 9, 1], group_indices=[0, 0, 1, 1],
     )  # fmt: skip
 
 

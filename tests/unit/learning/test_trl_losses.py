@@ -20,7 +20,7 @@ from slime_core.learning.reducers import constant
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.surrogate import cispo_surrogate
 from slime_core.protocols import LossInputs, LossOutputs, MicroBatchOutput
-from slime_core.sample import TrainBatch
+from tests.batches import train_batch
 
 torch.set_num_threads(1)
 
@@ -59,8 +59,6 @@ def our_args(options: dict[str, Any]) -> Args:
         opsm_delta=options["off_policy_mask_threshold"] or 0.0,
         calculate_per_token_loss=options["loss_type"] in PER_TOKEN,
         rollout_max_response_len=options["max_completion_length"],
-        proximal_policy="recompute",
-        custom_tis_function_path=None,
         custom_pg_loss_reducer_function_path="constant",
         tis_clip=high,
         tis_clip_low=low or 0.0,
@@ -68,12 +66,6 @@ def our_args(options: dict[str, Any]) -> Args:
         tis_mode=mode.split("_")[1],
         tis_lower_bound=low or 0.0,
         tis_upper_bound=high,
-        tis_batch_normalize=False,
-        use_rs=False,
-        rs_lower_bound=None,
-        rs_upper_bound=None,
-        rs_veto_threshold=None,
-        rs_trust_region=None,
     )
 
 
@@ -109,11 +101,7 @@ def test_the_same_loss_and_gradient_as_trl(case: str, correction: Any, splits: l
     golden = GOLDEN["cases"][case]
     args = our_args(golden["options"])
     n = len(LENGTHS)
-    batch = TrainBatch(
-        rollout_id=0, tokens=[[0] * (length + 1) for length in LENGTHS], response_lengths=LENGTHS,
-        loss_masks=[[1] * length for length in LENGTHS], rewards=[0.0] * n, raw_rewards=[0.0] * n, truncated=[0] * n,
-        sample_indices=list(range(n)), group_indices=[0] * n, rollout_ids=list(range(n)), rollout_mask_sums=LENGTHS,
-    )  # fmt: skip
+    batch = train_batch([[1] * length for length in LENGTHS])
     new = [part.requires_grad_() for part in column("new")]
     tensors = TrainTensors(
         loss_masks=[torch.ones(length, dtype=torch.float64) for length in LENGTHS],

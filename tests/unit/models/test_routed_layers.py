@@ -11,7 +11,7 @@ from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.errors import PluginNotFoundError
 from slime_core.models.family import RoutedLayers, routed_layers
-from tests.unit.trainers.megatron.test_routing import DEEPSEEK
+from tests.megatron_models import DEEPSEEK
 
 
 def test_of_a_family_that_the_embedded_pair_knows() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from slime_core.plugins.manager import forget_registry
+from tests.strangers import forgotten
 
 WritePlugin = Callable[..., Path]
 
@@ -19,14 +18,8 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("SLIME_PLUGINS", raising=False)
     monkeypatch.setenv("SLIME_NO_PLUGINS", "0")
     monkeypatch.delenv("SLIME_TRACE_PLUGINS", raising=False)
-    forget_registry()
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name.startswith(("thing_", "slime_file_", "plug_")):
-            del sys.modules[name]
-    forget_registry()
+    with forgotten():
+        yield
 
 
 @pytest.fixture

@@ -14,11 +14,7 @@ def rollout_args(**changes: Any) -> Args:
     base = {
         "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
         "rm_timeout": 5.0, "rollout_timeout": 5.0, "max_consecutive_failures": 100, "sglang_server_concurrency": 64,
-        "group_rm": False, "partial_rollout": False, "mask_offpolicy_in_partial_rollout": False,
-        "dynamic_sampling_budget": 10, "dynamic_sampling_on_exhausted": "stop", "global_batch_size": 2,
-        "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
-        "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
-        "rollout_skip_special_tokens": False, "max_staleness": None,
+        "dynamic_sampling_budget": 10, "global_batch_size": 2, "rollout_max_response_len": 4,
     }  # fmt: skip
     return Args(**{**base, **changes})
 

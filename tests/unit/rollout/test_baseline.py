@@ -24,12 +24,7 @@ from tests.unit.rollout.parts import Source, rollout_args
 
 
 def make_args(**changes: Any) -> Args:
-    more = {
-        "rollout_temperature": 0.7, "rollout_top_p": 0.9, "rollout_top_k": 5, "log_reward_category": None,
-        "log_passrate": False, "use_rollout_routing_replay": False, "log_multi_turn": False,
-        "log_correct_samples": False,
-    }  # fmt: skip
-    return rollout_args(**{**more, **changes})
+    return rollout_args(**{"rollout_temperature": 0.7, "rollout_top_p": 0.9, "rollout_top_k": 5, **changes})
 
 
 class Greedy(EstimatorBase):

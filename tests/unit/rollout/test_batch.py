@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from slime_core.ops import group_normalize
 from slime_core.protocols import RewardInputs
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import Sample, SampleStatus, TrainBatch
+from slime_core.trainers.roles import _json
 
 ARGS = Args(reward_key=None, eps_clip=0.2)
 
@@ -267,5 +269,65 @@ def test_what_the_estimator_is_told_of_the_trainable_samples() -> None:
     ]
     make_batch(ARGS, 0, groups, Looking(ARGS))
     (inputs,) = seen
-    assert inputs == RewardInputs([1.0, 0.5], [7, 9], [4, 8], response_lengths=[2, 4], truncated=[False, True])
-    assert inputs.baselines is None
+    assert (inputs.rewards, inputs.group_indices, inputs.rollout_ids) == ([1.0, 0.5], [7, 9], [4, 8])
+    assert (inputs.response_lengths, inputs.truncated, inputs.baselines) == ([2, 4], [False, True], None)
+    assert (inputs.components, inputs.metadata) == ([{}, {}], [{}, {}])
+
+
+def two_turns(group: int, rewards: tuple[float | None, float | None], state: str | None = None) -> Sample:
+    """A turn of two tokens, one token of a tool, and a turn of one token."""
+    made = Sample(group_index=group, tokens=[1, 2], reward=1.0, metadata={"level": group})
+    made.append_response_tokens(None, [5, 6], [-0.1, -0.2])
+    made.end_turn(rewards[0], role="solver", id="a", state=state)
+    made.append_response_tokens(None, [9], trainable=False)
+    made.append_response_tokens(None, [7], [-0.3], meta_info={"finish_reason": "stop"})
+    if rewards[1] is not None:
+        made.end_turn(rewards[1])
+    return made
+
+
+class OfTurns(EstimatorBase):
+    """The reward of a turn minus the mean over the group's turns of its state."""
+
+    def shape_turns(self, args: Any, inputs: RewardInputs) -> list[list[float]]:
+        self.seen = inputs
+        return [[10 * (reward or 0.0) for reward in row] for row in inputs.turn_rewards]
+
+
+def test_the_estimator_sees_turns_states_components_and_metadata() -> None:
+    estimator = OfTurns(ARGS)
+    mapped = two_turns(0, (None, 2.0))
+    mapped.reward = {"score": 0.25, "format": True, "words": 3, "note": "good", "broken": float("nan")}
+    groups = [[two_turns(0, (0.5, None)), mapped, sample(0, remove_sample=True)], [two_turns(1, (1.0, 1.0), "home")]]
+    args = ARGS.model_copy(update={"reward_key": "score"})
+    for one in (groups[0][0], groups[0][2], groups[1][0]):
+        one.reward = {"score": 1.0}
+    batch = make_batch(args, 0, groups, estimator)
+    seen = estimator.seen
+    assert seen.turn_rewards == [[0.5, None], [None, 2.0], [1.0, 1.0]]
+    assert [[(t.first, t.last, t.role, t.id) for t in row] for row in seen.turns] == [
+        [(0, 2, "solver", "a"), (3, 4, "", "")]
+    ] * 3
+    first, second, third = seen.state_ids
+    assert first == second  # same prompt, same tool output
+    assert first[0] != first[1]
+    assert third == ["home", first[1]]
+    assert seen.components == [{}, {"format": 1.0, "words": 3.0}, {}]
+    assert seen.metadata == [{"level": 0}, {"level": 0}, {"level": 1}]
+    assert batch.turn_rewards == [[5.0, 0.0], [0.0, 20.0], [0.0], [10.0, 10.0]]
+    assert batch.components[1] == {"format": 1.0, "words": 3.0}
+    sent = orjson.loads(orjson.dumps(batch, default=_json))
+    assert TrainBatch(**sent) == batch  # as other ranks get it
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [([[1.0], [1.0, 2.0]], "one per turn"), ([[1.0, 2.0], [1.0, float("inf")]], "expected finite numbers")],
+)
+def test_turn_rewards_that_do_not_fit_are_named(values: list[list[float]], complaint: str) -> None:
+    class Wrong(EstimatorBase):
+        def shape_turns(self, args: Any, inputs: RewardInputs) -> list[list[float]]:
+            return values
+
+    with pytest.raises(RolloutError, match=rf"Wrong.shape_turns returned .*{complaint}"):
+        make_batch(ARGS, 0, [[two_turns(0, (0.5, None)), two_turns(0, (0.5, None))]], Wrong(ARGS))

@@ -25,8 +25,7 @@ STEP = 0.03
 
 def _args(**changes):
     more = {
-        "rm_timeout": None, "rollout_timeout": None, "group_timeout": STEP, "group_timeout_policy": "substitute",
-        "group_timeout_retries": 2, "rollout_stall_timeout": None, "rollout_stop_timeout": STEP,
+        "rm_timeout": None, "rollout_timeout": None, "group_timeout": STEP, "rollout_stop_timeout": STEP,
     }  # fmt: skip
     return rollout_args(**{**more, **changes})
 

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slime_runs.scores import majority_at_k, pass_at_k, prompts_of, score_values, usual_ks
+from slime_runs.scores import data_sets, majority_at_k, pass_at_k, prompts_of, score_values, usual_ks
 
 from slime_core.rollout.metrics import eval_metrics
 from slime_core.sample import Sample
@@ -69,3 +69,10 @@ def test_fan_out_siblings_are_one_execution_with_one_vote() -> None:
     assert (prompt.rewards, prompt.answers) == ([1, 0], ["a", "b"])
     assert score_values(found)["pass@1"] == [0.5]
     assert score_values({"rewards": [1.0], "samples": []}) == {}
+
+
+def test_data_sets_are_found_among_the_metrics_that_evaluations_make() -> None:
+    """A name may have a dash; scores about a data set are not data sets."""
+    metrics = eval_metrics({name: columns(4, 2, answers=list("abababab")) for name in ("gsm8k", "aime-24", "a-b-c")})
+    assert len(metrics) > 20
+    assert data_sets(metrics) == ["a-b-c", "aime-24", "gsm8k"]

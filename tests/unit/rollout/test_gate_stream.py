@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from typing import Any
 
@@ -19,22 +18,19 @@ class Notified(StreamingEngine):
         """Nothing to wake."""
 
 
-def test_a_stream_waits_for_the_engine_like_any_request() -> None:
-    async def run() -> None:
-        engine: Any = Notified(["abcdefgh"], tokenizer=ToyTokenizer())
-        gated = GatedEngine(engine, deterministic=True)
-        with gated.hold():
-            assert not engine.may_step(), "the sample runs user code"
-            async with aclosing(gated.stream([1], {"max_new_tokens": 9}, rid="r")) as outputs:
-                lengths = []
-                async for output in outputs:
-                    assert engine.may_step()
-                    lengths.append(len(output.token_ids))
-            assert lengths == [3, 6, 9]
-            assert not engine.may_step()
-        assert gated.take_busy_seconds() >= 0
-
-    asyncio.run(run())
+async def test_a_stream_waits_for_the_engine_like_any_request() -> None:
+    engine: Any = Notified(["abcdefgh"], tokenizer=ToyTokenizer())
+    gated = GatedEngine(engine, deterministic=True)
+    with gated.hold():
+        assert not engine.may_step(), "the sample runs user code"
+        async with aclosing(gated.stream([1], {"max_new_tokens": 9}, rid="r")) as outputs:
+            lengths = []
+            async for output in outputs:
+                assert engine.may_step()
+                lengths.append(len(output.token_ids))
+        assert lengths == [3, 6, 9]
+        assert not engine.may_step()
+    assert gated.take_busy_seconds() >= 0
 
 
 def test_an_engine_without_streams_has_none_behind_the_gate() -> None:

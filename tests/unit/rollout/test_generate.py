@@ -15,10 +15,7 @@ from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.sample import Sample
 
-ARGS = Args(
-    rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8,
-    mask_offpolicy_in_partial_rollout=False, apply_chat_template=False, reward_key=None,
-)  # fmt: skip
+ARGS = Args(rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8)
 
 
 class Scores:
@@ -178,19 +175,16 @@ def test_a_row_that_names_no_generate_function_there_is_fails_alone() -> None:
     assert done[1].reward == 1.0
 
 
-def test_one_reason_is_told_once_whichever_sample_has_it(caplog: pytest.LogCaptureFixture) -> None:
-    async def go() -> None:
-        async def broken(sample: Sample) -> Sample:
-            raise ValueError(f"no answer for {sample.group_index}")
+async def test_one_reason_is_told_once_whichever_sample_has_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(sample: Sample) -> Sample:
+        raise ValueError(f"no answer for {sample.group_index}")
 
-        runner = _runner(broken)
-        for number in range(12):
-            group = _group()
-            for sample in group:
-                sample.group_index = number
-            await runner.run_group(group, {}, rollout_id=0)
-
-    asyncio.run(go())
+    runner = _runner(broken)
+    for number in range(12):
+        group = _group()
+        for sample in group:
+            sample.group_index = number
+        await runner.run_group(group, {}, rollout_id=0)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert told[0].startswith("sample 1 failed in generator 'g': ValueError: no answer for 0 (at ")

@@ -7,22 +7,14 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slime_runs.sample_metrics import pass_rates
+from slime_runs.sample_metrics import has_repetition, noted_metrics, pass_rates
 from slime_runs.scores import pass_at_k
 
 from slime_core.config import Args
-from slime_core.rollout.metrics import (
-    eval_metrics,
-    has_repetition,
-    noted_metrics,
-    rollout_metrics,
-)
+from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.sample import Sample
 
-ARGS = Args(
-    reward_key=None, log_reward_category=None, log_passrate=True, log_multi_turn=False, log_correct_samples=False,
-    rollout_max_response_len=3, use_rollout_routing_replay=False,
-)  # fmt: skip
+ARGS = Args(log_passrate=True, rollout_max_response_len=3)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.data())

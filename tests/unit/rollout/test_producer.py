@@ -26,11 +26,7 @@ from tests.unit.rollout.parts import Scorer, Source, rollout_args
 
 
 def continuous_args(**changes: Any) -> Args:
-    more = {
-        "sglang_server_concurrency": 8, "num_rollout": None, "update_weights_interval": 1, "async_buffer_groups": None,
-        "staleness_policy": "recycle", "staleness_max_retries": 1,
-    }  # fmt: skip
-    return rollout_args(**{**more, **changes})
+    return rollout_args(**{"sglang_server_concurrency": 8, "staleness_max_retries": 1, **changes})
 
 
 class World:

@@ -144,20 +144,8 @@ def test_unmasked_text_is_exactly_the_assistants(
 
 def source(path: Path, rows: list[dict], tokenizer: Any, **changes: Any) -> tuple[Args, DatasetSource]:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    defaults = {
-        "prompt_data": str(path),
-        "input_key": "input",
-        "label_key": None,
-        "metadata_key": "metadata",
-        "tool_key": "tools",
-        "apply_chat_template": False,
-        "apply_chat_template_kwargs": {},
-        "rollout_max_prompt_len": None,
-        "n_samples_per_prompt": 1,
-        "rollout_batch_size": 2,
-        "rollout_seed": 0,
-    }
-    args = Args(**{**defaults, **changes})
+    defaults = {"prompt_data": str(path), "input_key": "input", "rollout_batch_size": 2, "rollout_seed": 0}
+    args = Args(**{**defaults, "n_samples_per_prompt": 1, **changes})
     return args, DatasetSource(args, tokenizer)
 
 

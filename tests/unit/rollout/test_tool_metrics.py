@@ -39,3 +39,17 @@ def test_further_counts_are_per_call_and_what_is_no_number_is_left_out() -> None
         "tools/python/waited": 1.5,
         "tools/python/restarts": 0.25,
     }
+
+
+def test_parts_of_rewards_have_curves_in_which_siblings_share_a_weight() -> None:
+    samples = [
+        Sample(rollout_id=1, reward_components={"format": 1.0}),
+        Sample(rollout_id=1, reward_components={"format": 0.0, "answer": 1.0}),
+        Sample(rollout_id=2, reward_components={"format": 0.0}),
+        Sample(rollout_id=3),
+    ]
+    metrics = sample_metrics(samples)
+    assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == {
+        "reward/answer": 1.0,
+        "reward/format": 0.25,
+    }

@@ -11,13 +11,13 @@ from pathlib import Path
 import orjson
 import pytest
 import zstandard
+from slime_data.saved import read_samples
 from slime_runs import Run, files
 from slime_runs.files import FOLDER, file_name, trained_name
 from slime_runs.index import Filter
 from slime_runs.overview import lines, overview
 from slime_runs.trace import TraceIndex
 
-from slime_core.data.dumps import read_samples
 from slime_core.errors import CheckpointError, DataError
 from tests.made_run import MadeRun
 

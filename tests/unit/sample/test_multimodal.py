@@ -10,9 +10,10 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from slime_data.saved import read_samples
 from slime_testing_contracts.tiny_vision import write_image
 
-from slime_core.data.dumps import read_samples, write_samples
+from slime_core.data.dumps import write_samples
 from slime_core.errors import RolloutError
 from slime_core.sample import Sample, SampleStatus
 from slime_core.sample.columns import multimodal_column

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.config import Args
-from slime_core.sample import NOT_SAMPLED, Sample, TrainBatch
+from slime_core.sample import NOT_SAMPLED, Sample, TrainBatch, admission
+from slime_core.sample.provenance import TurnSpan
 
 
 def _sampled(tokens, **meta):
@@ -156,3 +157,54 @@ def test_a_failed_sample_has_no_reward_no_torn_response_and_a_reason_of_some_len
     torn.fail("generate", "half")
     torn.validate()
     assert (torn.tokens, torn.response_length, torn.loss_mask) == ([1], 0, None)
+
+
+def test_turns_are_runs_of_sampled_tokens_with_what_was_noted_of_them() -> None:
+    sample = Sample(tokens=[1, 2], index=3)
+    sample.append_response_tokens(None, [5], [-0.1])
+    sample.append_response_tokens(None, [6], [-0.2])  # a continued partial rollout
+    assert sample.turns is None
+    assert sample.known_turns() == [TurnSpan(0, 2)]
+    sample.end_turn(0.5, role="solver", id="a", state="home")
+    sample.append_response_tokens(None, [9, 9], trainable=False)
+    sample.append_response_tokens(None, [7], [-0.3])
+    sample.withhold(0, 1, "test")
+    first, second = TurnSpan(0, 2, 0.5, "solver", "a", "home"), TurnSpan(4, 5)
+    assert sample.known_turns() == [first, second]
+    sample.append_response_tokens(None, [9], trainable=False)
+    sample.end_turn(1.0)  # the reward arrives after the observation
+    sample.end_turn(2.0)  # a turn without tokens
+    assert sample.known_turns() == [first, TurnSpan(4, 5, 1.0), TurnSpan(6, 6, 2.0)]
+    sample.append_response_tokens(None, [8], [-0.3])
+    assert sample.known_turns()[-1] == TurnSpan(6, 7)
+    for again in (copy.deepcopy(sample), Sample.from_dict(json.loads(json.dumps(sample.to_dict())))):
+        assert again.turns == sample.turns
+        assert again.known_turns() == sample.known_turns()
+    assert admission.problem(sample) is None
+    sample.turns = [TurnSpan(4, 9)]
+    assert "in order within 7 tokens" in str(admission.problem(sample))
+    sample.reset_for_retry()
+    assert (sample.turns, sample.known_turns()) == (None, [])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["model", "tool", "end", "mask", "store"]), st.integers(0, 3)), max_size=12))
+def test_turns_cover_the_models_tokens_whatever_is_done(moves: list[tuple[str, int]]) -> None:
+    sample = Sample(tokens=[1, 2])
+    for what, n in moves:
+        if what == "model":
+            sample.append_response_tokens(None, [5] * n, [-0.1] * n)
+        elif what == "tool":
+            sample.append_response_tokens(None, [9] * n, trainable=False)
+        elif what == "end":
+            sample.end_turn(float(n))
+        elif what == "mask":
+            sample.withhold(0, min(n, sample.response_length), "test")
+        else:
+            sample = Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
+    turns = sample.known_turns()
+    covered = [place for turn in turns for place in range(turn.first, turn.last)]
+    assert covered == sorted(set(covered))
+    by_model = {place for place, version in enumerate(sample.token_weight_versions) if version != NOT_SAMPLED}
+    assert by_model == {place for place in covered if sample.response_tokens[place] == 5}
+    assert [turn.reward for turn in turns if turn.reward is not None] == [float(n) for w, n in moves if w == "end"]
+    assert admission.problem(sample) is None

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.scripts import load_script
+
 ROOT = Path(__file__).parents[3]
-
-
-def _load(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("oracle", root / "scripts" / "oracle.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "oracle", module)  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return _load(ROOT, monkeypatch)
+    return load_script(ROOT / "scripts" / "oracle.py")
 
 
 def _sides(oracle: ModuleType, tmp_path: Path) -> list[object]:
@@ -120,7 +110,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
 def test_a_planted_change_is_found_and_nothing_else(
     clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    oracle = _load(clone, monkeypatch)
+    oracle = load_script(clone / "scripts" / "oracle.py")
     monkeypatch.setattr(oracle, "SEEDS", 3)
     argv = ["HEAD", "--case", "simulation"]
     assert oracle.main(argv) == 0, capsys.readouterr().out

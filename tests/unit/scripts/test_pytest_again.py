@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load_script
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[3] / ".ci" / "pytest_again.py"
@@ -27,11 +28,7 @@ def test_fine():
 @pytest.fixture
 def again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, for a project of its own."""
-    spec = importlib.util.spec_from_file_location("pytest_again", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(SCRIPT)
     (tmp_path / "flaky.md").write_text("# Flaky tests\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name, path in (("ROOT", tmp_path), ("FLAKY", tmp_path / "flaky.md"), ("CACHE", tmp_path / "cache")):

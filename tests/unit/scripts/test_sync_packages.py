@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -11,17 +10,14 @@ from types import ModuleType
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from tests.scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sync_packages", ROOT / "scripts" / "sync_packages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("scripts/sync_packages.py")
 
 
 def checkout(root: Path, **bodies: str) -> Path:

@@ -34,6 +34,7 @@ def contracts(tmp_path: Path, program: Callable[..., Any]) -> Callable[..., subp
     return run
 
 
+@pytest.mark.slow
 def test_a_good_one_passes(contracts: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = contracts("--slime-component", "rewards:./my_rm.py:good")
     assert done.returncode == 0, done.stdout + done.stderr

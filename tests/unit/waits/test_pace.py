@@ -31,23 +31,20 @@ def test_many_at_once_let_others_in_between_and_keep_their_order() -> None:
     assert all("other" in seen[one:two] for one, two in itertools.pairwise(at))
 
 
-def test_who_is_cancelled_in_the_queue_holds_nobody_up() -> None:
-    async def run() -> None:
-        pace, seen = Pace(asyncio.get_running_loop(), seconds=0.0), list[int]()
+async def test_who_is_cancelled_in_the_queue_holds_nobody_up() -> None:
+    pace, seen = Pace(asyncio.get_running_loop(), seconds=0.0), list[int]()
 
-        async def one(number: int) -> None:
-            await pace.turn()
-            seen.append(number)
+    async def one(number: int) -> None:
+        await pace.turn()
+        seen.append(number)
 
-        tasks = [asyncio.ensure_future(one(n)) for n in range(6)]
-        await asyncio.sleep(0)
-        for number in (2, 3, 5):
-            tasks[number].cancel()
-        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
-        assert seen == [0, 1, 4]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert pace._began is None
-        assert not pace._draining
-
-    asyncio.run(run())
+    tasks = [asyncio.ensure_future(one(n)) for n in range(6)]
+    await asyncio.sleep(0)
+    for number in (2, 3, 5):
+        tasks[number].cancel()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+    assert seen == [0, 1, 4]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert pace._began is None
+    assert not pace._draining

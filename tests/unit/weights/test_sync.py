@@ -57,12 +57,7 @@ class Receiver:
 def _sync(tmp_path: Path, receiver: Receiver, post_write=None, **changes) -> WeightSync:
     (tmp_path / "model").mkdir(exist_ok=True)
     (tmp_path / "model" / "config.json").write_text("{}")
-    args = Args(save_shard_size=5.0, 
-        update_weight_start_version=0, update_weight_transport="auto", colocate=False, use_fault_tolerance=False,
-        update_weight_disk_dir=None, run_dir=str(tmp_path),
-        update_weight_disk_keep_files=False, check_weight_update_equal=True, hf_checkpoint=str(tmp_path / "model"),
-        custom_update_weight_post_write_path=None,
-    )  # fmt: skip
+    args = Args(run_dir=str(tmp_path), check_weight_update_equal=True, hf_checkpoint=str(tmp_path / "model"))
     args = args.model_copy(update=changes)
     return WeightSync(args, Trainer(), receiver, TOLD.append, post_write)
 

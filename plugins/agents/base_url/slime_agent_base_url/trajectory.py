@@ -293,6 +293,8 @@ class Trajectory:
         if self._kept is not None and any(span.source == Source.SAMPLED for span in self._spans):
             sample.rollout_top_p_token_ids = list(chain.from_iterable(self._kept[start:]))
             sample.rollout_top_p_token_offsets = list(accumulate(map(len, self._kept[start:]), initial=0))
+        if sample.prompt_tokens != self._tokens[:start] or self._tokens[: len(sample.tokens)] != sample.tokens:
+            sample.turns = None  # their tokens were replaced
         sample.tokens, sample.spans, sample.response_length = self.tokens, self.spans, length
         sample.loss_mask = provenance.loss_mask(self._spans, start)
         sample.sampled_after = provenance.digest(self._tokens[:start])

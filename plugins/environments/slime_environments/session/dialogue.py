@@ -19,6 +19,7 @@ from slime_core.protocols import Args
 from slime_core.protocols.environment import Observation
 from slime_core.sample import Sample
 from slime_core.sample.provenance import Source, Span, Spans
+from slime_environments.session.pictures import Pictures
 
 
 class Dialogue:
@@ -52,20 +53,26 @@ class Dialogue:
         self._role, self._template = role, template
         self._kwargs = sample.apply_chat_template_kwargs or args.apply_chat_template_kwargs
         self._tools = sample.metadata.get("tools")
+        self._pictures = Pictures(args, sample)
         self.messages: list[dict[str, Any]] = []
         """Messages of the conversation so far, the row's prompt included; empty for text rows."""
 
     def opening(self, observation: Observation | None) -> tuple[list[int], Spans]:
         """Return ids and spans of the row's prompt followed by the first observation. Raises DataError."""
+        observation = self._pictures.take(observation)
         if not self.chat:
             ids = encode_text(self._tokenizer, str(self._sample.prompt) + self._text(self._quoted(observation)))
             return ids, [Span(Source.USER, len(ids))] if ids else []
         messages = quoted_messages(self._tokenizer, self._opened(self._quoted(observation)), self._args)
         text = render_prompt(self._tokenizer, messages, self._tools, self._kwargs)
+        if (with_images := self._pictures.encoded_prompt(text)) is not None:
+            return with_images, [Span(Source.TEMPLATE, len(with_images))]
         return rendered_spans(self._tokenizer, messages, text, tools=self._tools, template_kwargs=self._kwargs)
 
     def open(self, observation: Observation | None) -> None:
-        """Begin with this first observation; the caller sets the sample's ids to those of `opening`."""
+        """Begin with this first observation; the caller has set the sample's ids to those of `opening`."""
+        observation = self._pictures.take(observation)
+        self._pictures.attach(begin=True)
         self._quoted(observation, self._sample.metadata)
         self.messages = self._opened(observation) if self.chat else []
 
@@ -77,6 +84,7 @@ class Dialogue:
             ids: The turn's ids, as sampled.
             observation: The environment's answer.
         """
+        observation = self._pictures.take(observation) or ""
         if not self.chat:
             text = self._text(self._quoted(observation, self._sample.metadata))
             return [(encode_rendered(self._tokenizer, text), Source.TOOL)]
@@ -86,7 +94,11 @@ class Dialogue:
             tools=self._tools, sampled_ids=ids, template_kwargs=self._kwargs, noted=self._sample.metadata,
         )  # fmt: skip
         self.messages += [{"role": "assistant", "content": text}, *new]
-        return pieces
+        return self._pictures.expanded(pieces)
+
+    def continued_with(self) -> None:
+        """Add the images of the last `continued` to the sample, which has its ids now."""
+        self._pictures.attach()
 
     def _quoted(self, observation: Observation | None, noted: dict[str, Any] | None = None) -> Any:
         return quoted(self._tokenizer, observation, self._args, noted)

@@ -76,7 +76,7 @@ class LoopPlace:
 
     def abandon(self) -> None:
         """Start a task that closes the environment, whose call was cancelled."""
-        if self._environment is not None:
+        if hasattr(self._environment, "close"):
             task = asyncio.get_running_loop().create_task(self._close(), name="slime: close an environment")
             _CLOSING.add(task)
             task.add_done_callback(_CLOSING.discard)
@@ -152,7 +152,7 @@ class ThreadPlace:
                 future.set_exception(error)
         if self._abandoned and self._environment is not None:
             try:
-                answer = self._environment.close()
+                answer = self._environment.close() if hasattr(self._environment, "close") else None
                 if inspect.isawaitable(answer):
                     asyncio.run(_answered(answer))
             except Exception as error:

@@ -11,18 +11,20 @@ finished; it returns the error.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import logging
+import math
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
 from slime_core.errors import ConfigError, EnvironmentTimeoutError, PluginError, SlimeError
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec, resolve
-from slime_core.plugins.signatures import declared, is_async
+from slime_core.plugins.signatures import declared, is_async, positional_names, unbound
 from slime_core.protocols import Args, Reward
 from slime_core.protocols.environment import Observation, Step, Turn
-from slime_core.sample import Sample
+from slime_core.sample import Sample, is_score
 from slime_core.waits import loop_turn, within
 from slime_core.workers.call import raised_at
 from slime_environments.session.places import LoopPlace, Place, ProcessPlace, ThreadPlace
@@ -63,7 +65,13 @@ class EnvironmentSession:
         self.resumable = can_resume(found)
         self.scores = callable(getattr(found.obj, "score", None))
         """True if the environment scores the trajectory itself."""
+        self._closes = hasattr(found.obj, "close")
         self._takes_turn = bool(declared(found.obj.step, ("turn",)))
+        reset = unbound(found.obj, "reset") if isinstance(found.obj, type) else found.obj.reset
+        names = positional_names(inspect.signature(reset))
+        self._reset_takes = bool(names) and names[0] != "seed", bool(declared(reset, ("seed",)))
+        self.state: str | None = None
+        """Id of the environment's state after the last call, if it gave one."""
         self._place, self._name, self._step_timeout = place, name, step_timeout
         self._broken = self._closed = False
         self._steps = 0
@@ -93,7 +101,14 @@ class EnvironmentSession:
 
         The observation is text or messages, or None.
         """
-        return _checked_observation(await self._call("reset", "reset", sample), f"{self.label}: reset", none=True)
+        takes_sample, takes_seed = self._reset_takes
+        seed = {"seed": sample.group_index or 0} if takes_seed else {}
+        answer = await self._call("reset", "reset", *([sample] if takes_sample else []), **seed)
+        if isinstance(answer, tuple) and len(answer) == 2 and not isinstance(answer[0], Mapping):
+            answer, _ = answer
+        if isinstance(answer, Step):
+            self.state, answer = answer.state, answer.observation
+        return _checked_observation(answer, f"{self.label}: reset", none=True)
 
     async def restore(self, sample: Sample, state: Any, steps: int) -> None:
         """Begin in a state that `snapshot` returned after `steps` steps. Raises as `reset`."""
@@ -105,7 +120,9 @@ class EnvironmentSession:
         keywords = {"turn": turn} if self._takes_turn else {}
         self._steps += 1
         answer = await self._call("step", f"step {self._steps}", action, **keywords)
-        return _checked_step(answer, f"{self.label}: step")
+        step = _checked_step(answer, f"{self.label}: step")
+        self.state = step.state
+        return step
 
     async def snapshot(self) -> Any:
         """Return the environment's state as JSON values, or None if it has no snapshot. Raises as `reset`."""
@@ -135,7 +152,8 @@ class EnvironmentSession:
             self._place.abandon()
             return None
         try:
-            await self._call("close", "close")
+            if self._closes:
+                await self._call("close", "close")
         except (EnvironmentTimeoutError, PluginError) as error:
             logger.warning("%s: %s", self._name, error)
             self._place.abandon()
@@ -208,13 +226,27 @@ def _checked_observation(value: Any, where: str, *, none: bool = False) -> Obser
 
 
 def _checked_step(value: Any, where: str) -> Step:
+    if isinstance(value, tuple) and 3 <= len(value) <= 5:
+        observation, reward, *ends = value
+        info = ends.pop() if len(value) > 3 else {}
+        value = Step(observation, reward, any(ends), info)
     if not isinstance(value, Step):
-        raise PluginError(f"{where} returned {type(value).__name__}; expected slime_core.Step")
-    observation = _checked_observation(value.observation, f"{where}: observation")
-    if isinstance(value.reward, bool | int | float) and value.reward == value.reward:
-        info = _plain(dict(value.info), f"{where}: info")
-        return Step(observation or "", float(value.reward), bool(value.done), info)
-    raise PluginError(f"{where}: reward {value.reward!r}; expected a number")
+        raise PluginError(
+            f"{where} returned {type(value).__name__}; expected slime_core.Step, or (observation, reward, done)"
+        )
+    seen = _checked_observation(value.observation, f"{where}: observation")
+    reward: Any = value.reward
+    named: Mapping[str, Any] = reward if isinstance(reward, Mapping) else value.components
+    parts = {str(name): _number(part, f"{where}: reward {name!r}") for name, part in named.items()}
+    total = math.fsum(parts.values()) if isinstance(reward, Mapping) else _number(reward, f"{where}: reward")
+    info = _plain(dict(value.info), f"{where}: info")
+    return Step(seen or "", total, bool(value.done), info, parts, None if value.state is None else str(value.state))
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, str) or not hasattr(value, "__float__") or not is_score(float(value)):
+        raise PluginError(f"{where} {value!r:.80}; expected a finite number")
+    return float(value)
 
 
 def _plain(value: Any, where: str) -> Any:

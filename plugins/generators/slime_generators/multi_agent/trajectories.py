@@ -78,6 +78,8 @@ class Trajectory:
         sample.append_response_tokens(
             self._args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
         )
+        if sample.status != SampleStatus.ABORTED:
+            sample.end_turn(role=self.role.name)
         if sample.status == SampleStatus.COMPLETED:
             sample.metadata["num_turns"] = self.turns + 1
         return sample.status == SampleStatus.COMPLETED

@@ -61,7 +61,7 @@ class Options(PluginOptions):
     """Template of each observation in text rows, such as "<|user|>{observation}<|end|><|assistant|>"."""
 
 
-@declares(GenerateTraits(uses_environment=True))
+@declares(GenerateTraits(uses_environment=True, takes_images=True))
 async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
     """Play one episode.
 

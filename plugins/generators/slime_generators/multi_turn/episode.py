@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 KEY = "environment"
 """Key of the record in `Sample.metadata`."""
-_WORKING = ("messages", "snapshot", "turn_start", "acting")
+_WORKING = ("messages", "snapshot", "turn_start", "acting", "state")
 """Entries of the record that only an unfinished sample needs."""
 
 
@@ -113,7 +113,7 @@ class Episode:
         await self._keep_state()
 
     def _take(self, before: Mapping[str, Any]) -> None:
-        fresh = {"turns": 0, "rewards": [], "info": {}, "turn_start": 0, "acting": False}
+        fresh = {"turns": 0, "rewards": [], "info": {}, "turn_start": 0, "acting": False, "state": None}
         self._record = {**fresh, **before}
         self._sample.metadata[KEY] = self._record
 
@@ -134,6 +134,7 @@ class Episode:
         return "no snapshot was kept"
 
     async def _keep_state(self) -> None:
+        self._record["state"] = self._session.state
         self._record["snapshot"] = await self._session.snapshot()
         self._record["messages"] = list(self._dialogue.messages)
 
@@ -148,8 +149,9 @@ class Episode:
             return False
         if own.max_turn_tokens is not None:
             room = min(room, max(1, own.max_turn_tokens - (sample.response_length - self._record["turn_start"])))
+        images: Any = {"image_data": sample.image_data()} if sample.multimodal_inputs else {}
         output = await self._engine.generate(
-            sample.tokens, {**self._params, "max_new_tokens": room}, session_id=sample.session_id
+            sample.tokens, {**self._params, "max_new_tokens": room}, session_id=sample.session_id, **images
         )
         sample.append_response_tokens(
             self._args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
@@ -174,8 +176,14 @@ class Episode:
         action = self._tokenizer.decode(ids, skip_special_tokens=True)
         step: Step = await self._timed(self._session.step(action, turn))
         snapshot = await self._timed(self._session.snapshot()) if not step.done else None
+        self._sample.end_turn(step.reward, state=self._record["state"])
         self._record["turns"] += 1
+        self._record["state"] = step.state
         self._record["rewards"].append(step.reward)
+        parts = {} if self.reward_rule == "last" else dict(self._sample.reward_components or {})
+        for name, value in step.components.items():
+            parts[name] = parts.get(name, 0.0) + value
+        self._sample.reward_components = parts or None
         self._record["info"].update(step.info)
         self._record["snapshot"] = snapshot
         return step
@@ -196,6 +204,7 @@ class Episode:
             sample.append_response_tokens(
                 self._args, ids, trainable=False, source=source, text=self._tokenizer.decode(ids)
             )
+        self._dialogue.continued_with()
         self._record["turn_start"], self._record["acting"] = sample.response_length, False
         self._record["messages"] = list(self._dialogue.messages)
         return True

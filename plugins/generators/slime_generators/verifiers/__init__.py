@@ -161,6 +161,9 @@ class _Runs:
             for each in await self.server.finish_session(key, reward):
                 each.rollout_id = self.base.index if self.base.rollout_id is None else self.base.rollout_id
                 each.metadata["verifiers"] = {**each.metadata["verifiers"], **notes}
+                each.reward_components = {n: v for n, v in notes["rewards"].items() if v is not None} or None
+                if notes["seat"] != "agent":
+                    each.turns = [turn._replace(role=notes["seat"]) for turn in each.known_turns()]
                 each.metadata["sample_metrics"] = {**each.metadata.get("sample_metrics", {}), **_metrics(notes)}
                 reason = problem or "; ".join(notes["errors"])
                 if reason:

@@ -73,11 +73,14 @@ class Gaps:
 
     def __init__(self) -> None:
         self._least: float | None = None
+        self._seen = -1
+        """The last rollout that was checked."""
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
         """Check that the distance is due to rounding, and stays so."""
         trained_since_the_push = it.batch.rollout_id % it.args.update_weights_interval
-        if it.tensors.rollout_log_probs is None or trained_since_the_push:
+        again, self._seen = it.batch.rollout_id == self._seen, it.batch.rollout_id
+        if it.tensors.rollout_log_probs is None or trained_since_the_push or again:
             return
         positions = [position for position in it.known if it.fresh(position)]
         if not positions:

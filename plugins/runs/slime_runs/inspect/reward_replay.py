@@ -1,6 +1,6 @@
 """Saved samples -> rewards of another function, together with the saved rewards.
 
-`slime rewards replay` reads dumps of rollouts (`dumps.read_samples`) and reproductions of failed scores
+`slime rewards replay` reads dumps of rollouts (`saved.read_samples`) and reproductions of failed scores
 (`reward_failures`) through `read_saved` and scores them with `rescore`. A sample whose *generation* failed or was
 aborted is skipped, since it has no response to score. A sample whose scoring failed is scored again.
 """
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_core.data.dumps import grouped, read_samples
+from slime_data.saved import grouped, read_samples
+
 from slime_core.errors import DataError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.rollout.reward import RewardStage

@@ -52,8 +52,9 @@ def run(namespace: argparse.Namespace) -> int:
 
         return samples_show.run(namespace)
     from slime_commands.sft.sampled_rows import to_row
+    from slime_data.saved import read_samples
 
-    from slime_core.data.dumps import read_samples, to_json, write_lines
+    from slime_core.data.dumps import to_json, write_lines
     from slime_core.data.tokenizer import load_tokenizer
     from slime_core.errors import ConfigError
     from slime_runs.files import saved_files

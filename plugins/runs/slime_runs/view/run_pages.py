@@ -12,7 +12,7 @@ from slime_runs import profile, shadows
 from slime_runs.compare import compare
 from slime_runs.files import FOLDER, file_names, parse_name
 from slime_runs.index import Entry, Filter, Index, Key, Order, Total
-from slime_runs.overview import CURVES, evaluations, names_of
+from slime_runs.overview import CURVES, PARTS, evaluations, names_of
 from slime_runs.run import PROFILE, differences
 from slime_runs.view.samples_page import columns
 from slime_runs.view.watched import UnreadableError, WatchedRun, readable, stamp
@@ -81,7 +81,9 @@ def compared(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
 
 def _curves(found: Sequence[WatchedRun]) -> dict[str, str]:
     sets = {name for run in found for name in evaluations(run.metrics())}
-    return {**CURVES, **{f"evaluation of {name}": f"eval/{name}" for name in sorted(sets)}}
+    parts = {n.removeprefix(PARTS) for run in found for n in names_of(run.metrics()) if n.startswith(PARTS)}
+    of_parts = {f"reward: {name}": f"{PARTS}{name}" for name in sorted(parts)}
+    return {**CURVES, **{f"evaluation of {name}": f"eval/{name}" for name in sorted(sets)}, **of_parts}
 
 
 def _own_curves(run: WatchedRun) -> dict[str, str]:

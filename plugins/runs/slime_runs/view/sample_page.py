@@ -103,6 +103,7 @@ def tokens_of(run: WatchedRun, found: StoredSample, given: dict[str, Any], start
         "texts": None if tokenizer is None else [plain(text) for text in decoded(tokenizer, one.tokens[start:end])],
         "text": plain(found.text, _LONGEST) if tokenizer is None else None,
         "spans": _cut(spans, start, end),
+        "turns": [[plain(str(v), 200) if isinstance(v, str) else v for v in turn] for turn in one.known_turns()],
         "first": first,
         "mask": [] if one.remove_sample else [int(bool(m)) for m in mask[first:last]],
         "columns": {name: column[first:last] for name, column in columns.items() if column is not None},

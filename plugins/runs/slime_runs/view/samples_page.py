@@ -152,6 +152,7 @@ def answer(run: WatchedRun, found: StoredSample, given: Mapping[str, Any] | None
         **{name: column[0] for name, column in columns([found.entry]).items()},
         "text": plain(found.text, _SHOWN),
         "reward": parts_of(found.row.get("reward")),
+        "components": parts_of(found.row.get("reward_components")),
         "advantage": _mean((given or {}).get("advantages")),
         "paid_by": paid_by(run, found),
         "outside_s": found.row.get("non_generation_time"),

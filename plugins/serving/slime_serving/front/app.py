@@ -6,7 +6,8 @@
                                                                                   client gone, cancelled, failed: False
 
 A separate task, which the desk knows, builds and sends the answer. So the end of the session, or a client that
-disconnects, also ends the engine's work. The answer counts as delivered only when its last byte was sent.
+disconnects, also ends the engine's work. The answer counts as delivered once its last byte was written to a connection
+that was not lost: many clients close it as soon as they have read the last event.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from slime_serving.http.errors import ClientGone, Refused
 from slime_serving.http.streams import json_response, merge
 
 _CLOSED = "this session is closed; its run has ended"
+_TURNS_TO_NOTICE = 4
+"""Turns of the event loop from a closed connection to the end of the task that waits for it."""
 
 
 class Events(Protocol):
@@ -120,6 +123,7 @@ class Exchange(Response):
         self.api, self.desk, self.caller, self.wanted, self.asked = api, desk, caller, wanted, asked
         self.ident = secrets.token_hex(12)
         self._begun = False
+        self._complete = False
         self._settled = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,10 +155,12 @@ class Exchange(Response):
             content = self._events() if self.wanted.stream else self._whole()
             async with aclosing(content):
                 async for data in content:
+                    for _ in range(_TURNS_TO_NOTICE if self._complete else 0):
+                        await asyncio.sleep(0)
                     await self._pass_on(send, data)
+                    if self._complete:  # before any turn of the loop, in which the client may close the connection
+                        self._settle(not gone.done())
                     await asyncio.sleep(0)  # pieces that are ready would follow without a turn for other clients
-            await asyncio.sleep(0)  # so that a connection lost meanwhile is detected
-            self._settle(not gone.done())
             await send({"type": "http.response.body", "body": b""})
         except (EngineError, Refused) as problem:
             self._settled = True
@@ -196,7 +202,9 @@ class Exchange(Response):
             return orjson.dumps(self.api.reply(self.wanted, self.ident, answers))
 
         long = self.wanted.top_logprobs is not None and len(answers) > 1
-        yield await asyncio.to_thread(written) if long else written()
+        reply = await asyncio.to_thread(written) if long else written()
+        self._complete = True
+        yield reply
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         stream = self.api.Stream(self.wanted, self.ident, self.asked[0].prompt_tokens)
@@ -212,6 +220,7 @@ class Exchange(Response):
                     data += b"".join(stream.piece(choice, piece))
                 if len(ended) == len(self.asked):
                     data += b"".join(stream.close([asked.answer for asked in self.asked]))
+                    self._complete = True
                 yield data
 
     def _finished(self, asked: Any) -> Answer:

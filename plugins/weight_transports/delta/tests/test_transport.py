@@ -69,12 +69,9 @@ def make(tmp_path: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) ->
     save_file({n: t.to(dtype) for n, t in trainer.tensors.items()}, model / "model.safetensors")
     (model / "config.json").write_text("{}")
     args = {
-        "update_weight_start_version": 0, "update_weight_transport": "delta", "colocate": False,
-        "update_weight_disk_dir": str(tmp_path / "run" / "weights"), "run_dir": str(tmp_path / "run"),
-        "update_weight_disk_keep_files": False,
-        "check_weight_update_equal": True, "hf_checkpoint": str(model), "update_weight_delta_encoding": "xor",
-        "update_weight_delta_checksum": "xxh3-128", "update_weight_buffer_size": 2**20, "true_on_policy_mode": False,
-        "save_shard_size": 5.0, "custom_update_weight_post_write_path": None,
+        "update_weight_transport": "delta", "update_weight_disk_dir": str(tmp_path / "run" / "weights"),
+        "run_dir": str(tmp_path / "run"), "check_weight_update_equal": True, "hf_checkpoint": str(model),
+        "update_weight_buffer_size": 2**20,
     }  # fmt: skip
     receiver = Receiver(tmp_path / "local")
     receiver.weight_transports = changes.pop("transports", receiver.weight_transports)

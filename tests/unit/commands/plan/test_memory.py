@@ -23,11 +23,7 @@ PARAMETERS = Parameters(total=1_000_000, embeddings=200_000, experts=400_000)
 
 
 def run_args(**changes: Any) -> Any:
-    values = {
-        "lora_rank": None, "use_dynamic_batch_size": False, "max_tokens_per_gpu": None, "micro_batch_size": 1,
-        "recompute_granularity": None, "log_probs_chunk_size": -1,
-    }  # fmt: skip
-    return Args(**{**values, **changes})
+    return Args(**{"micro_batch_size": 1, **changes})
 
 
 def sizes(items: list[Item]) -> dict[str, float]:

@@ -22,12 +22,7 @@ from tests.conftest import TinyRun
 def run_args(**changes: Any) -> Any:
     values = {
         "rollout_batch_size": 32, "n_samples_per_prompt": 8, "global_batch_size": 128, "num_steps_per_rollout": 2,
-        "use_dynamic_batch_size": False, "max_tokens_per_gpu": None, "micro_batch_size": 4, "num_rollout": 40,
-        "num_epoch": None, "rollout_max_response_len": 100, "rollout_max_prompt_len": 50,
-        "engine_max_context_len": None, "rollout_max_context_len": None,
-        "debug_train_only": False, "debug_rollout_only": False,
-        "update_weights_interval": 1, "partial_rollout": False, "async_training": False, "async_mode": "one-step",
-        "async_buffer_groups": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 3,
+        "micro_batch_size": 4, "num_rollout": 40, "rollout_max_response_len": 100, "rollout_max_prompt_len": 50,
     }  # fmt: skip
     return Args(**{**values, **changes})
 

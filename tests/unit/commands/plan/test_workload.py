@@ -106,7 +106,7 @@ class Engine:
 def run_args(**changes: Any) -> Args:
     values = {
         "rollout_batch_size": BATCH, "n_samples_per_prompt": EACH, "num_rollout": ROLLOUTS,
-        "sglang_server_concurrency": PLACES, "async_training": False, "async_mode": "one-step",
+        "sglang_server_concurrency": PLACES,
     }  # fmt: skip
     return Args(**{**values, **changes})
 

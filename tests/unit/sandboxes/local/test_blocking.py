@@ -36,16 +36,13 @@ def test_no_more_calls_at_a_time_and_threads_that_end() -> None:
             assert not thread.is_alive()
 
 
-def test_what_the_call_raises_frees_its_place() -> None:
+async def test_what_the_call_raises_frees_its_place() -> None:
     def call() -> None:
         raise OSError("no more processes")
 
-    async def many() -> None:
-        for _ in range(2 * STARTS):
-            with pytest.raises(OSError, match="no more"):
-                await (await on_thread("a call", call, print))
-
-    asyncio.run(many())
+    for _ in range(2 * STARTS):
+        with pytest.raises(OSError, match="no more"):
+            await (await on_thread("a call", call, print))
 
 
 def test_a_result_that_comes_after_the_loop_is_given_away() -> None:

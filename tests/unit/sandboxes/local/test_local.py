@@ -6,10 +6,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import slime_sandbox_local
@@ -23,50 +22,38 @@ pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no compl
 TIME = 60.0
 
 
-def inside(body: Callable[[LocalSandbox], Awaitable[Any]], limits: SandboxLimits | None = None, **options: Any) -> Any:
-    async def run() -> Any:
-        async with LocalSandbox(limits, **options) as box:
-            return await body(box)
-
-    return asyncio.run(run())
+@pytest.fixture
+async def box() -> AsyncIterator[LocalSandbox]:
+    async with LocalSandbox() as opened:
+        yield opened
 
 
-def test_a_command_its_status_and_both_outputs() -> None:
-    async def body(box: LocalSandbox) -> None:
-        assert isinstance(box, Sandbox)
-        code, out, err = await box.exec("echo a; echo b >&2; exit 3", timeout=TIME)
-        assert (code, out, err) == (3, "a\n", "b\n")
-        assert (await box.exec(["printf", "%s", "a b"], timeout=TIME)).out == "a b"
-        assert (await box.exec("kill -TERM $$", timeout=TIME)).code == 128 + 15
-        assert (await box.exec(["no-such-program"], timeout=TIME)).code == 127
-        assert (await box.exec("pwd; echo $HOME; id -un", timeout=TIME)).out == "/sandbox\n/sandbox\nsandbox\n"
-
-    inside(body)
+async def test_a_command_its_status_and_both_outputs(box: LocalSandbox) -> None:
+    assert isinstance(box, Sandbox)
+    code, out, err = await box.exec("echo a; echo b >&2; exit 3", timeout=TIME)
+    assert (code, out, err) == (3, "a\n", "b\n")
+    assert (await box.exec(["printf", "%s", "a b"], timeout=TIME)).out == "a b"
+    assert (await box.exec("kill -TERM $$", timeout=TIME)).code == 128 + 15
+    assert (await box.exec(["no-such-program"], timeout=TIME)).code == 127
+    assert (await box.exec("pwd; echo $HOME; id -un", timeout=TIME)).out == "/sandbox\n/sandbox\nsandbox\n"
 
 
-def test_environment_is_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_is_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
-
-    async def body(box: LocalSandbox) -> None:
+    async with LocalSandbox(env={"A": "1"}) as box:
         assert (await box.exec("echo $A$B$HF_TOKEN", env={"B": "2"}, timeout=TIME)).out == "12\n"
 
-    inside(body, env={"A": "1"})
+
+async def test_check_and_user(box: LocalSandbox) -> None:
+    with pytest.raises(SandboxError, match="ended with 1: why"):
+        await box.exec("echo why >&2; false", timeout=TIME, check=True)
+    with pytest.raises(SandboxError, match="has one user, 'sandbox'"):
+        await box.exec("true", user="root", timeout=TIME)
 
 
-def test_check_and_user() -> None:
-    async def body(box: LocalSandbox) -> None:
-        with pytest.raises(SandboxError, match="ended with 1: why"):
-            await box.exec("echo why >&2; false", timeout=TIME, check=True)
-        with pytest.raises(SandboxError, match="has one user, 'sandbox'"):
-            await box.exec("true", user="root", timeout=TIME)
-
-    inside(body)
-
-
-def test_files_there_and_back(tmp_path: Path) -> None:
+async def test_files_there_and_back(tmp_path: Path) -> None:
     (tmp_path / "local").write_bytes(bytes(range(256)) * 4000)
-
-    async def body(box: LocalSandbox) -> None:
+    async with LocalSandbox(SandboxLimits(file_mb=2)) as box:
         await box.write_file("deep/er/text", "caf\u00e9")
         assert await box.read_file("/sandbox/deep/er/text") == "caf\u00e9".encode()
         await box.write_file("bytes", tmp_path / "local")
@@ -81,49 +68,36 @@ def test_files_there_and_back(tmp_path: Path) -> None:
         with pytest.raises(SandboxError, match="larger than 2 MB"):
             await box.read_file("/dev/zero")
 
-    inside(body, SandboxLimits(file_mb=2))
 
-
-def test_requests_run_side_by_side() -> None:
-    async def body(box: LocalSandbox) -> None:
-        waiter = asyncio.create_task(box.exec("mkfifo p; touch ready; cat p", timeout=TIME))
-        await box.exec("until [ -e ready ]; do sleep 0.01; done; echo through > p", timeout=TIME, check=True)
-        assert (await waiter).out == "through\n"
-
-    inside(body)
+async def test_requests_run_side_by_side(box: LocalSandbox) -> None:
+    waiter = asyncio.create_task(box.exec("mkfifo p; touch ready; cat p", timeout=TIME))
+    await box.exec("until [ -e ready ]; do sleep 0.01; done; echo through > p", timeout=TIME, check=True)
+    assert (await waiter).out == "through\n"
 
 
 @pytest.mark.slow
-def test_time_is_up_and_the_tree_goes() -> None:
-    async def body(box: LocalSandbox) -> None:
-        # The shell must start within it as well.
-        result = await box.exec("echo begun; (sleep 1000 & sleep 1000); echo over", timeout=6.0)
-        assert result.timed_out
-        assert result.out == "begun\n"
-        assert "sleep" not in (await box.exec("cat /proc/[0-9]*/comm", timeout=TIME)).out
-
-    inside(body)
+async def test_time_is_up_and_the_tree_goes(box: LocalSandbox) -> None:
+    # The shell must start within it as well.
+    result = await box.exec("echo begun; (sleep 1000 & sleep 1000); echo over", timeout=6.0)
+    assert result.timed_out
+    assert result.out == "begun\n"
+    assert "sleep" not in (await box.exec("cat /proc/[0-9]*/comm", timeout=TIME)).out
 
 
-def test_a_command_is_over_though_its_child_holds_the_output() -> None:
-    async def body(box: LocalSandbox) -> None:
-        assert (await box.exec("sleep 1000 & echo done", timeout=TIME)).out == "done\n"
-
-    inside(body)
+async def test_a_command_is_over_though_its_child_holds_the_output(box: LocalSandbox) -> None:
+    assert (await box.exec("sleep 1000 & echo done", timeout=TIME)).out == "done\n"
 
 
 @pytest.mark.slow
-def test_endless_output_is_cut() -> None:
-    async def body(box: LocalSandbox) -> None:
+async def test_endless_output_is_cut() -> None:
+    async with LocalSandbox(SandboxLimits(output_kb=1)) as box:
         result = await box.exec("yes", timeout=6.0)
         assert result.timed_out
         assert result.out.endswith("[cut: more output than the sandbox keeps]")
         assert 1024 <= len(result.out) <= 1100
 
-    inside(body, SandboxLimits(output_kb=1))
 
-
-def test_an_endpoint_is_reached_and_nothing_else_is() -> None:
+async def test_an_endpoint_is_reached_and_nothing_else_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -139,53 +113,42 @@ def test_an_endpoint_is_reached_and_nothing_else_is() -> None:
             " s.sendall(b'hello'); print(s.recv(100).decode())"
         )
 
-        async def body(box: LocalSandbox) -> None:
+        async with LocalSandbox(SandboxLimits(endpoints={8000: ("127.0.0.1", host_port)})) as box:
             assert (await box.exec(["python3", "-c", talk, "8000"], timeout=TIME)).out == "from outside: hello\n"
             for other in (host_port, 8001):
                 assert "ConnectionRefused" in (await box.exec(["python3", "-c", talk, str(other)], timeout=TIME)).err
-
-        inside(body, SandboxLimits(endpoints={8000: ("127.0.0.1", host_port)}))
         thread.join(TIME)
     with pytest.raises(SandboxError, match="no use"):
         LocalSandbox(SandboxLimits(network=True, endpoints={1: ("a", 2)}))
 
 
-def test_further_directories_are_read_only(tmp_path: Path) -> None:
+async def test_further_directories_are_read_only(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("seen")
     tmp_path.chmod(0o755)  # the program is nobody whom the owner knows
-
-    async def body(box: LocalSandbox) -> None:
+    async with LocalSandbox(SandboxLimits(read_only=(str(tmp_path),))) as box:
         assert (await box.exec(f"cat {tmp_path}/data", timeout=TIME)).out == "seen"
         assert (await box.exec(f"echo x > {tmp_path}/data; rm {tmp_path}/data", timeout=TIME)).code != 0
-
-    inside(body, SandboxLimits(read_only=(str(tmp_path),)))
     assert (tmp_path / "data").read_text() == "seen"
 
 
-def test_used_outside_of_its_context() -> None:
-    async def run() -> None:
-        box = LocalSandbox()
-        with pytest.raises(SandboxError, match="has not been entered"):
-            await box.exec("true", timeout=TIME)
-        async with box:
-            pass
-        with pytest.raises(SandboxError, match="has been closed"):
-            await box.exec("true", timeout=TIME)
+async def test_used_outside_of_its_context() -> None:
+    box = LocalSandbox()
+    with pytest.raises(SandboxError, match="has not been entered"):
+        await box.exec("true", timeout=TIME)
+    async with box:
+        pass
+    with pytest.raises(SandboxError, match="has been closed"):
+        await box.exec("true", timeout=TIME)
+    await box.close()
+
+
+async def test_who_waits_is_told_when_it_ends() -> None:
+    async with LocalSandbox() as box:
+        command = asyncio.create_task(box.exec("sleep 1000", timeout=TIME))
+        await box.exec("true", timeout=TIME)
         await box.close()
-
-    asyncio.run(run())
-
-
-def test_who_waits_is_told_when_it_ends() -> None:
-    async def run() -> None:
-        async with LocalSandbox() as box:
-            command = asyncio.create_task(box.exec("sleep 1000", timeout=TIME))
-            await box.exec("true", timeout=TIME)
-            await box.close()
-            with pytest.raises(SandboxError, match="has been closed"):
-                await command
-
-    asyncio.run(run())
+        with pytest.raises(SandboxError, match="has been closed"):
+            await command
 
 
 def test_cancelled_while_starting_running_and_ending() -> None:
@@ -305,14 +268,15 @@ asyncio.run(run())
 def entered(mode: str, isolation: str = "best-effort") -> dict[str, str]:
     """What a sandbox lacks that is made in a thread that may not do all."""
 
-    async def body(box: LocalSandbox) -> dict[str, str]:
-        return box.missing
+    async def inside() -> dict[str, str]:
+        async with LocalSandbox(isolation=isolation) as box:
+            return box.missing
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(forbid, mode).result()
         isolation_here.cache_clear()
         try:
-            return thread.submit(inside, body, isolation=isolation).result()
+            return thread.submit(lambda: asyncio.run(inside())).result()
         finally:
             isolation_here.cache_clear()
 
@@ -351,13 +315,10 @@ def test_what_an_old_landlock_lacks_is_said(version: int, lacking: list[str], mo
     assert all(word in what and f"version {version}" in said[what] for word, what in zip(lacking, said))
 
 
-def test_a_program_whose_output_must_be_whole_is_ended_when_it_is_too_long() -> None:
-    async def run() -> None:
-        async with LocalSandbox(SandboxLimits(output_kb=4, stack_mb=24), isolation="best-effort") as box:
-            asked = {"op": "exec", "command": ["/bin/sh", "-c", "ulimit -s; yes"], "whole": True}
-            answer, body = await box.request(asked, what="yes", timeout=30.0)
-            assert answer["cut"] == ["out"]
-            assert answer["code"] == 128 + 9
-            assert body.startswith(b"24576\ny\n")
-
-    asyncio.run(run())
+async def test_a_program_whose_output_must_be_whole_is_ended_when_it_is_too_long() -> None:
+    async with LocalSandbox(SandboxLimits(output_kb=4, stack_mb=24), isolation="best-effort") as box:
+        asked = {"op": "exec", "command": ["/bin/sh", "-c", "ulimit -s; yes"], "whole": True}
+        answer, body = await box.request(asked, what="yes", timeout=30.0)
+        assert answer["cut"] == ["out"]
+        assert answer["code"] == 128 + 9
+        assert body.startswith(b"24576\ny\n")

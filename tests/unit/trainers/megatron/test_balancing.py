@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from slime_trainer_megatron.trainer import MegatronTrainer
 
 from tests.backends.megatron import trainer_jobs
-from tests.megatron_models import save_tiny
-from tests.unit.trainers.megatron.test_routing import save_deepseek
+from tests.megatron_models import save_deepseek, save_tiny
+from tests.unit.trainers.megatron.steps import MICRO_BATCHES, Make
 
-MICRO_BATCHES = [[0, 1, 2], [3, 4, 5, 6, 7]]
 AUX, Z, RATE = 0.3, 0.02, 0.05
 LOSSES = {"moe_aux_loss_coeff": AUX, "moe_z_loss_coeff": Z}
 TOKENS = sum(prompt + response for prompt, response in trainer_jobs.LENGTHS)
@@ -30,18 +27,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def make(models: dict[str, Path]) -> Iterator[Any]:
-    made: list[MegatronTrainer] = []
-
-    def build(model: str, **overrides: Any) -> MegatronTrainer:
-        # Rows of padding, which must not count.
-        flags = {"data_pad_size_multiplier": 32, **overrides}
-        made.append(MegatronTrainer(trainer_jobs.settings(models[model], **flags)))
-        return made[-1]
-
-    yield build
-    for trainer in made:
-        trainer.close()
+def make(build: Make, models: dict[str, Path]) -> Make:
+    # Rows of padding, which must not count.
+    return lambda model, **flags: build(models[model], **{"data_pad_size_multiplier": 32, **flags})
 
 
 class Watched:
@@ -82,7 +70,7 @@ def nothing(output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", [None, "full"])
 @pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
-def test_losses_are_means_over_the_steps_tokens(make: Any, kind: str, recompute: str | None) -> None:
+def test_losses_are_means_over_the_steps_tokens(make: Make, kind: str, recompute: str | None) -> None:
     # One kind is the default where a coefficient is given.
     named = {} if kind == "aux_loss" else {"moe_router_load_balancing_type": kind}
     trainer = make("qwen3-moe", recompute_granularity=recompute, **LOSSES, **named)
@@ -107,7 +95,7 @@ def test_losses_are_means_over_the_steps_tokens(make: Any, kind: str, recompute:
     assert [found.metrics[name], found.metrics["router_z_loss"]] == pytest.approx(all_layers.mean(0).tolist())
 
 
-def test_a_step_moves_the_bias_of_experts(make: Any) -> None:
+def test_a_step_moves_the_bias_of_experts(make: Make) -> None:
     """By the rate, towards experts with fewer tokens than the mean; saved and sent with the weights."""
     trainer = make("deepseek-v3", moe_router_bias_update_rate=RATE)
     watched = Watched(trainer.models.chunks[0].decoder.layers[-1].mlp.router)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from slime_core.checkpoint.sources import find_source
 from slime_core.errors import CheckpointError
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.megatron_models import save_tiny
+from tests.unit.trainers.megatron.steps import Make, equal, log_probs, step, weights
 
 pytestmark = pytest.mark.slow
-
-Make = Callable[..., MegatronTrainer]
 
 
 @pytest.fixture(scope="module")
@@ -30,41 +28,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make(model: Path) -> Iterator[Make]:
-    made: list[MegatronTrainer] = []
-
-    def build(role: str = "actor", **overrides: Any) -> MegatronTrainer:
-        made.append(MegatronTrainer(jobs.settings(model, **overrides), role=role))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield build
-    for trainer in made:
-        trainer.close()
-
-
-def weights(trainer: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in trainer.named_weights()}
-
-
-def step(trainer: Any) -> dict[str, float]:
-    data = jobs.batch()
-
-    def loss_fn(output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return -(output.values if trainer.role == "critic" else output.log_probs).sum() / 50, {}
-
-    return dict(trainer.train_step(data, [[0, 1, 2], [3, 4, 5, 6, 7]], loss_fn).metrics)
+def make(build: Make, model: Path) -> Make:
+    return lambda role="actor", **flags: build(model, role, **flags)
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
-def log_probs(trainer: MegatronTrainer, role: Any) -> list[torch.Tensor]:
-    return trainer.log_probs(jobs.batch(), [[0, 1, 2], [3, 4, 5, 6, 7]], role=role)
-
-
-def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 def moments(trainer: MegatronTrainer) -> list[torch.Tensor]:

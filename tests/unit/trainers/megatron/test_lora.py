@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_trainer_megatron.model.norms import RMSNorm
 from slime_trainer_megatron.trainer import MegatronTrainer
@@ -18,14 +16,13 @@ from transformers import AutoModelForCausalLM
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.lora import LoraSettings
-from slime_core.protocols import MicroBatchOutput
 from tests.backends.megatron import trainer_jobs as jobs
-from tests.backends.megatron.lora_jobs import LORA, MICRO_BATCHES, compare_adapters, three_steps
+from tests.backends.megatron.lora_jobs import LORA
 from tests.megatron_models import save_tiny
+from tests.unit.trainers.megatron.steps import Make, equal, log_probs, step, weights
 
 pytestmark = pytest.mark.slow
 
-Make = Callable[..., MegatronTrainer]
 ADAPTER, MODEL = "adapter/adapter_model.safetensors", "model.safetensors"
 
 
@@ -43,62 +40,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def make(models: dict[str, Path]) -> Iterator[Make]:
-    made: list[MegatronTrainer] = []
-
-    def build(model: str = "dense", role: Any = "actor", **overrides: Any) -> MegatronTrainer:
-        made.append(MegatronTrainer(jobs.settings(models[model], **{**LORA, **overrides}), role=role))
-        return made[-1]
-
-    yield build
-    for trainer in made:
-        trainer.close()
-    assert not torch.distributed.is_initialized()
-
-
-def weights(trainer: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in trainer.named_weights()}
-
-
-def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    return -output.log_probs.sum() / 50, {}
-
-
-def step(trainer: Any, rollout_id: int = 0) -> dict[str, float]:
-    data = jobs.batch()
-    data.rollout_id = rollout_id
-    metrics: dict[str, float] = trainer.train_step(data, MICRO_BATCHES, loss_fn).metrics
-    return metrics
-
-
-def log_probs(trainer: Any, role: Any = "actor") -> list[torch.Tensor]:
-    found: list[torch.Tensor] = trainer.log_probs(jobs.batch(), MICRO_BATCHES, role=role)
-    return found
-
-
-def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("model", "flags"),
-    [
-        ("dense", {}),
-        ("dense", {"lora_target_modules": ["q_proj", "v_proj", "up_proj"]}),
-        ("experts", {"recompute_granularity": "full"}),
-    ],
-    ids=["all-linear", "some matrices of a linear", "experts, recomputed"],
-)
-def test_three_steps_equal_the_embedded_trainers(
-    make: Make, models: dict[str, Path], tmp_path: Path, model: str, flags: dict[str, Any]
-) -> None:
-    found = three_steps(make(model, **flags), tmp_path / "megatron")
-    embedded = EmbeddedTrainer(jobs.settings(models[model], **{**LORA, **flags}))
-    expected = three_steps(embedded, tmp_path / "embedded")
-    compare_adapters([found], expected)
-    for name, tensor in load_file(models[model] / MODEL).items():
-        adapted = f"{name.removesuffix('weight')}lora_A" in found["adapters"]
-        assert torch.equal(found["weights"][name], tensor) != adapted, "what has no adapter stays as it is"
+def make(build: Make, models: dict[str, Path]) -> Make:
+    return lambda model="dense", role="actor", **flags: build(models[model], role, **{**LORA, **flags})
 
 
 @pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "up_proj"]])

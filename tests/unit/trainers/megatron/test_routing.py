@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,10 @@ from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.sample.routed_experts import FREE
 from tests.backends.megatron import routing_jobs, trainer_jobs
-from tests.megatron_models import save_tiny
+from tests.megatron_models import save_deepseek, save_tiny
+from tests.unit.trainers.megatron.steps import MICRO_BATCHES, Make
 
 ALL, MIXED = [0, 1, 2, 3], [1, 3]
-DEEPSEEK = {
-    "vocab_size": trainer_jobs.VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4, "v_head_dim": 12, "max_position_embeddings": 64, "n_routed_experts": 8,
-    "num_experts_per_tok": 4, "moe_intermediate_size": 16, "n_shared_experts": 2, "first_k_dense_replace": 1,
-    "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "initializer_range": 0.15,
-    "tie_word_embeddings": False, "pad_token_id": None,
-}  # fmt: skip
-MICRO_BATCHES = [[0, 1, 2], [3, 4, 5, 6, 7]]
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +28,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name: path for path in root.iterdir()}
 
 
-def save_deepseek(directory: Path) -> None:
-    """Sigmoid scores, a bias for the choice, two of four groups, four of eight experts; the first layer dense."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    build: Any = AutoModelForCausalLM.from_config
-    model = build(AutoConfig.for_model("deepseek_v3", **DEEPSEEK))
-    for name, buffer in model.named_buffers():
-        if "correction_bias" in name:
-            buffer.add_(0.2 * torch.randn(buffer.shape))
-    model.save_pretrained(directory)
-
-
 @pytest.mark.parametrize(("model", "layers"), [("qwen3-moe", ALL), ("qwen3-moe-mixed", MIXED)])
 def test_it_is_the_embedded_trainers(models: dict[str, Path], model: str, layers: list[int]) -> None:
     """Normalised weights with experts everywhere; plain ones, with every other layer dense."""
@@ -59,21 +37,9 @@ def test_it_is_the_embedded_trainers(models: dict[str, Path], model: str, layers
     routing_jobs.compare([result], expected, layers)
 
 
-Make = Callable[..., MegatronTrainer]
-
-
 @pytest.fixture
-def make(models: dict[str, Path]) -> Iterator[Make]:
-    made: list[MegatronTrainer] = []
-
-    def build(model: str, **overrides: Any) -> MegatronTrainer:
-        made.append(MegatronTrainer(trainer_jobs.settings(models[model], **overrides)))
-        return made[-1]
-
-    yield build
-    for trainer in made:
-        trainer.close()
-    assert not torch.distributed.is_initialized()
+def make(build: Make, models: dict[str, Path]) -> Make:
+    return lambda model, **flags: build(models[model], **flags)
 
 
 def routers(trainer: MegatronTrainer) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +17,7 @@ from slime_core.errors import ConfigError, PluginError, TrainError
 from slime_core.protocols import MicroBatchOutput
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.megatron_models import save_tiny
-
-MICRO_BATCHES = [[0, 1, 2], [3, 4, 5, 6, 7]]
-Make = Callable[..., MegatronTrainer]
+from tests.unit.trainers.megatron.steps import MICRO_BATCHES, Make, equal, log_probs, loss_fn, step, weights
 
 
 @pytest.fixture(scope="module")
@@ -36,40 +33,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def make(models: dict[str, Path]) -> Iterator[Make]:
-    made: list[MegatronTrainer] = []
-
-    def build(role: str = "actor", model: str = "qwen3", **overrides: Any) -> MegatronTrainer:
-        settings = jobs.settings(models[model], **overrides)
-        made.append(MegatronTrainer(settings, role=role))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield build
-    for trainer in made:
-        trainer.close()
-    assert not torch.distributed.is_initialized()
-
-
-def weights(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in trainer.named_weights()}
-
-
-def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    return -output.log_probs.sum() / 50, {}
-
-
-def step(trainer: MegatronTrainer, rollout_id: int = 0, loss: Any = loss_fn) -> dict[str, float]:
-    data = jobs.batch()
-    data.rollout_id = rollout_id
-    return trainer.train_step(data, MICRO_BATCHES, loss).metrics
-
-
-def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
-
-
-def log_probs(trainer: MegatronTrainer, role: Any = "actor") -> list[torch.Tensor]:
-    return trainer.log_probs(jobs.batch(), MICRO_BATCHES, role=role)
+def make(build: Make, models: dict[str, Path]) -> Make:
+    return lambda role="actor", model="qwen3", **flags: build(models[model], role, **flags)
 
 
 def test_frozen_models_keep_their_weights(make: Make, models: dict[str, Path]) -> None:

@@ -63,6 +63,15 @@ function scale(all, by) {
   }[by];
 }
 
+// The turn of a response token: [name, value] lines; none outside turns.
+function turnOf(tokens, place) {
+  const at = tokens.turns.findIndex(([first, last]) => first <= place && place < last);
+  if (at < 0) return [];
+  const [, , turnReward, role, id, state] = tokens.turns[at];
+  const facts = [["reward of the turn", turnReward === null ? null : number(turnReward)], ["role", role], ["id of the turn", id], ["state", state]];
+  return [["turn", `${at + 1} of ${tokens.turns.length}`], ...facts.filter(([, value]) => value !== null && value !== "")];
+}
+
 function tokenView(tokens, choose) {
   const holder = h("div.tokens");
   const spans = [];
@@ -132,6 +141,7 @@ export async function samplePage(asked) {
       ["ratio", number(one.ratio, 6)],
       ["advantage", number(one.advantage)],
       ["weights", number(one.version)],
+      ...turnOf(tokens, tokens.start + at - tokens.prompt),
       ["entropy", tokens.columns.entropy || found.fate !== "trained" ? number(one.entropy, 6) : h("span.dim", "kept with --use-rollout-entropy")],
       ...["reference", "teacher", "value", "return"].filter((name) => one[name] !== null).map((name) => [name, number(one[name], 6)]),
     ];
@@ -139,7 +149,7 @@ export async function samplePage(asked) {
     panel.replaceChildren(
       h("b", "this token"), h("dl.facts", lines.map(([name, value]) => [h("dt", name), h("dd", value)])),
       h("b", "this sample"),
-      h("dl.facts", [["reward", reward(found.reward)], ["advantage", number(found.advantage)], ["label", found.label ?? "-"], ["paid by", paidBy(found.paid_by)], ...(found.shadow ? verdicts(found.shadow, found.score).map(([spec, cell]) => [`shadow ${spec.split("/").at(-1)}`, cell]) : [])].map(([name, value]) => [h("dt", name), h("dd", value)])),
+      h("dl.facts", [["reward", reward(found.reward)], ...(found.components ? [["parts of the reward", reward(found.components)]] : []), ["advantage", number(found.advantage)], ["label", found.label ?? "-"], ["paid by", paidBy(found.paid_by)], ...(found.shadow ? verdicts(found.shadow, found.score).map(([spec, cell]) => [`shadow ${spec.split("/").at(-1)}`, cell]) : [])].map(([name, value]) => [h("dt", name), h("dd", value)])),
     );
   }
 

@@ -1,0 +1,78 @@
+"""No estimator makes a number that is not finite, whatever the rewards, groups, masks and log-probs are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slime_core import AdvantageInputs, LossInputs, RewardInputs, TurnSpan, resolve
+from slime_core.config import load_settings
+from slime_core.plugins.manager import current_registry
+
+NAMES = [n for n in current_registry().names("estimators") if n in {
+    "dppo", "gdpo", "gigpo", "gmpo", "mt_grpo", "opo", "ppo", "sapo", "turn_credit", "vapo"
+}]  # fmt: skip
+FLAGS = ["--rollout-max-response-len", "32", "--kl-coef", "0.1", "--kl-loss-type", "k1", "--gamma", "0.9"]
+OPTIONS = {"dppo": ["plugins.dppo.divergence=kl"], "ppo": ["plugins.ppo.length_alpha=0.05"]}
+
+numbers = st.floats(-1e15, 1e15)
+log_probs = st.one_of(st.floats(-1e4, 0.0), st.sampled_from([0.0, -0.0, -1e-8, -1e4]))
+tokens = st.lists(st.tuples(log_probs, log_probs, st.booleans()), max_size=6)
+"""New and old log-prob and mask of each token of a response."""
+responses = st.lists(st.tuples(numbers, st.integers(0, 2), st.integers(0, 1), tokens), min_size=1, max_size=6)
+"""Reward, group, rollout within the group, tokens."""
+
+
+def made(name: str) -> tuple[Any, Any]:
+    chosen = [flag for option in OPTIONS.get(name, ()) for flag in ("--set", option)]
+    args = load_settings([*FLAGS, *chosen], command="show", env={}).args
+    return args, resolve("estimators", name).obj(args)
+
+
+def halves(reward: float, length: int) -> list[TurnSpan]:
+    """Two turns, the first without a reward of its own; none for a response without tokens."""
+    middle = length // 2
+    return [TurnSpan(0, middle, None, state="a"), TurnSpan(middle, length, reward / 3, state="b")] if length else []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_is_finite(name: str) -> None:
+    args, estimator = made(name)
+
+    @settings(max_examples=40, deadline=None)
+    @given(responses)
+    def check(rows: list[tuple[float, int, int, list[tuple[float, float, bool]]]]) -> None:
+        masks = [torch.tensor([float(m) for *_, m in own]) for *_, own in rows]
+        ids = ([group for _, group, _, _ in rows], [2 * group + member for _, group, member, _ in rows])
+        lengths = [int(mask.sum()) for mask in masks]
+        turns = [halves(reward, len(mask)) for (reward, *_), mask in zip(rows, masks)]
+        of_rollout = RewardInputs(
+            [r for r, *_ in rows], *ids, lengths, [False] * len(rows), turns=turns,
+            components=[{"answer": r, "tokens": float(n)} for (r, *_), n in zip(rows, lengths)],
+        )  # fmt: skip
+        shaped, shaped_turns = estimator.shape_rewards(args, of_rollout), estimator.shape_turns(args, of_rollout)
+        assert torch.isfinite(torch.tensor(shaped)).all()
+        new, old = ([torch.tensor([token[i] for token in own]) for *_, own in rows] for i in (0, 1))
+        inputs = AdvantageInputs(
+            rewards=torch.tensor(shaped), response_lengths=[len(mask) for mask in masks], group_indices=ids[0],
+            rollout_ids=ids[1], loss_masks=masks, kl=old, log_probs=old, values=new, turns=turns,
+            turn_rewards=shaped_turns,
+        )  # fmt: skip
+        found = estimator.advantages(args, inputs)
+        assert all(torch.isfinite(part).all() for part in (*found.advantages, *found.returns))
+        leaf = torch.cat(new).requires_grad_()
+        outputs = estimator.policy_loss(args, LossInputs(
+            leaf, torch.cat(old), torch.cat(found.advantages), torch.cat(masks), inputs.response_lengths,
+            returns=torch.cat(found.returns),
+        ))  # fmt: skip
+        assert torch.isfinite(outputs.loss).all()
+        assert all(torch.isfinite(metric).all() for metric in outputs.metrics.values())
+        if len(leaf):
+            (gradient,) = torch.autograd.grad((outputs.loss * torch.cat(masks)).sum(), leaf)
+            assert torch.isfinite(gradient).all()
+
+    check()

@@ -1,0 +1,210 @@
+"""The losses `clip_cov` and `kl_cov`, by definition, over ranks and micro-batches, and on a bandit."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slime_estimators.covariance import ClipCov, KLCov, _largest
+
+from slime_core.errors import ConfigError
+from slime_core.estimator import EstimatorBase
+from slime_core.learning.learner import Learner
+from slime_core.learning.tensors import Denominators, TrainTensors
+from slime_core.protocols import MicroBatchOutput
+from slime_core.sample import TrainBatch
+from tests.toy_trainer import Ranks, ToyTrainer, make_args, make_batch
+
+torch.set_num_threads(1)
+LOSSES = {"clip_cov": ClipCov, "kl_cov": KLCov}
+CHOSEN = {"clip_cov": {"share": 0.3, "low": -0.1, "high": 0.5}, "kl_cov": {"share": 0.3, "coef": 0.7}}
+
+
+def args_of(name: str, **changes: Any) -> Any:
+    plugins = {name: CHOSEN[name] | changes.pop("chosen", {})}
+    return make_args(loss_type=name, plugins=plugins, seed=3, num_steps_per_rollout=2, **changes)
+
+
+def bound(name: str, tensors: TrainTensors, batch: TrainBatch, **chosen: Any) -> tuple[Any, Denominators]:
+    args = args_of(name, chosen=chosen)
+    step = Denominators.of(batch, range(len(batch)), per_token=True)
+    step = Denominators(step.num_rollouts, step.num_tokens, True, tuple(range(len(batch))), lambda tensor: tensor)
+    return LOSSES[name](args, EstimatorBase(args)).bind(batch, tensors, step), step
+
+
+def columns(batch: TrainBatch, seed: int = 0) -> TrainTensors:
+    generator = torch.Generator().manual_seed(seed)
+
+    def column(shift: float) -> list[torch.Tensor]:
+        return [torch.randn(n, generator=generator, dtype=torch.float64) + shift for n in batch.response_lengths]
+
+    masks = [torch.tensor(mask, dtype=torch.float64) for mask in batch.loss_masks]
+    return TrainTensors(masks, old_log_probs=column(-2), advantages=column(0), returns=column(0))
+
+
+def covariances(batch: TrainBatch, tensors: TrainTensors) -> dict[tuple[int, int], float]:
+    """(sample, token) -> covariance of the trained tokens, from plain sums."""
+    assert tensors.advantages is not None
+    assert tensors.old_log_probs is not None
+    places = [(i, t) for i, mask in enumerate(batch.loss_masks) for t, m in enumerate(mask) if m]
+    pairs = [(tensors.advantages[i][t].item(), tensors.old_log_probs[i][t].item()) for i, t in places]
+    means = [sum(values) / len(pairs) for values in zip(*pairs)]
+    return {place: (a - means[0]) * (p - means[1]) for place, (a, p) in zip(places, pairs)}
+
+
+def gradients(name: str, batch: TrainBatch, tensors: TrainTensors, **chosen: Any) -> dict[tuple[int, int], float]:
+    """(sample, token) -> derivative of the loss by a log-prob that is 0.1 above the old one, times the tokens."""
+    loss_fn, step = bound(name, tensors, batch, **chosen)
+    assert tensors.old_log_probs is not None
+    log_probs = (torch.cat(tensors.old_log_probs) + 0.1).requires_grad_()
+    loss, metrics = loss_fn(MicroBatchOutput(list(range(len(batch))), log_probs))
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    assert metrics["loss"].item() == pytest.approx(loss.item())
+    parts = torch.split(gradient * step.num_tokens, batch.response_lengths)
+    return {(i, t): value for i, part in enumerate(parts) for t, value in enumerate(part.tolist())}
+
+
+def test_kl_cov_adds_the_penalty_to_the_largest_covariances() -> None:
+    batch = make_batch(8)
+    tensors = columns(batch)
+    cov, found = covariances(batch, tensors), gradients("kl_cov", batch, tensors)
+    assert tensors.advantages is not None
+    largest = sorted(cov, key=cov.__getitem__, reverse=True)[: int(0.3 * len(cov))]
+    for place, value in found.items():
+        advantage = tensors.advantages[place[0]][place[1]].item()
+        clipped = advantage > 0 and 1.1051709180756477 > 1.28
+        policy = 0.0 if place not in cov or clipped else -1.1051709180756477 * advantage
+        assert value == pytest.approx(policy + 0.7 * (place in largest), abs=1e-9)
+
+
+def test_clip_cov_leaves_out_random_tokens_inside_the_bounds() -> None:
+    batch = make_batch(8)
+    tensors = columns(batch)
+    cov = covariances(batch, tensors)
+    inside = {place for place, c in cov.items() if -0.1 < c < 0.5}
+    left_out = {place for place, g in gradients("clip_cov", batch, tensors).items() if place in cov and g == 0}
+    assert left_out < inside
+    assert len(left_out) == int(0.3 * len(cov))
+    batch.rollout_id = 1
+    again = {place for place, g in gradients("clip_cov", batch, tensors).items() if place in cov and g == 0}
+    assert again != left_out, "the next rollout draws other tokens"
+    none = gradients("clip_cov", batch, tensors, low=1e6, high=1e7)
+    assert all(none[place] != 0 for place in cov)
+    everything = gradients("clip_cov", batch, tensors, low=-1e6, high=1e6, share=1.0)
+    assert not any(everything[place] for place in cov)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.booleans()), max_size=40), st.integers(1, 45))
+def test_the_largest_are_those_of_a_sort(rows: list[tuple[float, bool]], number: int) -> None:
+    scores, among = torch.tensor([r for r, _ in rows]), torch.tensor([a for _, a in rows], dtype=torch.bool)
+    found = _largest(scores, among, number, lambda tensor: tensor).tolist()
+    chosen = sorted((r for r, a in rows if a), reverse=True)
+    least = chosen[min(number, len(chosen)) - 1] if chosen else 0.0
+    assert found == [a and r >= least for r, a in rows]
+
+
+def learn(name: str, batch: TrainBatch, world_size: int, **changes: Any) -> tuple[dict[str, float], torch.Tensor]:
+    args, ranks = args_of(name, global_batch_size=4, **changes), Ranks(world_size)
+    trainers = [ToyTrainer(rank, ranks) for rank in range(world_size)]
+
+    def work(trainer: ToyTrainer) -> dict[str, float]:
+        estimator = EstimatorBase(args)
+        return Learner(args, trainer, estimator, LOSSES[name](args, estimator)).train(0, batch)
+
+    with ThreadPoolExecutor(world_size) as pool:
+        found = list(pool.map(work, trainers))
+    metrics = [{k: v for k, v in m.items() if not k.startswith("perf/")} for m in found]
+    assert all(m == metrics[0] for m in metrics)
+    return metrics[0], trainers[0].weight.detach()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_split_over_ranks_and_micro_batches_changes_the_choice(name: str) -> None:
+    batch = make_batch(8, siblings=True)
+    whole, weight = learn(name, batch, 1, micro_batch_size=8)
+    assert 0 < whole["train/cov_share"] < 1
+    for world_size, size in ((1, 1), (2, 2), (4, 1)):
+        found, other = learn(name, batch, world_size, micro_batch_size=size)
+        assert found == pytest.approx(whole, rel=1e-5, abs=1e-6)
+        torch.testing.assert_close(other, weight, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_equal_advantages_and_one_token(name: str) -> None:
+    batch = make_batch(1)
+    batch.loss_masks, batch.rollout_mask_sums = [[1] + [0] * (len(batch.loss_masks[0]) - 1)], [1]
+    assert all(value == value for value in learn(name, batch, 1)[0].values())
+    batch = make_batch(4)
+    batch.rewards = [1.0] * 4
+    metrics, weight = learn(name, batch, 1)
+    assert all(value == value for value in metrics.values())
+    assert torch.isfinite(weight).all()
+
+
+def test_settings_that_cannot_work() -> None:
+    args = args_of("kl_cov", proximal_policy="interpolate")
+    with pytest.raises(ConfigError, match=r"--proximal-policy interpolate.* --loss-type kl_cov"):
+        KLCov(args, EstimatorBase(args))
+
+
+def test_a_penalty_without_gradient_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    args = args_of("kl_cov")
+    args.num_steps_per_rollout = 1
+    with caplog.at_level(logging.WARNING):
+        KLCov(args, EstimatorBase(args))
+    assert "--loss-type kl_cov with one optimizer step" in caplog.text
+
+
+def entropy_after(name: str | None, chosen: dict[str, float]) -> tuple[float, float]:
+    """Entropy and expected reward of a bandit of eight arms after 60 rollouts of 64 draws, four steps each."""
+    from slime_core.learning.loss import PolicyLoss
+
+    rewards, args = torch.tensor([1.0, 0.9, 0.8, 0.2, 0.1, 0.0, 0.0, 0.0]), args_of(name or "kl_cov", chosen=chosen)
+    loss = LOSSES[name](args, EstimatorBase(args)) if name else PolicyLoss(args, EstimatorBase(args))
+    logits, rng = torch.zeros(8), random.Random(0)
+    for rollout in range(60):
+        arms = rng.choices(range(8), weights=torch.softmax(logits, -1).tolist(), k=64)
+        batch = _pulls(rollout, arms)
+        old = torch.log_softmax(logits, -1)[arms]
+        tensors = TrainTensors(
+            [torch.ones(1) for _ in arms], old_log_probs=list(old.split(1)),
+            advantages=list((rewards[arms] - rewards[arms].mean()).split(1)),
+        )  # fmt: skip
+        step = Denominators(64, 64, True, tuple(range(64)), lambda tensor: tensor)
+        for _ in range(4):
+            leaf = logits.clone().requires_grad_()
+            output = MicroBatchOutput(list(range(64)), torch.log_softmax(leaf, -1)[arms])
+            (gradient,) = torch.autograd.grad(loss.bind(batch, tensors, step)(output)[0], leaf)
+            logits = logits - 0.5 * gradient
+    policy = torch.softmax(logits, -1)
+    return float(-(policy * policy.log()).sum()), float((policy * rewards).sum())
+
+
+def _pulls(rollout: int, arms: Sequence[int]) -> TrainBatch:
+    n = len(arms)
+    return TrainBatch(
+        rollout_id=rollout, tokens=[[0, arm] for arm in arms], response_lengths=[1] * n, loss_masks=[[1]] * n,
+        rewards=[0.0] * n, raw_rewards=[0.0] * n, truncated=[0] * n, sample_indices=list(range(n)),
+        group_indices=[0] * n, rollout_ids=list(range(n)), rollout_mask_sums=[1] * n,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [("clip_cov", {"share": 0.3, "low": 0.0, "high": 5.0}), ("kl_cov", {"share": 0.3, "coef": 2.0})],
+)
+def test_entropy_stays_higher_and_the_reward_still_rises(name: str, chosen: dict[str, float]) -> None:
+    plain, reward = entropy_after(None, {})
+    entropy, controlled = entropy_after(name, chosen)
+    assert entropy > 1.3 * plain
+    assert reward > 0.8
+    assert controlled > 0.6  # 0.375 at the start

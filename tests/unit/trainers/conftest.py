@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+import tests.light_megatron  # noqa: F401
