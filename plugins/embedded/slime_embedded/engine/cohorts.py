@@ -121,8 +121,9 @@ class TransformersRunner:
         self._cache_name = "cache_params" if "cache_params" in taken else "past_key_values"
         self.pads = agree(self._probe, self._probe(alone=True))
         """Whether prompts of different lengths share a batch."""
-        together = "together, padded on the left" if self.pads else "with others of their length only"
-        logger.info("%s of transformers: prompts are decoded %s", type(model.inner.model).__name__, together)
+        if not self.pads:
+            name = type(model.inner.model).__name__
+            logger.warning("%s: padding changes its states, so only prompts of one length decode together", name)
 
     def weights_changed(self) -> None:
         """Do nothing: the parameters are read in place."""

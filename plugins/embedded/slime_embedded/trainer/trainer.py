@@ -7,7 +7,7 @@ It contains no algorithm. Parameters are float32; only matrix products are bfloa
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from slime_embedded.models.routing import Routing
     from slime_embedded.trainer.critic import Critic
 
-logger = logging.getLogger(__name__)
 _MOST_TOKENS = 32768
 _MISMATCH = "routing_mismatch"
 _USES = (
@@ -87,7 +86,7 @@ class EmbeddedTrainer:
             load_model(settings.hf_checkpoint, settings, self.device) if role == "actor" else self._load_critic()
         )
         if isinstance(self.model, TransformersModel) and self.rank == 0:
-            logger.info("%s", self.model.description)
+            print(f"slime: {self.model.description}", file=sys.stderr, flush=True)
         if settings.lora is not None:
             from slime_embedded.models.lora_linear import add_adapters
 
