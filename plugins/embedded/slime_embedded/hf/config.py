@@ -62,22 +62,25 @@ def transformers_config(directory: str | Path) -> ModelConfig:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{directory}/config.json: transformers cannot read it: {error}") from error
     text = whole.get_text_config()
-    hidden, heads = int(text.hidden_size), int(getattr(text, "num_attention_heads", None) or 1)
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
-    eos = getattr(text, "eos_token_id", None)
+
+    def size(name: str, default: int) -> int:
+        found = getattr(text, name, None) or default  # families spell some names differently, and lack others
+        return int(max(found) if isinstance(found, list) else found)
+
+    hidden, heads, eos = size("hidden_size", 0), size("num_attention_heads", 1), text.eos_token_id
     return ModelConfig(
         model_type=family,
         vocab_size=int(text.vocab_size),
         hidden_size=hidden,
-        intermediate_size=int(max(inner) if isinstance(inner, list) else inner),
+        intermediate_size=size("intermediate_size", 4 * hidden),
         num_layers=int(text.num_hidden_layers),
         num_heads=heads,
-        num_kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(text, "head_dim", None) or hidden // heads),
+        num_kv_heads=size("num_key_value_heads", heads),
+        head_dim=size("head_dim", hidden // heads),
         rms_norm_eps=0.0,
         rope_theta=0.0,
         rope_scaling=None,
-        max_position_embeddings=int(getattr(text, "max_position_embeddings", None) or 1 << 20),
+        max_position_embeddings=size("max_position_embeddings", 1 << 20),
         tie_word_embeddings=bool(whole.tie_word_embeddings),
         build=TransformersModel.from_directory,
         eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),)),
