@@ -5,23 +5,24 @@ BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check
 # The versions that the tests were last run with; `make constraints` takes the newest allowed versions instead.
 CONSTRAINTS := constraints.txt
-SGLANG_CONSTRAINTS := constraints-sglang.txt
-# SGLang's pins clash with ours, and it is reached over HTTP: it has an environment of its own.
+# The pins of SGLang and vLLM clash with ours, and they are reached over HTTP: each has an environment of its own.
 SGLANG_BIN := .venv-sglang/bin
-SGLANG_PROJECT := plugins/engines/sglang/pyproject.toml
+VLLM_BIN := .venv-vllm/bin
 # The pins of trackio and Inspect AI clash with ours too (pillow, fsspec): only their tests look into this folder.
 READERS := .venv-readers
 # The page of `slime view` with uPlot, as wheels contain it: needs Node and npm. Without it the page's sources are served.
 PAGE := plugins/runs/slime_runs/view
 # .ci/run has failed tests run again: PYTEST=".venv/bin/python .ci/pytest_again.py".
 PYTEST := $(BIN)/python -m pytest
-# An environment that SLIME_ENGINE_PYTHON names already is taken as it is.
+# An environment that SLIME_ENGINE_PYTHON (SGLang's) or SLIME_VLLM_PYTHON names already is taken as it is.
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
+NEEDS_VLLM := $(if $(SLIME_VLLM_PYTHON),,vllm)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
+ENGINE_PYTHON += SLIME_VLLM_PYTHON=$(or $(SLIME_VLLM_PYTHON),$(CURDIR)/$(VLLM_BIN)/python)
 
-.PHONY: install constraints sglang view-assets browser demo demo-tools real test test-smoke test-readers test-backends lint types size docs oracle benchmarks clean
+.PHONY: install constraints sglang vllm view-assets browser demo demo-tools real test test-smoke test-readers test-backends lint types size docs oracle benchmarks clean
 install: .venv/.installed
-sglang: .venv-sglang/.installed
+sglang vllm: %: .venv-%/.installed
 view-assets: $(PAGE)/built/main.js
 
 # hatchling and editables first: the packages are built in this environment, so that no other torch is downloaded.
@@ -35,11 +36,11 @@ view-assets: $(PAGE)/built/main.js
 	$(BIN)/python $(PIP) --no-build-isolation $(CONSTRAINTS:%=-c %) -r requirements.txt --group dev
 	touch $@
 
-# About 3 GB and a few minutes.
-.venv-sglang/.installed: $(SGLANG_PROJECT) $(SGLANG_CONSTRAINTS)
-	test -x $(SGLANG_BIN)/python || $(PYTHON) -m venv --upgrade-deps .venv-sglang
-	$(SGLANG_BIN)/python $(PIP) $(SGLANG_CONSTRAINTS:%=-c %) --group $(SGLANG_PROJECT):cpu
-	$(SGLANG_BIN)/python $(PIP) --no-deps --group $(SGLANG_PROJECT):cpu-no-deps
+# About 3 GB and a few minutes each.
+.venv-sglang/.installed .venv-vllm/.installed: .venv-%/.installed: plugins/engines/%/pyproject.toml constraints-%.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv --upgrade-deps .venv-$*
+	.venv-$*/bin/python $(PIP) $(if $(CONSTRAINTS),-c constraints-$*.txt) --group plugins/engines/$*/pyproject.toml:cpu
+	.venv-$*/bin/python $(PIP) --no-deps --group plugins/engines/$*/pyproject.toml:cpu-no-deps
 	touch $@
 
 $(READERS)/.installed: .venv/.installed
@@ -47,10 +48,10 @@ $(READERS)/.installed: .venv/.installed
 	touch $@
 
 constraints:
-	rm -rf .venv .venv-sglang
-	$(MAKE) install sglang CONSTRAINTS= SGLANG_CONSTRAINTS=
+	rm -rf .venv .venv-sglang .venv-vllm
+	$(MAKE) install sglang vllm CONSTRAINTS=
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > $(CONSTRAINTS)
-	$(SGLANG_BIN)/python -m pip freeze | sed 's/+.*//' > $(SGLANG_CONSTRAINTS)
+	set -e; for engine in sglang vllm; do .venv-$$engine/bin/python -m pip freeze | sed 's/+.*//' > constraints-$$engine.txt; done
 
 $(PAGE)/built/main.js: plugins/runs/package-lock.json $(wildcard $(PAGE)/page/*)
 	npm ci --prefix plugins/runs --no-audit --no-fund --ignore-scripts
@@ -80,10 +81,10 @@ test-readers: install $(READERS)/.installed
 # Two workers: each test may start several processes. Files that share a server or a cluster go to one of the two.
 test-smoke: install $(NEEDS_SGLANG)
 	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(ARGS)
-PART_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill)
+PART_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill vllm)
 PART_slow := --ignore=tests/backends
-test-backends: install $(NEEDS_SGLANG)
-	$(if $(filter-out sglang megatron ray kill slow,$(PART)),$(error PART=$(PART): one of sglang, megatron, ray, kill, slow))
+test-backends: install $(if $(filter vllm,$(PART)),,$(NEEDS_SGLANG)) $(if $(filter-out vllm,$(PART)),,$(NEEDS_VLLM))
+	$(if $(filter-out sglang vllm megatron ray kill slow,$(PART)),$(error PART=$(PART): one of sglang, vllm, megatron, ray, kill, slow))
 	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m "backends or slow" $(or $(PART_$(PART)),$(patsubst %,tests/backends/%,$(PART))) $(ARGS)
 
 lint: install
@@ -106,4 +107,4 @@ benchmarks: install
 	rm -f $(BENCH_TABLE)
 	set -e; while read -r words; do echo "== $$words"; $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < $(BENCH_TABLE:benchmarks/table%.md=benchmarks/summary%.txt)
 clean:
-	rm -rf .venv .venv-sglang $(READERS) outputs docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-sglang .venv-vllm $(READERS) outputs docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis

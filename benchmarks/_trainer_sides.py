@@ -152,7 +152,7 @@ class ExportRank:
     memory to memory)."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from slime_engine_sglang.weights.buckets import Buffers
+        from slime_engine_http.weights.buckets import Buffers
 
         self._device, self._bucket = job["device"], job["bucket_mib"] << 20
         self._trainer = slime_trainer(job)
@@ -168,7 +168,7 @@ class ExportRank:
         return {"wall": wall, "cpu": cpu, "bytes": nbytes}
 
     def _export(self) -> int:
-        from slime_engine_sglang.weights.buckets import group_tensors
+        from slime_engine_http.weights.buckets import group_tensors
 
         weights, total = self._trainer.named_weights(), 0
         if not self._leads:

@@ -28,7 +28,7 @@ import torch
 from _harness import Parser, spread, table
 from slime_commands.init.tiny_model import write_random_model
 from slime_embedded.engine.engine import EmbeddedEngine
-from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_http.api.engine import HttpEngine
 from slime_engine_sglang.engine import SglangEngine
 
 from slime_core.config import load_settings

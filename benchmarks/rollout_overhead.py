@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 from _harness import Parser, cpu_seconds, in_turns, ratio, spread, table
 from overhead import GROUP_SIZE, PROMPT, baseline_seconds, run_stage
-from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_http.api.engine import HttpEngine
 
 from slime_core import Sample
 from slime_core.config import load_settings

@@ -10,7 +10,6 @@ import os
 import sys
 from typing import Any
 
-import pytest
 import torch
 
 
@@ -18,9 +17,14 @@ def _as_it_is(model: Any = None, **_: Any) -> Any:
     return _as_it_is if model is None else model
 
 
-with pytest.MonkeyPatch.context() as patch:
+compiler, tracked = torch.compile, "wandb" in sys.modules
+try:
     if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
-        patch.setattr(torch, "compile", _as_it_is)
-    if "wandb" not in sys.modules:
-        patch.setitem(sys.modules, "wandb", None)
+        torch.compile = _as_it_is
+    if not tracked:
+        sys.modules["wandb"] = None  # type: ignore[assignment]
     importlib.import_module("megatron.core")
+finally:
+    torch.compile = compiler
+    if not tracked:
+        del sys.modules["wandb"]

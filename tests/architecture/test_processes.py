@@ -21,7 +21,7 @@ ALLOWED = {
     "workers/process.py:": "starts the guard",
     "slime_embedded/kernels/__init__.py:_built": "a C compiler, with a deadline, in the foreground",
     "workers/leftovers.py:watch": "ends what user code starts, after this process",
-    "slime_engine_sglang/environment.py:_asked": _ASKS,
+    "slime_engine_http/environment.py:_asked": _ASKS,
     "slime_engine_sglang/flag_list.py:introspected": _ASKS,
     "slime_commands/plugins/contracts.py:_pytest": "pytest in the foreground, with a deadline",
     "slime_commands/init/smollm2.py:_download": "pip in the foreground, with a deadline",

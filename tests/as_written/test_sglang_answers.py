@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api import transport
-from slime_engine_sglang.api.versions import TESTED_VERSIONS, untested
-from slime_engine_sglang.weights.check import checksums
-from slime_engine_sglang.weights.protocol import server_facts
+from slime_engine_http.api import transport
+from slime_engine_http.api.versions import TESTED_VERSIONS, untested
+from slime_engine_http.weights.check import checksums
+from slime_engine_http.weights.protocol import server_facts
 
 from slime_core.errors import EngineError, SlimeError
 from tests.unit.engines.sglang.api.servers import Reaction, engine_at, servers

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.router import Router
-from slime_engine_sglang.api.transport import Http
+from slime_engine_http.api.router import Router
+from slime_engine_http.api.transport import Http
+from slime_engine_http.service import Place
 from slime_engine_sglang.environment import engine_python
 from slime_engine_sglang.fleet import Fleet
 from slime_engine_sglang.planner import make_plan
 from slime_engine_sglang.programs import RouterProcess, ServerProcess
-from slime_engine_sglang.service import Place
 
 from slime_core.config import Args, load_settings
 from slime_core.errors import ConfigError

@@ -10,7 +10,7 @@ import openai
 import pytest
 import torch
 from slime_agent_base_url import AgentServer
-from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_http.api.engine import HttpEngine
 
 from slime_core import Sample
 from slime_core.config import Args

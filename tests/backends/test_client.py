@@ -16,13 +16,13 @@ import aiohttp
 import psutil
 import pytest
 import torch
-from slime_engine_sglang.api import router as router_fields
-from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.api.router import HARMLESS, Router
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker
+from slime_engine_http.api import router as router_fields
+from slime_engine_http.api.engine import HttpEngine
+from slime_engine_http.api.router import HARMLESS, Router
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker
+from slime_engine_http.service import Place
 from slime_engine_sglang.programs import RouterProcess
-from slime_engine_sglang.service import Place
 
 from slime_core.config import Args
 from slime_core.errors import EngineError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_http.api.engine import HttpEngine
 from slime_weight_transport_delta.writer import DeltaWriter
 
 from slime_core.config import Args

@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from slime_engine_http.service import Service
+from slime_engine_http.weights.protocol import ServerFacts
 from slime_engine_sglang.engine import SglangEngine
-from slime_engine_sglang.service import Service
-from slime_engine_sglang.weights.protocol import ServerFacts
 from slime_runs.files import read_lines
 
 from slime_core.errors import WeightSyncError

@@ -9,11 +9,11 @@ from typing import Any
 
 import openai
 import pytest
-from slime_engine_sglang.api.router import Router
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker
+from slime_engine_http.api.router import Router
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker
+from slime_engine_http.service import Place
 from slime_engine_sglang.programs import RouterProcess
-from slime_engine_sglang.service import Place
 
 from tests.front_servers import in_thread, tiny
 

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_http.api.engine import HttpEngine
+from slime_engine_http.service import Place
 from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.programs import RouterProcess
-from slime_engine_sglang.service import Place
 
 from slime_core.errors import EngineError
 from tests.backends.conftest import Running

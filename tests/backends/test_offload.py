@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Slime, TinyRun
-from tests.integration.test_offload import files, metrics, untimed
+from tests.run_files import last_commit, metrics, timeless
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
@@ -26,8 +26,8 @@ def test_under_ray(train: Slime, tiny: TinyRun, cluster: str, tmp_path: Path, ra
     train(tiny.argv(tmp_path / "inline", **flags))
     done = train(tiny.argv(tmp_path / "ray", **flags, colocate=True), "--ray-address", cluster)
     assert "without effect" not in done.stderr
-    assert untimed(tmp_path / "ray") == untimed(tmp_path / "inline")
-    assert files(tmp_path / "ray") == files(tmp_path / "inline")
+    assert timeless(tmp_path / "ray") == timeless(tmp_path / "inline")
+    assert last_commit(tmp_path / "ray") == last_commit(tmp_path / "inline")
     assert all("perf/offload_time" in line for line in metrics(tmp_path / "ray") if "train/loss" in line)
 
 
@@ -37,7 +37,7 @@ def test_megatron(train: Slime, tiny: TinyRun, tmp_path: Path, layout: dict[str,
     train(tiny.argv(tmp_path / "plain", **flags))
     done = train(tiny.argv(tmp_path / "offloaded", **flags, offload=True))
     assert "keeps its memory" not in done.stderr
-    assert untimed(tmp_path / "offloaded") == untimed(tmp_path / "plain")
+    assert timeless(tmp_path / "offloaded") == timeless(tmp_path / "plain")
 
 
 def test_sglang_on_a_cpu_keeps_its_memory_and_says_so(

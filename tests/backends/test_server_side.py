@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from slime_engine_http.service import Place
 from slime_engine_sglang.programs import RouterProcess
-from slime_engine_sglang.service import Place
 
 from tests.backends.conftest import Running
 from tests.backends.whole_runs import command_line

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.versions import TESTED_VERSIONS
+from slime_engine_http.api.versions import TESTED_VERSIONS
 from slime_engine_sglang.environment import installed_versions
 
 from tests.as_written.test_sglang_answers import ANSWERS

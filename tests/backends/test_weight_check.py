@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.api.worker import WorkerState
+from slime_engine_http.api.engine import HttpEngine
+from slime_engine_http.api.worker import WorkerState
 from slime_engine_sglang.engine import SglangEngine
 from slime_testing_contracts.tiny import tiny_moe_model
 

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.weights.update import WeightUpdates
 from slime_engine_sglang.programs import ServerProcess
-from slime_engine_sglang.weights.update import WeightUpdates
 
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from slime_engine_sglang.api.versions import TESTED_VERSIONS
+from slime_engine_http.api.versions import TESTED_VERSIONS
 
 from tests.conftest import Slime, TinyRun
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.incidents import Incidents
+from slime_engine_http.api.engine import HttpEngine
+from slime_engine_http.incidents import Incidents
 from slime_runs.events import EventLog
 
 from slime_core.config import Args

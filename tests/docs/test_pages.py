@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from slime_engine_sglang.flag_list import shipped_flags
+from slime_engine_vllm.flags import parser as vllm_flags
+from slime_engine_vllm.launch import server_arguments
 
 from scripts import generate_docs
+from slime_core.config import Args
 from slime_core.config.foreign import find_owners
 from slime_core.config.spec import flag_specs
 from slime_core.plugins.manager import current_registry
@@ -115,13 +118,14 @@ def flags_of_settings() -> set[str]:
 
 @cache
 def flags_of_others() -> set[str]:
-    """Megatron's, SGLang's and its router's (theirs also as they spell them), and the flags that list them."""
+    """Megatron's, vLLM's, SGLang's and its router's (also as they spell them), and the flags that list them."""
     owners = find_owners(["--no-plugins"], {})[0]
     sglang = shipped_flags()
-    flags = [*sglang.server.flags, *sglang.router.flags]
+    flags = [*sglang.server.flags, *sglang.router.flags, *vllm_flags().flags]
     flags += [flag for owner in owners if not owner.prefixes for flag in owner.listed.flags]
     names = {name for flag in flags for name in flag.option_strings}
-    names |= {name.replace("--sglang-", "--").replace("--router-", "--") for name in names}
+    names |= {re.sub("--(sglang|router|vllm)-", "--", name) for name in names}
+    names |= {f"--{name.replace('_', '-')}" for name in server_arguments(Args(), "cpu", 1, 0, {})}
     return names | {f"--{owner.help_flag}" for owner in owners if owner.help_flag}
 
 

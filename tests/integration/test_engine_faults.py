@@ -19,16 +19,16 @@ from typing import Any
 
 import pytest
 import torch
-from slime_engine_sglang.api.answers import versions_in
-from slime_engine_sglang.api.client import Client
-from slime_engine_sglang.api.control import Control
-from slime_engine_sglang.api.router import Router
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.servers import Supervised
-from slime_engine_sglang.supervisor import Supervisor
-from slime_engine_sglang.weights.update import WeightUpdates
+from slime_engine_http.api.answers import versions_in
+from slime_engine_http.api.client import Client
+from slime_engine_http.api.control import Control
+from slime_engine_http.api.router import Router
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.incidents import Incidents
+from slime_engine_http.servers import Supervised
+from slime_engine_http.supervisor import Supervisor
+from slime_engine_http.weights.update import WeightUpdates
 from slime_runs.events import EventLog
 from slime_runs.files import read_lines
 

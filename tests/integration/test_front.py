@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from slime_embedded.engine.engine import EmbeddedEngine
-from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_http.api.engine import HttpEngine
 from slime_serving.front.answer import token_bytes
 from slime_serving.http import application, connections, guard, threads
 from slime_serving.http.application import bind

@@ -57,8 +57,8 @@ def compute_pass_rate(
 
 
 def has_repetition(text: str) -> bool:
-    """Whether the text ends in a loop (`slime_core.rollout.metrics.has_repetition`)."""
-    from slime_core.rollout.metrics import has_repetition as found
+    """Whether the text ends in a loop (`slime_runs.sample_metrics.has_repetition`)."""
+    from slime_runs.sample_metrics import has_repetition as found
 
     return found(text)
 

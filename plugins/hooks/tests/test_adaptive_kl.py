@@ -1,19 +1,18 @@
-"""The adaptive KL controller: its rule, what it refuses, a closed loop, and whole runs on one and two processes."""
+"""The adaptive KL controller: its rule, what it refuses, a closed loop, and a resumed run."""
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slime_hooks.adaptive_kl import AdaptiveKL, updated
+from slime_testing_contracts.loop import run_loop
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError
-from tests.conftest import TinyRun
-from tests.run_files import metrics, timeless
+from tests.run_files import timeless
 
 
 def make_args(target: float | None = 0.1, **changes: Any) -> Args:
@@ -71,23 +70,21 @@ def test_the_loop_settles_at_the_target() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("flags", [{"use_kl_loss": True, "kl_loss_coef": 0.1},
-                                   {"kl_coef": 0.1, "advantage_estimator": "reinforce_plus_plus"}])  # fmt: skip
-def test_a_resumed_run_is_the_run(
-    tiny: TinyRun, tmp_path: Path, slime: Any, processes: int, flags: dict[str, Any]
-) -> None:
-    flags = {**flags, "set": "plugins.adaptive_kl.target=1e-4", "actor_num_gpus_per_node": processes,
-             "eval_interval": None, "eval_prompt_data": None, "lr": "1e-2"}  # fmt: skip
-    slime("train", *tiny.argv(tmp_path / "whole", **flags))
-    slime("train", *tiny.argv(tmp_path / "parts", **{**flags, "num_rollout": 2}))
-    slime("train", *tiny.argv(tmp_path / "parts", **flags, load=tmp_path / "parts"))
-    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
-    coefficients = [line.get("rollout/kl_coefficient") for line in metrics(tmp_path / "whole")]
-    assert coefficients[0] is None
-    assert len({*coefficients}) == 4, "it moves after every rollout"
-    states = [
-        json.loads((tmp_path / run / "checkpoints/rollout_0000003/state.json").read_text())
-        for run in ("whole", "parts")
-    ]
-    assert states[0]["plugin_state"]["slime-hooks/adaptive_kl"] == states[1]["plugin_state"]["slime-hooks/adaptive_kl"]
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"use_kl_loss": True, "kl_loss_coef": 0.1},
+        {"kl_coef": 0.1, "advantage_estimator": "reinforce_plus_plus"},
+    ],
+    ids=["loss", "reward"],
+)
+def test_a_resumed_run_is_the_run(tmp_path: Path, flags: dict[str, Any]) -> None:
+    flags = {**flags, "plugins": {"adaptive_kl": {"target": 1e-4}}, "lr": 1e-2, "save_interval": 1}
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole = run_loop(tmp_path / "whole", 3, **flags)
+    run_loop(tmp_path / "parts", 1, **flags)
+    parts = run_loop(tmp_path / "parts", 3, **flags, load=tmp_path / "parts" / "run")
+    assert timeless(parts.run_dir) == timeless(whole.run_dir)
+    assert parts.weight_checksums == whole.weight_checksums
+    assert whole.metric("rollout/kl_coefficient") == pytest.approx([0.1 * 0.98, 0.1 * 0.98 * 1.02])

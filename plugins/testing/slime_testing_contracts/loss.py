@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from slime_commands.custom_loss import CustomLoss
 
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.custom_loss import CustomLoss
 from slime_core.learning.loss import LossBase
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.logprobs import response_log_probs

@@ -104,7 +104,7 @@ def pushed(args: Any, engine: str, transports: Sequence[str], folder: str) -> di
 
 def _engine(name: str, args: Any) -> Any:
     from slime_embedded.engine.engine import EmbeddedEngine
-    from slime_engine_sglang.api.engine import HttpEngine
+    from slime_engine_http.api.engine import HttpEngine
 
     class Launched(HttpEngine):
         """Whose servers see this machine's shared memory, as those do that a run has launched."""

@@ -64,3 +64,17 @@ def test_killed_after_a_commit_and_resumed(tiny: TinyRun, slime_ranks: Slime, tm
     assert f"weights of {whole}/checkpoints/rollout_0000001" in done.stdout
     # Actor and reference begin as the same weights, so the first step's KL is that of equal models.
     assert timeless(tmp_path / "next")[-1]["train/kl_loss"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_adaptive_kl_coefficient_is_resumed(tiny: TinyRun, slime_ranks: Slime, tmp_path: Path) -> None:
+    """Both ranks of one model move it, and both take it from the commit."""
+    flags = {**FLAGS, "num_rollout": 3, "use_kl_loss": True, "kl_loss_coef": 0.1, "lr": "1e-2"}
+    flags |= {"set": "plugins.adaptive_kl.target=1e-4"}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    slime_ranks("train", *tiny.argv(whole, **flags))
+    slime_ranks("train", *tiny.argv(parts, **{**flags, "num_rollout": 1}))
+    slime_ranks("train", *tiny.argv(parts, **flags, load=parts))
+    assert timeless(parts) == timeless(whole)
+    coefficients = [line.get("rollout/kl_coefficient") for line in timeless(whole)]
+    assert coefficients[0] is None
+    assert 0.1 != coefficients[1] != coefficients[2]

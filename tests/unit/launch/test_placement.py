@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slime_engine_http.api.engine import HttpEngine
 from slime_engine_sglang import planner, server_groups
-from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.engine import SglangEngine
 from slime_launcher_ray.placement import (
     EngineNeeds,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from slime_commands.custom_loss import CustomLoss
 
 from slime_core.errors import PluginError
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.custom_loss import CustomLoss
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
 from slime_core.ops import clipped_surrogate, response_log_probs

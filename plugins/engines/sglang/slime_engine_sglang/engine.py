@@ -14,15 +14,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from slime_engine_http.api.engine import DELTA, HttpEngine, check_sampling_mask, host_port, run_dir, without_deltas
+from slime_engine_http.api.router import Router
+from slime_engine_http.api.transport import server_url
+from slime_engine_http.api.versions import FIRST_ROUTER, TESTED_VERSIONS, untested, version_number
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.placement import find_device
+from slime_engine_http.plan import LaunchPlan
+from slime_engine_http.servers import Supervised
+from slime_engine_http.service import DIRECTORY, Place, own_address
+
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.ports import url_host
 from slime_core.protocols import Args
-from slime_engine_sglang.api.engine import DELTA, HttpEngine, check_sampling_mask, host_port, run_dir, without_deltas
-from slime_engine_sglang.api.router import Router
-from slime_engine_sglang.api.transport import server_url
-from slime_engine_sglang.api.versions import FIRST_ROUTER, TESTED_VERSIONS, untested, version_number
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.environment import (
     ROUTER_DISTRIBUTION,
     SERVER_DISTRIBUTION,
@@ -31,14 +36,11 @@ from slime_engine_sglang.environment import (
     missing,
 )
 from slime_engine_sglang.flag_list import SERVER, flags_for
-from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
+from slime_engine_sglang.fleet import Fleet, ModelFleet
 from slime_engine_sglang.known_defects import check_model
 from slime_engine_sglang.models_yaml import read_models
-from slime_engine_sglang.plan import LaunchPlan
-from slime_engine_sglang.planner import USES, check, find_device, make_plan, plan_of
+from slime_engine_sglang.planner import USES, check, make_plan, plan_of
 from slime_engine_sglang.programs import PullerProcess
-from slime_engine_sglang.servers import Supervised
-from slime_engine_sglang.service import Place
 
 logger = logging.getLogger(__name__)
 

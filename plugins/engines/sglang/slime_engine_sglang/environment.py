@@ -6,139 +6,29 @@ environment. The versions are read from names of directories, which is fast enou
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import ConfigError
-from slime_core.protocols import Args
-from slime_engine_sglang.api.versions import TESTED_VERSIONS
+from slime_engine_http.api.versions import TESTED_VERSIONS
+from slime_engine_http.environment import Environment, has_package
 
-PYTHON_VARIABLE = "SLIME_ENGINE_PYTHON"
 SERVER_SIDE = Path(__file__).resolve().parent / "server_side"
 """Folder of the server-side code; see its README."""
 CPU_STUBS = SERVER_SIDE / "cpu_stubs"
 """Folder with a stand-in for each package that SGLang imports, but does not call, without CUDA."""
 SERVER_DISTRIBUTION, ROUTER_DISTRIBUTION = "sglang", "sglang-router"
 
-_ASK_DEADLINE_S = 60
-_ASK = (
-    "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()"
-    " if (d.name or '').lower().replace('_', '-') in ('sglang', 'sglang-router')}))"
+SGLANG = Environment(
+    "SGLang",
+    "sglang",
+    [SERVER_DISTRIBUTION],
+    f"sglang=={TESTED_VERSIONS[-1]} sglang-router",
+    others=[ROUTER_DISTRIBUTION],
 )
-
-
-def find_python(args: Args) -> Path | None:
-    """Return the interpreter of SGLang's environment; None if none is named and this environment has no SGLang.
-
-    Raises:
-        ConfigError: The named path is no interpreter, or its environment has no SGLang.
-    """
-    named, where = args.engine_python, f"--engine-python / {PYTHON_VARIABLE}"
-    if not named:
-        named = os.environ.get(PYTHON_VARIABLE)
-    if not named:
-        return Path(sys.executable) if importlib.util.find_spec("sglang") and _this().get(SERVER_DISTRIBUTION) else None
-    python = Path(os.path.abspath(os.path.expanduser(str(named))))
-    if python.is_dir():
-        python = python / "bin" / "python"
-    if not (python.is_file() and os.access(python, os.X_OK)):
-        raise ConfigError(
-            f"{where} {str(named)!r}: no Python interpreter; expected that of the environment SGLang is installed in,"
-            " such as /path/to/venv/bin/python."
-        )
-    if SERVER_DISTRIBUTION not in installed_versions(python):
-        raise ConfigError(
-            f"{where} {str(named)!r}: SGLang is not installed there. Type: {python} -m pip install"
-            f" sglang=={TESTED_VERSIONS[-1]} sglang-router"
-        )
-    return python
-
-
-def engine_python(args: Args) -> Path:
-    """Return SGLang's interpreter: --engine-python, else SLIME_ENGINE_PYTHON, else this one if SGLang is installed.
-
-    Symbolic links are not resolved, since the interpreter of a virtual environment is a link.
-
-    Raises:
-        ConfigError: No environment has SGLang, or the named path is no interpreter or its environment has no SGLang.
-            The message contains the command to type.
-    """
-    python = find_python(args)
-    if python is None:
-        raise ConfigError(missing(args))
-    return python
-
-
-def missing(args: Args) -> str:
-    """Return an error that there is no environment with SGLang, with the commands to type; empty if there is one.
-
-    Raises:
-        ConfigError: The named path is no interpreter, or its environment has no SGLang.
-    """
-    if find_python(args) is not None:
-        return ""
-    return (
-        f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). It gets an environment of its"
-        f" own: python -m venv sglang-env && sglang-env/bin/pip install sglang=={TESTED_VERSIONS[-1]} sglang-router."
-        f" Then type --engine-python sglang-env/bin/python, or set {PYTHON_VARIABLE}."
-    )
-
-
-@cache
-def installed_versions(python: Path) -> dict[str, str]:
-    """Return the versions of "sglang" and "sglang-router" in the interpreter's environment, if they are installed.
-
-    Raises:
-        ConfigError: The interpreter does not run.
-    """
-    if str(python) == sys.executable:
-        return _this()
-    found = _in_directories(python)
-    return found if SERVER_DISTRIBUTION in found else _asked(python)
-
-
-def _has(python: Path, package: str) -> bool:
-    """Return whether a virtual environment has a package; False if its directories do not show this."""
-    return any(python.parent.parent.glob(f"lib*/python3*/site-packages/{package}/__init__.py"))
-
-
-def _this() -> dict[str, str]:
-    return _in(sys.path)
-
-
-def _in_directories(python: Path) -> dict[str, str]:
-    """Return versions from the interpreter's directories; empty unless it belongs to a virtual environment."""
-    prefix = python.parent.parent
-    known = (prefix / "pyvenv.cfg").is_file()
-    return _in([str(path) for path in prefix.glob("lib*/python3*/site-packages")] if known else [])
-
-
-def _in(places: list[str]) -> dict[str, str]:
-    names = (SERVER_DISTRIBUTION, ROUTER_DISTRIBUTION)
-    found = {name: next(iter(metadata.distributions(name=name, path=places)), None) for name in names}
-    return {name: distribution.version for name, distribution in found.items() if distribution is not None}
-
-
-def _asked(python: Path) -> dict[str, str]:
-    try:
-        safe = {**os.environ, "PYTHONSAFEPATH": "1"}
-        done = subprocess.run(
-            [str(python), "-c", _ASK], capture_output=True, text=True, timeout=_ASK_DEADLINE_S, env=safe
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"--engine-python / {PYTHON_VARIABLE} {str(python)!r} does not run: {error}") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(f"--engine-python / {PYTHON_VARIABLE} {str(python)!r} does not run: {last}")
-    return {name.lower().replace("_", "-"): version for name, version in json.loads(done.stdout).items()}
+find_python, engine_python, missing = SGLANG.find_python, SGLANG.engine_python, SGLANG.missing
+installed_versions = SGLANG.installed_versions
 
 
 def server_environment(
@@ -161,7 +51,7 @@ def server_environment(
     if device != "cpu":
         return found
     paths = [str(SERVER_SIDE / "plugin")]
-    paths += [str(stub) for stub in sorted(CPU_STUBS.iterdir()) if python is None or not _has(python, stub.name)]
+    paths += [str(stub) for stub in sorted(CPU_STUBS.iterdir()) if python is None or not has_package(python, stub.name)]
     paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in paths]
     found |= {"PYTHONPATH": os.pathsep.join(paths), "SGLANG_USE_CPU_ENGINE": "1"}
     # More threads in a process make it slower: with 2, throughput falls by a factor of 20.

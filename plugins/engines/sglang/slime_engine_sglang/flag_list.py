@@ -23,10 +23,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from slime_engine_http.api.versions import tested
+
 from slime_core.config.flag_parser import FlagParser, Switch, as_json
 from slime_core.errors import ConfigError
 from slime_engine_sglang import introspect
-from slime_engine_sglang.api.versions import tested
 from slime_engine_sglang.environment import CPU_STUBS, SERVER_DISTRIBUTION, find_python, installed_versions
 
 logger = logging.getLogger(__name__)

@@ -8,24 +8,13 @@ its ports has another URL when it is ready.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
 
-from slime_core.errors import EngineError
-from slime_engine_sglang.api.transport import address_towards
-from slime_engine_sglang.api.worker import Worker, WorkerState
-from slime_engine_sglang.plan import LaunchPlan, ModelPlan
+from slime_engine_http.api.worker import Worker, WorkerState
+from slime_engine_http.plan import LaunchPlan, ModelPlan
+from slime_engine_http.service import Place, Service, stop_all, together
+
 from slime_engine_sglang.programs import RouterProcess, ServerProcess
-from slime_engine_sglang.service import Place, Service
-
-logger = logging.getLogger(__name__)
-
-DIRECTORY = "engines"
-"""Folder of the logs, in the run directory."""
 
 
 @dataclass
@@ -98,44 +87,4 @@ class Fleet:
         """End everything concurrently; nothing runs when it returns. Safe to call twice. Raises EngineError."""
         running: list[Service] = [server for model in self.models for server in model.servers]
         running += [model.router for model in self.models if model.router is not None]
-        for service in running:
-            service.ask_to_stop()
-        problems = []
-        for service in running:
-            try:
-                service.close()
-            except EngineError as error:
-                problems.append(str(error))
-        if problems:
-            raise EngineError("; ".join(problems))
-
-
-async def together(calls: list[Coroutine[Any, Any, None]]) -> None:
-    """Await all coroutines concurrently; the first failure cancels the others and is raised."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def own_address(toward: str | None) -> str:
-    """Return the address at which servers of this machine listen: loopback, unless a client is on another machine.
-
-    Args:
-        toward: Host of a router that is running already; None if everything is on this machine.
-
-    Returns:
-        SLIME_HOST_IP if it is set, as in THUDM/slime; else this machine's address on the route to `toward`.
-    """
-    named = os.environ.get("SLIME_HOST_IP")
-    if named:
-        return named
-    if toward is None:
-        return "127.0.0.1"
-    try:
-        return address_towards(toward)
-    except OSError as error:
-        raise EngineError(f"--sglang-router-ip {toward!r} cannot be reached from this machine: {error}") from error
+        stop_all(running)

@@ -12,14 +12,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from slime_engine_http.placement import (
+    Cited,
+    Device,
+    Room,
+    cluster_gpus,
+    find_device,
+    find_room,
+    is_planned_later,
+    near_multiples,
+)
+from slime_engine_http.plan import LaunchPlan, ModelPlan, WorkerType
+
 from slime_core.config.settings import Origin, Settings
 from slime_core.errors import ConfigError
-from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args
 from slime_engine_sglang.arguments import router_arguments
 from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup, read_models
-from slime_engine_sglang.placement import Cited, Device, Room, find_room, near_multiples
-from slime_engine_sglang.plan import LaunchPlan, ModelPlan, WorkerType
 from slime_engine_sglang.server_groups import Filler
 
 USES = frozenset(
@@ -37,8 +46,6 @@ USES = frozenset(
     }
 )
 """Settings that determine the plan; an engine started from a plan has them in its `uses`."""
-CLUSTER_GPUS = "SLIME_CLUSTER_GPUS"
-"""Environment variable: number of GPUs over all nodes, set by a launcher that knows the cluster."""
 DEFAULT_MODEL = "default"
 """Name of the only model of a run without `--sglang-config`, as in THUDM/slime."""
 
@@ -96,10 +103,10 @@ def check(settings: Settings) -> list[str]:
     With several nodes the cluster's GPUs count. They are in `CLUSTER_GPUS` once the launcher knows the cluster; before
     that, the launcher itself requests the plan.
     """
-    cluster = _cluster_gpus()
-    trains = settings.command == "train" and not settings.args.debug_rollout_only
-    if trains and cluster is None and settings.args.device != "cpu" and launcher_traits(settings).spans_nodes:
+    if is_planned_later(settings):
         return []
+    cluster = cluster_gpus()
+    trains = settings.command == "train" and not settings.args.debug_rollout_only
     plan = plan_of(settings, num_gpus=cluster)
     if trains and not any(model.updates_weights for model in plan.models):
         names = ", ".join(model.name for model in plan.models)
@@ -122,23 +129,6 @@ def check(settings: Settings) -> list[str]:
     if plan.device == "cpu" and any(model.is_disaggregated for model in plan.models):
         warnings.append("SGLang's transfer from prefill to decode servers is made for GPUs; on CPU it may not start")
     return warnings
-
-
-def find_device(setting: str, num_gpus: int | None = None) -> tuple[Device, int]:
-    """Return the servers' device for `--device`, and the number of GPUs: `num_gpus` if given, else the visible GPUs."""
-    if setting == "cpu":
-        return "cpu", 0
-    if num_gpus is None:
-        num_gpus = _cluster_gpus()
-    if num_gpus is None:
-        import torch
-
-        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return ("cuda" if num_gpus or setting == "cuda" else "cpu"), num_gpus
-
-
-def _cluster_gpus() -> int | None:
-    return int(os.environ[CLUSTER_GPUS]) if CLUSTER_GPUS in os.environ else None
 
 
 # -- rules between flags -----------------------------------------------------------------------------------

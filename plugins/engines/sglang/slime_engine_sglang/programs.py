@@ -14,14 +14,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_engine_http.api.transport import MODEL_INFO, Http
+from slime_engine_http.plan import ServerPlan
+from slime_engine_http.servers import RouterService
+from slime_engine_http.service import Place, Service, StrangerError
+
 from slime_core.ports import PortBlock, url_host
-from slime_engine_sglang.api.transport import MODEL_INFO, Http
 from slime_engine_sglang.arguments import attention_ranks, to_argv
 from slime_engine_sglang.environment import SERVER_SIDE, server_environment
 from slime_engine_sglang.flag_list import ROUTER
-from slime_engine_sglang.plan import ServerPlan
-from slime_engine_sglang.service import Place, Service, StrangerError
 
+_SHARED = "/dev/shm/sglang_loads_"
+"""Prefix of a file that each of SGLang's schedulers creates (its managers/load_snapshot.py) and never removes."""
 _GRACE_S = 4.0
 """Seconds for a router or a puller to end."""
 _DIST_PORTS = 30
@@ -48,7 +52,7 @@ class ServerProcess(Service):
         ranks = attention_ranks(plan.arguments)
         self._dist_ports = _DIST_PORTS + ranks if ranks > 1 or plan.arguments.get("enable_dp_attention") else 0
         count = len(self._port_fields) + self._dist_ports
-        super().__init__(plan.name, f"SGLang server {plan.name}", place, ports=count)
+        super().__init__(plan.name, f"SGLang server {plan.name}", place, ports=count, shared=_SHARED)
 
     @property
     def bootstrap_port(self) -> int | None:
@@ -85,7 +89,7 @@ class ServerProcess(Service):
         await http.send("GET", self.url, "/freeze_gc", timeout=left, attempts=1, accept=range(600))
 
 
-class RouterProcess(Service):
+class RouterProcess(RouterService):
     """A router on this machine."""
 
     ready_path = "/liveness"

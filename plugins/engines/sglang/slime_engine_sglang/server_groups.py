@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from slime_engine_http.placement import Cited, Room, near_multiples
+from slime_engine_http.plan import ModelPlan, Reservation, ServerPlan, WorkerType
+
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
 from slime_engine_sglang.arguments import server_arguments
 from slime_engine_sglang.environment import find_python, server_environment
 from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup
-from slime_engine_sglang.placement import Cited, Room, near_multiples
-from slime_engine_sglang.plan import ModelPlan, Reservation, ServerPlan, WorkerType
 
 
 class Filler:

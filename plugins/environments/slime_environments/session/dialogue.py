@@ -96,7 +96,7 @@ class Dialogue:
         self.messages += [{"role": "assistant", "content": text}, *new]
         return self._pictures.expanded(pieces)
 
-    def continued_with(self) -> None:
+    def attach_images(self) -> None:
         """Add the images of the last `continued` to the sample, which has its ids now."""
         self._pictures.attach()
 

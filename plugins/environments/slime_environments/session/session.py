@@ -227,20 +227,22 @@ def _checked_observation(value: Any, where: str, *, none: bool = False) -> Obser
 
 def _checked_step(value: Any, where: str) -> Step:
     if isinstance(value, tuple) and 3 <= len(value) <= 5:
-        observation, reward, *ends = value
+        seen, paid, *ends = value
         info = ends.pop() if len(value) > 3 else {}
-        value = Step(observation, reward, any(ends), info)
+        value = Step(seen, paid, any(ends), info)
     if not isinstance(value, Step):
         raise PluginError(
             f"{where} returned {type(value).__name__}; expected slime_core.Step, or (observation, reward, done)"
         )
-    seen = _checked_observation(value.observation, f"{where}: observation")
+    observation = _checked_observation(value.observation, f"{where}: observation")
     reward: Any = value.reward
     named: Mapping[str, Any] = reward if isinstance(reward, Mapping) else value.components
     parts = {str(name): _number(part, f"{where}: reward {name!r}") for name, part in named.items()}
     total = math.fsum(parts.values()) if isinstance(reward, Mapping) else _number(reward, f"{where}: reward")
     info = _plain(dict(value.info), f"{where}: info")
-    return Step(seen or "", total, bool(value.done), info, parts, None if value.state is None else str(value.state))
+    return Step(
+        observation or "", total, bool(value.done), info, parts, None if value.state is None else str(value.state)
+    )
 
 
 def _number(value: Any, where: str) -> float:

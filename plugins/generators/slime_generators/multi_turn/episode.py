@@ -204,7 +204,7 @@ class Episode:
             sample.append_response_tokens(
                 self._args, ids, trainable=False, source=source, text=self._tokenizer.decode(ids)
             )
-        self._dialogue.continued_with()
+        self._dialogue.attach_images()
         self._record["turn_start"], self._record["acting"] = sample.response_length, False
         self._record["messages"] = list(self._dialogue.messages)
         return True

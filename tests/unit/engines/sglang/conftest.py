@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_engine_sglang.plan import ServerPlan
+from slime_engine_http.plan import ServerPlan
+from slime_engine_http.service import Place
 from slime_engine_sglang.programs import ServerProcess
-from slime_engine_sglang.service import Place
 
 from slime_core.config import load_settings
 

@@ -6,8 +6,8 @@ import timeit
 from pathlib import Path
 
 import pytest
-from slime_engine_sglang import environment
-from slime_engine_sglang.api.versions import TESTED_VERSIONS
+from slime_engine_http import environment
+from slime_engine_http.api.versions import TESTED_VERSIONS
 from slime_engine_sglang.environment import (
     CPU_STUBS,
     SERVER_SIDE,
@@ -21,7 +21,8 @@ from slime_core.config import Args
 from slime_core.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(
-    "sglang" in environment._this(), reason="the messages are those of a core without SGLang beside it"
+    "sglang" in environment._in(sys.path, ["sglang"]),
+    reason="the messages are those of a core without SGLang beside it",
 )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import psutil
 import pytest
+from slime_engine_http.plan import LaunchPlan, ModelPlan, ServerPlan
+from slime_engine_http.service import Place, own_address
 from slime_engine_sglang.engine import SglangEngine
-from slime_engine_sglang.fleet import Fleet, own_address
-from slime_engine_sglang.plan import LaunchPlan, ModelPlan, ServerPlan
-from slime_engine_sglang.service import Place
+from slime_engine_sglang.fleet import Fleet
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError, EngineError
@@ -89,7 +89,7 @@ def test_a_fleet_that_cannot_be_made_gives_its_ports_back(
 ) -> None:
     model = ModelPlan("default", "/models/m", True, plan_of({}).servers, router={"port": 1})
     reserved: list[Any] = []
-    from slime_engine_sglang import service
+    from slime_engine_http import service
 
     real = service.reserve
     monkeypatch.setattr(service, "reserve", lambda *a, **k: reserved.append(real(*a, **k)) or reserved[-1])

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from slime_engine_sglang.incidents import Incidents
+from slime_engine_http.incidents import Incidents
 from slime_runs.events import EventLog
 from slime_runs.files import read_lines
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slime_engine_sglang.log_tail import LogTail
+from slime_engine_http.log_tail import LogTail
 
 
 def tail(tmp_path: Path, text: str, begin: int = 0) -> LogTail:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.transport import Answer
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.api.transport import Answer
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.engine import SglangEngine
 
 from slime_core.config import Args

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slime_engine_http.placement import find_device
+from slime_engine_http.plan import LaunchPlan, Reservation
 from slime_engine_sglang import planner, server_groups
 from slime_engine_sglang.engine import SglangEngine
-from slime_engine_sglang.plan import LaunchPlan, Reservation
-from slime_engine_sglang.planner import DEFAULT_MODEL, check, find_device, make_plan, plan_of
+from slime_engine_sglang.planner import DEFAULT_MODEL, check, make_plan, plan_of
 
 from slime_core.config import Args, load_settings
 from slime_core.errors import ConfigError
@@ -303,7 +304,7 @@ REFUSED = [
      "--rollout-num-gpus 4 (flag) after the trainer's --actor-num-nodes 1 (default) times"),
     ("--colocate --rollout-num-gpus 16", 8,
      "--rollout-num-gpus 16 (flag) needs 16 GPUs, but 8 are visible: at most 8 fit; servers on other machines are"),
-    ("--device cuda", 0, "no GPU is visible for SGLang's servers; type --device cpu, or look at CUDA_VISIBLE_DEVICES."),
+    ("--device cuda", 0, "no GPU is visible for the servers; type --device cpu, or look at CUDA_VISIBLE_DEVICES."),
     ("--colocate --rollout-num-gpus 9 --rollout-num-gpus-per-engine 3", 16,
      "default/2: GPUs 6 to 8 (--rollout-num-gpus-per-engine 3 (flag)) lie across nodes of --num-gpus-per-node 8;"),
     ("--actor-num-gpus-per-node 4 --rollout-num-gpus 16 --rollout-num-gpus-per-engine 16", 24,

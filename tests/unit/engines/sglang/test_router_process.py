@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_http.service import Place
 from slime_engine_sglang.programs import RouterProcess
-from slime_engine_sglang.service import Place
 
 from slime_core.errors import EngineError
 from slime_core.ports import reserve

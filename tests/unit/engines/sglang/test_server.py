@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 import pytest
-from slime_engine_sglang import service
-from slime_engine_sglang.plan import ServerPlan
+from slime_engine_http import service
+from slime_engine_http.plan import ServerPlan
+from slime_engine_http.service import Place
 from slime_engine_sglang.programs import ServerProcess
-from slime_engine_sglang.service import Place
 
 from slime_core.errors import EngineError
 from tests.unit.engines.sglang.conftest import FAKE

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_engine_sglang import servers
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.servers import Supervised
-from slime_engine_sglang.supervisor import Supervisor
-from slime_engine_sglang.worker_watch import WorkerWatch
+from slime_engine_http import servers
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.incidents import Incidents
+from slime_engine_http.servers import Supervised
+from slime_engine_http.supervisor import Supervisor
+from slime_engine_http.worker_watch import WorkerWatch
 from slime_runs.events import EventLog
 from slime_runs.files import read_lines
 from slime_testing_contracts.tiny import tiny_model

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from slime_engine_sglang import worker_watch
-from slime_engine_sglang.api.transport import Answer, Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.servers import Supervised
-from slime_engine_sglang.worker_watch import OtherWeightsError, WorkerWatch
+from slime_engine_http import worker_watch
+from slime_engine_http.api.transport import Answer, Http
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.incidents import Incidents
+from slime_engine_http.servers import Supervised
+from slime_engine_http.worker_watch import OtherWeightsError, WorkerWatch
 from slime_runs.events import EventLog
 
 from slime_core.config import Args

@@ -9,8 +9,8 @@ from slime_launcher_ray.gpus import SeenGpu, visible_to_servers
 from slime_launcher_ray.placement import EngineNeeds, Placement, plan_placement
 from slime_launcher_ray.placing import check_one_node
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
-from tests.unit.launch.test_placement import run_args
 
 
 class _Starts:
@@ -20,7 +20,7 @@ class _Starts:
 
 
 def _placement(trainer: int, engines: list[EngineNeeds], **changes: Any) -> Placement:
-    args = run_args(**{"actor_num_gpus_per_node": trainer, **changes})
+    args = Args(**{"actor_num_gpus_per_node": trainer, **changes})
     return plan_placement(args, trainer_processes=trainer * args.actor_num_nodes, engines=engines, gpus=True)
 
 

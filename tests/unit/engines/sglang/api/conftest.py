@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from slime_engine_sglang.api import transport
+from slime_engine_http.api import transport
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
-from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.api.worker import WorkerPool
+from slime_engine_http.api.engine import HttpEngine
+from slime_engine_http.api.worker import WorkerPool
 
 from slime_core.config import Args
 

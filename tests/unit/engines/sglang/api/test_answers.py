@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.answers import Pieces, output_of, token_weight_versions, versions_in
+from slime_engine_http.api.answers import Pieces, token_weight_versions, versions_in
 
 from slime_core import Sample
 from slime_core.errors import EngineError
@@ -13,7 +13,7 @@ URL = "http://h:1"
 
 
 def test_tokens_log_probs_and_text() -> None:
-    output = output_of(answer(7, 8, version="3"), URL)
+    output = Pieces(URL).add(answer(7, 8, version="3"))
     assert (output.token_ids, output.log_probs, output.text) == ([7, 8], [-0.5, -0.5], "xx")
     assert "output_token_logprobs" not in output.meta_info
     assert output.meta_info["token_weight_versions"] == [3, 3]
@@ -44,7 +44,7 @@ def test_weight_versions(meta: dict[str, Any], versions: list[int], names: set[s
     if versions:
         assert token_weight_versions(meta, 5) == versions
     assert versions_in(meta) == names
-    assert output_of(answer(1, 2, 3, 4, 5, **meta), URL).meta_info["token_weight_versions"] == (
+    assert Pieces(URL).add(answer(1, 2, 3, 4, 5, **meta)).meta_info["token_weight_versions"] == (
         versions or meta["token_weight_versions"]
     )
 
@@ -55,7 +55,7 @@ def test_everything_reaches_the_sample() -> None:
         "weight_version": "2", "prompt_tokens": 3, "cached_tokens": 2,
         "spec_verify_ct": 4, "spec_num_correct_drafts": 3, "spec_num_proposed_drafts": 8,
     }  # fmt: skip
-    output = output_of(answer(5, 6, reason="stop", **meta), URL)
+    output = Pieces(URL).add(answer(5, 6, reason="stop", **meta))
     sample = Sample(tokens=[1, 2, 3])
     sample.append_response_tokens(
         None, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
@@ -91,7 +91,7 @@ def test_pieces_are_cumulative_or_what_is_new() -> None:
 def test_a_request_aborted_in_the_queue_has_no_log_probs() -> None:
     body = answer(reason="abort")
     del body["meta_info"]["output_token_logprobs"]
-    assert output_of(body, URL).token_ids == []
+    assert Pieces(URL).add(body).token_ids == []
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_a_request_aborted_in_the_queue_has_no_log_probs() -> None:
 )  # fmt: skip
 def test_what_is_no_answer(body: Any) -> None:
     with pytest.raises(EngineError, match="h:1/generate: SGLang answers otherwise than expected, tokens"):
-        output_of(body, URL)
+        Pieces(URL).add(body)

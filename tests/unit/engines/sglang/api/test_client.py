@@ -5,13 +5,13 @@ import threading
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api import client as client_module
-from slime_engine_sglang.api import transport
-from slime_engine_sglang.api.client import Client
-from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.api.router import Router
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.api import client as client_module
+from slime_engine_http.api import transport
+from slime_engine_http.api.client import Client
+from slime_engine_http.api.engine import HttpEngine
+from slime_engine_http.api.router import Router
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 
 from slime_core.config import Args
 from slime_core.errors import EngineError

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from slime_engine_sglang.api.continuation import joined, rest_of
+from slime_engine_http.api.continuation import joined, rest_of
 
 from slime_core.sample import GenerationOutput
 from tests.unit.engines.sglang.api.servers import Reaction, Server, answer, engine_at, generating, servers, sse

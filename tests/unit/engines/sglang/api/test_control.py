@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.worker import WorkerState
+from slime_engine_http.api.worker import WorkerState
 
 from slime_core.errors import EngineError
 from tests.unit.engines.sglang.api.servers import Reaction, Server, await_all, die, engine_at, servers, well

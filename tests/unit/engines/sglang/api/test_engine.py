@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_http.api.engine import HttpEngine
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError

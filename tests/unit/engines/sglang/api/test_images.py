@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.continuation import rest_of
-from slime_engine_sglang.api.flights import Flight
-from slime_engine_sglang.api.requests import generate_request
+from slime_engine_http.api.continuation import rest_of
+from slime_engine_http.api.flights import Flight
+from slime_engine_http.api.requests import generate_request
 
 from slime_core.config import Args
 from slime_core.errors import EngineError

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from slime_engine_sglang.api.worker import WorkerState
+from slime_engine_http.api.worker import WorkerState
 
 from slime_core.errors import EngineError
 from tests.unit.engines.sglang.api.servers import engine_at, generating, hang, servers, well

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from slime_engine_sglang.api.requests import generate_request, vocab_size_of
-from slime_engine_sglang.api.transport import encoded
+from slime_engine_http.api.requests import generate_request, vocab_size_of
+from slime_engine_http.api.transport import encoded
 
 from slime_core.errors import EngineError
 from tests.sweeps import sweep

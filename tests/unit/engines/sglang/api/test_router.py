@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.router import Router
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker
+from slime_engine_http.api.router import Router
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker
 
 from slime_core.errors import ConfigError, EngineError
 from tests.unit.engines.sglang.api.servers import Server, servers

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing
-from slime_engine_sglang.weights.shared_memory import SHM, SharedBuffer, message, remove_leftovers
+from slime_engine_http.weights.shared_memory import SHM, SharedBuffer, message, remove_leftovers
 
 from slime_core.errors import WeightSyncError
 
@@ -81,7 +81,7 @@ def test_a_pipe_that_reads_our_output_ends_with_us(tmp_path: Path) -> None:
     """torch's manager process lives on while a reader is alive; holding our output, it would keep the pipe open."""
     script = (
         "import subprocess, sys\n"
-        "from slime_engine_sglang.weights.shared_memory import SharedBuffer\n"
+        "from slime_engine_http.weights.shared_memory import SharedBuffer\n"
         "buffer = SharedBuffer(8)\n"
         "import os\n"
         "children = open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
@@ -98,7 +98,7 @@ def test_a_pipe_that_reads_our_output_ends_with_us(tmp_path: Path) -> None:
 
 HOLDER = """
 import os, time
-from slime_engine_sglang.weights.shared_memory import SharedBuffer
+from slime_engine_http.weights.shared_memory import SharedBuffer
 buffer = SharedBuffer(8)
 buffer.lend(2)
 children = open(f"/proc/self/task/{os.getpid()}/children").read().split()

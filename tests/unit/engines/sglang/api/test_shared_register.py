@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slime_engine_sglang.weights.shared_memory import Register, remove_leftovers
+from slime_engine_http.weights.shared_memory import Register, remove_leftovers
 
 HOLDER = """
 import sys
 from pathlib import Path
-from slime_engine_sglang.weights.shared_memory import Register
+from slime_engine_http.weights.shared_memory import Register
 folder = Path(sys.argv[1])
 register = Register(folder)
 for name in ("first", "second"):

@@ -6,8 +6,8 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api import transport
-from slime_engine_sglang.api.transport import Http, backoff
+from slime_engine_http.api import transport
+from slime_engine_http.api.transport import Http, backoff
 
 from slime_core.errors import ConfigError, EngineError
 from tests.unit.engines.sglang.api.servers import Reaction, die, servers, sse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slime_engine_sglang.weights.buckets import Buffers, group_tensors
+from slime_engine_http.weights.buckets import Buffers, group_tensors
 
 from slime_core.errors import WeightSyncError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from slime_engine_sglang.api.worker import WorkerState
+from slime_engine_http.api.worker import WorkerState
 
 from slime_core.errors import ConfigError, WeightSyncError
 from tests.unit.engines.sglang.api.servers import Server, engine_at, servers

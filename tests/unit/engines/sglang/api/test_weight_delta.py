@@ -12,9 +12,9 @@ import pytest
 import torch
 from aiohttp import web
 from safetensors.torch import load_file, save_file
-from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.api.transport import server_url
-from slime_engine_sglang.api.worker import WorkerState
+from slime_engine_http.api.engine import HttpEngine
+from slime_engine_http.api.transport import server_url
+from slime_engine_http.api.worker import WorkerState
 from slime_weight_transport_delta.puller import Puller, serve
 from slime_weight_transport_delta.writer import DeltaWriter
 

@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_sglang.weights import round
-from slime_engine_sglang.weights.protocol import ServerFacts, served_version
-from slime_engine_sglang.weights.round import Round
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.weights import round
+from slime_engine_http.weights.protocol import ServerFacts, served_version
+from slime_engine_http.weights.round import Round
 
 from slime_core.errors import EngineError, WeightSyncError
 from tests.unit.engines.sglang.api.servers import servers
@@ -25,7 +25,7 @@ from tests.unit.engines.sglang.api.weight_servers import WeightServer
 )  # fmt: skip
 def test_protocol_by_version(software: str, sessions: bool, sglang: bool) -> None:
     assert ServerFacts(software).has_sessions is sessions
-    assert ServerFacts(software).is_sglang is sglang
+    assert ServerFacts(software).is_atomic is not sglang
 
 
 @pytest.mark.parametrize("software", ["0.5.20", "0.5.23"])

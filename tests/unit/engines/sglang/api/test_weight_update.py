@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from slime_engine_sglang.api import control
-from slime_engine_sglang.api.control import Control
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_sglang.weights import distributed
-from slime_engine_sglang.weights.buckets import Buffers
-from slime_engine_sglang.weights.update import WeightUpdates
+from slime_engine_http.api import control
+from slime_engine_http.api.control import Control
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.weights import distributed
+from slime_engine_http.weights.buckets import Buffers
+from slime_engine_http.weights.update import WeightUpdates
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, WeightSyncError
@@ -335,7 +335,7 @@ async def test_one_group_for_all_servers_loses_only_the_one_that_died() -> None:
 
 async def test_a_pause_that_a_server_does_not_know_is_refused() -> None:
     async with setup(WeightServer("0.5.20"), update_weight_pause_mode="retract") as s:
-        with pytest.raises(ConfigError, match=r"retract: .* runs SGLang 0.5.20.*allowed: abort, in_place"):
+        with pytest.raises(ConfigError, match=r"retract: .* runs version 0.5.20.*allowed: abort, in_place"):
             await s.updates.transports()
     async with setup(WeightServer("0.5.21"), update_weight_pause_mode="retract") as s:
         assert "tensor" in await s.updates.transports()

@@ -1,0 +1,1 @@
+"""vLLM's servers as a rollout engine."""

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from slime_engine_vllm.wire import VllmWire
+
+from slime_core.errors import EngineError
+
+URL = "http://h:1"
+BODY = {"rid": "r~", "input_ids": [3, 4], "sampling_params": {"max_new_tokens": 9}}
+
+
+def wire() -> VllmWire:
+    return VllmWire(lambda ids, params: f"{len(ids)} {params.get('matched')}")
+
+
+def choice(*ids: int, reason: str | None = None, **more: Any) -> dict[str, Any]:
+    content = [{"token_id": token, "logprob": -0.5} for token in ids]
+    return {"choices": [{"token_ids": list(ids), "logprobs": {"content": content}, "finish_reason": reason, **more}]}
+
+
+@pytest.mark.parametrize(
+    ("params", "sent"),
+    [
+        (
+            {"max_new_tokens": 4, "min_new_tokens": 2, "sampling_seed": 7, "top_k": -1, "top_p": 0.9},
+            {"max_tokens": 4, "min_tokens": 2, "seed": 7, "top_k": 0, "top_p": 0.9},
+        ),
+        (
+            {"top_k": 5, "temperature": 0.0, "stop_token_ids": [3]},
+            {"top_k": 5, "temperature": 0.0, "stop_token_ids": [3]},
+        ),
+        ({"stop": ["x"], "no_stop_trim": True}, {"stop": ["x"], "detokenize": True}),
+        ({"regex": "a+", "json_schema": None}, {"structured_outputs": {"regex": "a+"}}),
+        ({"json_schema": "{}"}, {"structured_outputs": {"json": "{}"}}),
+    ],
+)
+def test_parameters_get_vllms_names(params: dict[str, Any], sent: dict[str, Any]) -> None:
+    wire().check(params)
+    body = wire().request({**BODY, "sampling_params": params, "extra_key": "v3"})
+    assert body["sampling_params"] == {"logprobs": 0, "detokenize": False, **sent}
+    assert (body["request_id"], body["token_ids"], body["cache_salt"]) == ("r~", [3, 4], "v3")
+
+
+@pytest.mark.parametrize("name", ["stop_regex", "custom_params", "beam_width", "stream_interval"])
+def test_parameters_of_sglang_alone_are_refused(name: str) -> None:
+    with pytest.raises(EngineError, match=f"vLLM has no '{name}'"):
+        wire().check({name: 1, "temperature": 1.0})
+    wire().check({name: None})
+
+
+def test_pieces_become_one_answer() -> None:
+    reader = wire().reader(URL, BODY)
+    assert reader.add(choice(5, 6)).meta_info["finish_reason"] is None
+    spans = [{"version": "2", "start": 0, "end": 1}, {"version": "3", "start": 1, "end": 3}]
+    output = reader.add(choice(7, reason="length", weight_versions=spans) | {"usage": {"prompt_tokens": 2}})
+    assert (output.token_ids, output.log_probs, output.text) == ([5, 6, 7], [-0.5] * 3, "3 None")
+    assert output.meta_info["finish_reason"] == {"type": "length", "length": 3}
+    assert output.meta_info["token_weight_versions"] == [2, 3, 3]
+    assert output.meta_info["weight_version"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (choice(5, reason="stop", stop_reason=None), {"type": "stop", "matched": 5}),  # the model's own end
+        (choice(5, 8, reason="stop", stop_reason=8), {"type": "stop", "matched": 8}),
+        (choice(5, reason="stop", stop_reason="x"), {"type": "stop", "matched": "x"}),
+        (choice(reason="abort"), {"type": "abort", "message": "aborted by the server"}),
+    ],
+)
+def test_finish_reasons(answer: dict[str, Any], reason: dict[str, Any]) -> None:
+    assert wire().reader(URL, BODY).add(answer).meta_info["finish_reason"] == reason
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"choices": [{}]}, choice(5) | {"choices": [{"token_ids": [5], "logprobs": None}]}, "text"]
+)
+def test_an_answer_of_another_form_is_one_error(answer: Any) -> None:
+    with pytest.raises(EngineError, match=r"h:1/inference/v1/generate: .*choices with token_ids"):
+        wire().reader(URL, BODY).add(answer)
+
+
+def test_a_request_that_failed_in_the_server_is_tried_again() -> None:
+    with pytest.raises(EngineError) as caught:
+        wire().reader(URL, BODY).add(choice(reason="error"))
+    assert caught.value.status == 500
