@@ -286,6 +286,7 @@ def test_transformers_is_chosen_for_families_without_a_decoder_of_slime(family: 
     ("changes", "named"),
     [
         ({"model_type": "nonesuch"}, "nonesuch"),
+        ({"model_type": "phimoe"}, "phimoe.*is refused"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
     ],
 )
