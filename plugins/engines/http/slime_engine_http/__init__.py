@@ -1,0 +1,1 @@
+"""Clients, supervision and weight updates of inference servers, shared by the engines that have servers."""
