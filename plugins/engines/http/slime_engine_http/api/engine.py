@@ -15,6 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from slime_runs.events import EventLog
+
+from slime_core.config import Settings
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.ports import url_host
+from slime_core.protocols import Args, EngineTraits
+from slime_core.sample import GenerationOutput
 from slime_engine_http.api.answers import Wire
 from slime_engine_http.api.client import Client
 from slime_engine_http.api.control import PAUSE_MODES, Control
@@ -28,13 +35,6 @@ from slime_engine_http.supervisor import Supervisor
 from slime_engine_http.weights.check import require_checksums
 from slime_engine_http.weights.delta import update_by_deltas
 from slime_engine_http.weights.update import WEIGHT_SETTINGS, WeightUpdates
-from slime_runs.events import EventLog
-
-from slime_core.config import Settings
-from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.ports import url_host
-from slime_core.protocols import Args, EngineTraits
-from slime_core.sample import GenerationOutput
 
 if TYPE_CHECKING:
     import torch
