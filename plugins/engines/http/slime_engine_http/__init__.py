@@ -1,1 +1,1 @@
-"""Clients, supervision and weight updates of inference servers, shared by the engines that have servers."""
+"""What every engine with servers shares: clients, supervision and updates of weights."""

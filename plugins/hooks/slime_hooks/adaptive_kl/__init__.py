@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveFloat
 
 from slime_core import Args, PluginOptions, Sample, hookimpl, options
-from slime_core.checkpoint.store import CheckpointStore, is_checkpoint, read_state
 from slime_core.errors import ConfigError
-from slime_core.learning.report import TrainedRollout, rollout_report
-from slime_core.learning.steps import over_steps
+
+if TYPE_CHECKING:
+    from slime_core.learning.report import TrainedRollout
 
 __all__ = ["AdaptiveKL"]
 
@@ -76,8 +76,7 @@ class AdaptiveKL:
                 " of plugins.adaptive_kl; remove one"
             )
         self._args, self._name = args, used[0]
-        commit = _commit(args)
-        state = (read_state(commit).get("plugin_state") or {}).get(_STATE) if commit is not None else None
+        state = _state(args)
         if state and state["setting"] == self._name:
             setattr(args, self._name, float(state["coefficient"]))
             self._moved = True
@@ -87,6 +86,9 @@ class AdaptiveKL:
         """Move the coefficient in a trainer process."""
         if not self._name:
             return
+        from slime_core.learning.report import rollout_report
+        from slime_core.learning.steps import over_steps
+
         found: dict[str, float] = {}
         if self._name == "kl_coef":
             found = rollout_report(trained.batch, trained.local, trained.tensors, None, trained.trainer)
@@ -123,14 +125,16 @@ class AdaptiveKL:
         return {_STATE: {"setting": self._name, "coefficient": getattr(self._args, self._name)}}
 
 
-def _commit(args: Args) -> Path | None:
-    """Return the commit that the run resumes from, which the run itself verifies; None for a fresh start."""
+def _state(args: Args) -> dict[str, Any]:
+    """Return the state in the commit that the run resumes from, which the run itself verifies; {} for a fresh start."""
     if not args.load or args.finetune:
-        return None
+        return {}
+    from slime_core.checkpoint.store import CheckpointStore, is_checkpoint, read_state
+
     load = Path(args.load)
-    if is_checkpoint(load):
-        return load
+    found = [load] if is_checkpoint(load) else []
     for store in (CheckpointStore(load), CheckpointStore(load / "checkpoints")):
-        if commits := store.commits():
-            return commits[-1] if args.ckpt_step is None else store.at(args.ckpt_step)
-    return None
+        if not found and (commits := store.commits()):
+            found = [commits[-1] if args.ckpt_step is None else store.at(args.ckpt_step)]
+    state = (read_state(found[0]).get("plugin_state") or {}) if found else {}
+    return dict(state.get(_STATE) or {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -92,7 +92,7 @@ class HttpEngine(Control):
     http_class: ClassVar[type[Http]] = Http
     """Class of every connection to the servers, which translates control calls for servers other than SGLang's."""
     updates_class: ClassVar[type[WeightUpdates]] = WeightUpdates
-    warn_untested: ClassVar[Callable[[str], str]] = staticmethod(untested)
+    warn_untested = staticmethod(untested)
     """Returns a warning about a version of an external server; empty for a tested version."""
 
     def __init__(self, args: Args) -> None:
