@@ -14,11 +14,11 @@ READERS := .venv-readers
 PAGE := plugins/runs/slime_runs/view
 # .ci/run has failed tests run again: PYTEST=".venv/bin/python .ci/pytest_again.py".
 PYTEST := $(BIN)/python -m pytest
-# An environment that SLIME_ENGINE_PYTHON (SGLang's) or SLIME_VLLM_PYTHON names already is taken as it is.
+# An environment that SLIME_ENGINE_PYTHON (SGLang's) or VLLM_TEST_PYTHON names already is taken as it is.
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
-NEEDS_VLLM := $(if $(SLIME_VLLM_PYTHON),,vllm)
+NEEDS_VLLM := $(if $(VLLM_TEST_PYTHON),,vllm)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
-ENGINE_PYTHON += SLIME_VLLM_PYTHON=$(or $(SLIME_VLLM_PYTHON),$(CURDIR)/$(VLLM_BIN)/python)
+ENGINE_PYTHON += VLLM_TEST_PYTHON=$(or $(VLLM_TEST_PYTHON),$(CURDIR)/$(VLLM_BIN)/python)
 
 .PHONY: install constraints sglang vllm view-assets browser demo demo-tools real test test-smoke test-readers test-backends lint types size docs oracle benchmarks clean
 install: .venv/.installed

@@ -88,11 +88,12 @@ _OF_TRAINERS = (
 _OF_OTHERS = (
     ("prefill_num_servers rollout_external_engine_addrs sglang_config", Lack.REFUSED),
     (
-        "actor_num_gpus_per_node actor_num_nodes colocate engine_router engine_start_timeout kernels num_gpus_per_node"
-        " offload_rollout rollout_health_check_first_wait rollout_health_check_interval rollout_health_check_timeout"
-        " rollout_max_engine_restarts rollout_num_gpus rollout_num_gpus_per_engine sglang_router_request_timeout_secs"
-        " update_weight_delta_checksum update_weight_delta_encoding update_weight_local_checkpoint_dir"
-        " update_weight_pause_mode update_weight_puller_addrs update_weight_timeout use_fault_tolerance",
+        "actor_num_gpus_per_node actor_num_nodes colocate engine_router engine_start_timeout kernels model_impl"
+        " num_gpus_per_node offload_rollout rollout_health_check_first_wait rollout_health_check_interval"
+        " rollout_health_check_timeout rollout_max_engine_restarts rollout_num_gpus rollout_num_gpus_per_engine"
+        " sglang_router_request_timeout_secs update_weight_delta_checksum update_weight_delta_encoding"
+        " update_weight_local_checkpoint_dir update_weight_pause_mode update_weight_puller_addrs update_weight_timeout"
+        " use_fault_tolerance",
         Lack.HINT,
     ),
 )

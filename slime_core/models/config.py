@@ -79,12 +79,12 @@ class ModelConfig:
         Raises:
             ConfigError: A field is missing or the activation is not SiLU.
         """
+        activation = hf.get("hidden_act", "silu")
+        if activation not in ("silu", "swish"):
+            raise ConfigError(f"config.json: hidden_act {activation!r} is not supported; allowed: silu")
         try:
             heads = int(hf["num_attention_heads"])
             hidden = int(hf["hidden_size"])
-            activation = hf.get("hidden_act", "silu")
-            if activation not in ("silu", "swish"):
-                raise ConfigError(f"config.json: hidden_act {activation!r} is not supported; allowed: silu")
             rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
             theta = float(rope.pop("rope_theta", None) or hf.get("rope_theta") or 10000.0)
             if rope.get("rope_type", rope.get("type", "default")) == "default":
@@ -113,8 +113,6 @@ class ModelConfig:
         except KeyError as error:
             raise ConfigError(f"config.json has no {error.args[0]!r}, which every decoder needs") from error
         except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise ConfigError(f"config.json: a size of the model is no number, or 0: {error}") from error
         for name, most in _LARGEST.items():
             if not 1 <= getattr(made, name) <= most:
@@ -143,13 +141,6 @@ def read_hf_config(directory: str | Path) -> dict[str, Any]:
     return hf
 
 
-def _least_parameters(config: ModelConfig) -> int:
-    """Count embeddings, queries, outputs of attention and dense feed-forward: the model has at least these."""
-    dense = 3 * config.intermediate_size if config.moe is None else 0
-    each = config.hidden_size * (2 * config.num_heads * config.head_dim + dense)
-    return config.vocab_size * config.hidden_size + config.num_layers * each
-
-
 def family_plugin(kind: str, family: str, origin: str) -> Any:
     """Return the plugin of a model family. Raises PluginNotFoundError with the families that have one."""
     from slime_core.plugins.resolve import resolve
@@ -169,7 +160,11 @@ def load_model_config(directory: str | Path) -> ModelConfig:
     config = family_plugin("models", str(hf["model_type"]), f"{directory}/config.json: model_type")(hf)
     assert isinstance(config, ModelConfig), f"model family {hf['model_type']} returned {type(config)}"
     stored = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
-    if 0 < stored < (least := _least_parameters(config)):
+    dense = 3 * config.intermediate_size if config.moe is None else 0
+    each = config.hidden_size * (2 * config.num_heads * config.head_dim + dense)
+    # Embeddings, queries, outputs of attention and dense feed-forward: the model has at least these.
+    least = config.vocab_size * config.hidden_size + config.num_layers * each
+    if 0 < stored < least:
         raise ConfigError(
             f"{directory}: config.json is of a model of {least:,} parameters or more, and the weights"
             f" (*.safetensors) have {stored:,} bytes; it is another model's, or files are missing or cut"
@@ -182,7 +177,8 @@ def vocab_size_of(directory: str | Path) -> int:
     try:
         return load_model_config(directory).vocab_size
     except PluginNotFoundError:
-        size = read_hf_config(directory).get("vocab_size")
+        hf = read_hf_config(directory)
+        size = hf.get("text_config", hf).get("vocab_size")
     if not isinstance(size, int):
         raise ConfigError(f"{directory}/config.json: no 'vocab_size'")
     return size

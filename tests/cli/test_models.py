@@ -35,8 +35,10 @@ def test_list_says_who_can_train_a_family(capsys: pytest.CaptureFixture[str]) ->
         "hub": "Qwen/Qwen3-30B-A3B",
         "embedded": True,
         "megatron": True,
+        "transformers": True,
     }
-    assert not rows["deepseek-v3"]["embedded"]
+    deepseek, kimi = rows["deepseek-v3"], rows["kimi-k2"]
+    assert (deepseek["embedded"], deepseek["transformers"], kimi["transformers"]) == (False, True, False)
     text = slime(capsys, "list")
     assert text.startswith("NAME  ")
     assert len(text.splitlines()) == 46

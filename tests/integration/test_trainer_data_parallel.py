@@ -1,4 +1,4 @@
-"""Two gloo processes train as one does, agree bit for bit, and resume."""
+"""Two gloo processes, with whole or sharded models, train as one does, agree bit for bit, and resume."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def job(tmp_path: Path) -> dict[str, Any]:
     args = {"hf_checkpoint": str(model), "device": "cpu", "lr": 1e-2, "lr_decay_style": "constant"}
     # Keys' biases hardly matter, so their gradients are rounding noise: a small eps would blow it up to full steps.
     args |= {"distributed_timeout_minutes": 1, "clip_grad": 0.5, "adam_eps": 1e-3}
-    return {"args": args, "batches": [columns(seed) for seed in range(4)], "load": None}
+    return {"args": args, "trainer": "embedded", "batches": [columns(seed) for seed in range(4)], "load": None}
 
 
 def columns(seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
-    responses = [rng.randint(1, 9) for _ in range(6)]
+    responses = [rng.randint(1, 9) for _ in range(5)]  # one rank has a micro-batch more
     return {
         "rollout_id": seed,
         "tokens": [[rng.randrange(VOCAB) for _ in range(3 + n)] for n in responses],
         "response_lengths": responses,
         "loss_masks": [[1] * n for n in responses],
         "rewards": [rng.uniform(-1, 1) for _ in responses],
-        "raw_rewards": [0.0] * 6,
-        "truncated": [0] * 6,
-        "sample_indices": list(range(6)),
-        "group_indices": [0] * 6,
-        "rollout_ids": list(range(6)),
+        "raw_rewards": [0.0] * 5,
+        "truncated": [0] * 5,
+        "sample_indices": list(range(5)),
+        "group_indices": [0] * 5,
+        "rollout_ids": list(range(5)),
         "rollout_mask_sums": responses,
     }
 
@@ -92,13 +92,27 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_and_resume(job: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "more"),
+    [
+        ("embedded", {}),
+        ("fsdp", {}),
+        ("fsdp", {"model_impl": "transformers", "recompute_granularity": "full", "save_dtype": "bfloat16"}),
+    ],
+)
+def test_two_processes_train_as_one_and_resume(
+    trainer: str, more: dict[str, Any], job: dict[str, Any], tmp_path: Path
+) -> None:
+    """Compare with the embedded trainer in one process."""
     one, two, halves = tmp_path / "one", tmp_path / "two", tmp_path / "halves"
+    job["args"] |= {name: value for name, value in more.items() if name == "model_impl"}
     run(job, one, 1)
+    job["trainer"] = trainer
     run(job, two, 2)
     expected, found = weights(one), weights(two)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-6, msg=name)
+    job["args"] |= more
     single = json.loads((one / "metrics_0.json").read_text())
     both = [json.loads((two / f"metrics_{rank}.json").read_text()) for rank in (0, 1)]
     assert both[0] == both[1]
@@ -108,9 +122,11 @@ def test_two_processes_train_as_one_and_resume(job: dict[str, Any], tmp_path: Pa
     run({**job, "batches": job["batches"][:2]}, tmp_path / "first", 2)
     run({**job, "batches": job["batches"][2:], "load": str(tmp_path / "first")}, halves, 2)
     resumed = weights(halves)
-    assert all(torch.equal(resumed[name], found[name]) for name in found)
+    exact = "save_dtype" not in more
+    assert all(torch.equal(resumed[name], found[name].to(resumed[name].dtype)) for name in found)
 
     told = run({**job, "batches": job["batches"][2:], "load": str(tmp_path / "first")}, tmp_path / "alone", 1)
     assert "random states were saved by 2 processes and this run has 1" in told
     for name, tensor in weights(tmp_path / "alone").items():
-        torch.testing.assert_close(tensor, found[name], rtol=1e-6, atol=1e-6, msg=name)
+        near = 1e-6 if exact else 1e-2
+        torch.testing.assert_close(tensor.float(), found[name], rtol=near, atol=near, msg=name)

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import torch
-from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core.config import Args
+from slime_core.plugins.resolve import resolve
 from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
 
@@ -21,7 +21,7 @@ from slime_core.sample import TrainBatch
 def main() -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(sys.argv[1]).read_text())
-    trainer = EmbeddedTrainer(Args(**job["args"]))
+    trainer = resolve("trainers", job["trainer"], origin="the test").obj(Args(**job["args"]))
     assert trainer.world_size == int(os.environ.get("WORLD_SIZE", "1"))
     if job["load"]:
         trainer.load(Path(job["load"]))

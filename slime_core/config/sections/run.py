@@ -58,6 +58,9 @@ class RunArgs(Section):
     kernels: Literal["auto", "torch"] = "auto"
     """What computes float32 on CPUs in the embedded trainer and engine. auto: functions in C where a compiler is there
     and the process has one thread (--num-threads 1), which differ from torch in the last bits; torch: torch alone."""
+    model_impl: Literal["auto", "slime", "transformers"] = "auto"
+    """Code of the model in the embedded trainer and engine. slime: slime's own decoder; transformers: the model's class
+    in transformers; auto: transformers for families that slime has no decoder for."""
     bf16: bool = False
     """Same as --dtype bfloat16."""
     fp16: bool = False

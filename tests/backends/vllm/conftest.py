@@ -30,9 +30,9 @@ Started = Callable[..., Any]
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """The interpreter of vLLM's environment; `make test-backends` names it."""
-    named = os.environ.get("SLIME_VLLM_PYTHON")
+    named = os.environ.get("VLLM_TEST_PYTHON")
     if not named:
-        pytest.skip("needs vLLM: `make test-backends PART=vllm`, or SLIME_VLLM_PYTHON=/path/to/venv/bin/python")
+        pytest.skip("needs vLLM: `make test-backends PART=vllm`, or VLLM_TEST_PYTHON=/path/to/venv/bin/python")
     try:
         return VLLM.engine_python(Args(engine_python=named))
     except ConfigError as error:
@@ -70,7 +70,7 @@ def vllm_server(
     vllm_args: Callable[..., Args], vllm_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """The URL of the server."""
-    if running := os.environ.get("SLIME_TEST_VLLM_SERVER"):  # one that serves the contract's model already
+    if running := os.environ.get("VLLM_TEST_SERVER"):  # one that serves the contract's model already
         yield running
         return
     args = vllm_args(tmp_path_factory.mktemp("server"))

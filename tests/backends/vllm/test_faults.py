@@ -1,4 +1,4 @@
-"""A vLLM server that the run launched: killed, hung, and killed in the middle of an update; whole runs by command."""
+"""A vLLM server that the run launched: killed, hung, and killed in the middle of an update."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from slime_engine_vllm.engine import VllmEngine
 from slime_testing_contracts import engine_reference as reference
 
 from slime_core.config import Args
-from tests.backends.whole_runs import command_line, running, samples, still_running
-from tests.conftest import SLIME, TinyRun
-from tests.run_files import metrics
+from tests.backends.whole_runs import command_line, still_running
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]
 
@@ -119,26 +117,3 @@ def run(args: Args, use: Callable[[VllmEngine], Awaitable[None]]) -> None:
         assert still_running(begun) == []
 
     asyncio.run(inside())
-
-
-def test_a_run_by_command_trains_on_a_server_of_its_own(tiny: TinyRun, vllm_python: Path, tmp_path: Path) -> None:
-    """Each update compares what is served with what was trained."""
-    save, template = tmp_path / "run", tmp_path / "samples" / "{rollout_id}.jsonl"
-    argv = tiny.argv(
-        save, num_rollout=3, eval_interval=None, eval_prompt_data=None, rollout_engine="vllm", device="cpu",
-        engine_python=vllm_python, check_weight_update_equal=True, save_debug_rollout_data=template,
-        engine_start_timeout=900,
-    )  # fmt: skip
-    with running([SLIME, "train", *argv], tmp_path, tmp_path / "log") as started:
-        started.finish()
-        assert started.left() == []
-    lines = [line for line in metrics(save) if "train/loss" in line]
-    assert len(lines) == 3
-    for line in lines:
-        assert line["train/train_rollout_logprob_abs_diff"] < 1e-5
-        assert line["rollout/failed_ratio"] == line["rollout/staleness"] == 0
-        assert line["engine/ready_workers"] == 1
-    for rollout in range(3):
-        versions = {version for s in samples(template, rollout) for version in s["token_weight_versions"]}
-        assert versions == {rollout + 1}
-    assert "POST /inference/v1/generate" in (save / "engines/default/0.log").read_text()

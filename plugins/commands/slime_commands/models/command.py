@@ -1,12 +1,14 @@
 """`slime models` (train): list the architecture numbers of published models, for --model; import a GGUF file.
 
 Only the import loads torch. A preset is no checkpoint. It saves stating numbers by hand and is compared with
-config.json when a run starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family.
+config.json when a run starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family, and
+"transformers" that the embedded trainer and engine take it from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _KINDS = {"embedded": "models", "megatron": "megatron_models"}
 """Column of `slime models list` -> kind of the plugins that describe a family to such a trainer."""
+_TRANSFORMERS = "transformers"
+"""Column for families that the embedded trainer and engine take from transformers (`--model-impl`)."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -78,6 +82,7 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
     from slime_core.text import table
 
     names = {trainer: {ref.name for ref in current_registry() if ref.kind == kind} for trainer, kind in _KINDS.items()}
+    names[_TRANSFORMERS] = _families_of_transformers()
     rows = []
     for preset in presets:
         n = preset.numbers
@@ -99,7 +104,7 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
         ]
         print(json_text(found, indent=2))
         return
-    header = ("NAME", "FAMILY", "SIZE", "ACTIVE", "LAYERS", "EXPERTS", *(trainer.upper() for trainer in _KINDS))
+    header = ("NAME", "FAMILY", "SIZE", "ACTIVE", "LAYERS", "EXPERTS", *map(str.upper, names))
     cells = [
         (
             preset.name,
@@ -108,11 +113,19 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
             _billions(active),
             str(preset.numbers.layers),
             str(experts or ""),
-            *("yes" if known[trainer] else "" for trainer in _KINDS),
+            *("yes" if known[trainer] else "" for trainer in names),
         )
         for preset, size, active, experts, known in rows
     ]
     print("\n".join(table([header, *cells])))
+
+
+def _families_of_transformers() -> set[str]:
+    """Return the families of the installed transformers, without importing it."""
+    found = importlib.util.find_spec(_TRANSFORMERS)
+    if found is None or found.origin is None:
+        return set()
+    return {folder.name for folder in (Path(found.origin).parent / "models").iterdir() if folder.is_dir()}
 
 
 def _facts(preset: ModelPreset, length: int) -> dict[str, Any]:

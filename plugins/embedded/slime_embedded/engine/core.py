@@ -7,10 +7,10 @@ with the new weights, and every token records the version that sampled it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,10 @@ from slime_embedded.engine.sequence import Sequence, TextStream, decode
 from slime_embedded.engine.weights import FusedWeights
 
 if TYPE_CHECKING:
+    from slime_embedded.engine.cohorts import TransformersRunner, TransformersWeights
     from slime_embedded.engine.constraints import Constraints
     from slime_embedded.engine.invariant_runner import InvariantRunner
+    from slime_embedded.hf.model import TransformersModel
 
 PAUSE_MODES = ("abort", "in_place", "retract")
 _KV_BYTES = 4 << 30
@@ -72,6 +74,7 @@ class EngineCore:
         dtype: torch.dtype = torch.float32,
         options: CoreOptions | None = None,
         origin: str = "weights",
+        model: TransformersModel | None = None,
     ) -> None:
         options = options or CoreOptions()
         device = torch.device(device)
@@ -80,22 +83,33 @@ class EngineCore:
         self.weight_version = 0
         self.version_label = "0"
         """`weight_version` as reported; it differs if a caller of the HTTP API gave another name."""
-        self._weights = FusedWeights(config, device, dtype, kernels_for(config, device, dtype, options.batch_invariant))
-        self._weights.update(weights, origin)
+        self._weights: FusedWeights | TransformersWeights
+        self.runner: ModelRunner | InvariantRunner | TransformersRunner
+        new_cache: Callable[..., KVCache]
         with torch.inference_mode():
-            self.runner: ModelRunner | InvariantRunner
-            if options.batch_invariant:
-                from slime_embedded.engine.invariant_runner import InvariantRunner
+            if model is not None:
+                from slime_embedded.engine.cohorts import CohortCache, TransformersRunner, TransformersWeights
 
-                self.runner = InvariantRunner(config, self._weights, device)
-            else:
-                self.runner = (FusedRunner if self._weights.kernels else ModelRunner)(
-                    config, self._weights, device, dtype
+                self._weights, self.runner = (
+                    TransformersWeights(model),
+                    TransformersRunner(config, model, device, dtype),
                 )
+                new_cache = partial(CohortCache, self.runner)
+            else:
+                kernels = kernels_for(config, device, dtype, options.batch_invariant)
+                fused = self._weights = FusedWeights(config, device, dtype, kernels)
+                fused.update(weights, origin)
+                if options.batch_invariant:
+                    from slime_embedded.engine.invariant_runner import InvariantRunner
+
+                    self.runner = InvariantRunner(config, fused, device)
+                else:
+                    self.runner = (FusedRunner if kernels else ModelRunner)(config, fused, device, dtype)
+                new_cache = partial(KVCache, config, device, self.runner.kv_dtype)
             self.max_context, max_tokens = self._limits(options)
-            cache = KVCache(config, device, self.runner.kv_dtype, max_tokens=max_tokens, max_context=self.max_context)
+            cache = new_cache(max_tokens=max_tokens, max_context=self.max_context)
         self.memory = EngineMemory(self._weights, self.runner, cache)
-        self._prefixes = PrefixCache() if options.prefix_cache else None
+        self._prefixes = PrefixCache() if options.prefix_cache and model is None else None
         self.scheduler = Scheduler(cache, self._prefixes, options.max_running)
         self._options = options
         self._num_drawn = 0

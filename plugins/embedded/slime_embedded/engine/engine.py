@@ -55,7 +55,7 @@ class EmbeddedEngine:
         returns_routed_experts=True,
         returns_sampling_mask=True,
         pause_modes=("abort", "in_place", "retract"),
-        uses=frozenset({"colocate", "kernels", "offload_rollout", "update_weight_pause_mode"}),
+        uses=frozenset({"colocate", "kernels", "model_impl", "offload_rollout", "update_weight_pause_mode"}),
     )
 
     def __init__(self, args: Args, *, step_in_thread: bool = False) -> None:

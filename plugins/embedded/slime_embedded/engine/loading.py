@@ -12,11 +12,13 @@ import torch
 from slime_core.data.tokenizer import has_tokenizer, load_tokenizer
 from slime_core.distributions import BUNDLE, entry_points
 from slime_core.errors import ConfigError, EngineError
-from slime_core.models.config import ModelConfig, load_model_config
+from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_weights
 from slime_core.protocols import Args
 from slime_embedded import kernels
 from slime_embedded.engine.core import CoreOptions, EngineCore
+from slime_embedded.hf.config import model_config
+from slime_embedded.hf.model import TransformersModel
 
 if TYPE_CHECKING:
     from slime_embedded.engine.engine import EmbeddedEngine
@@ -32,7 +34,7 @@ def load_core(args: Args) -> EngineCore:
     kernels.use(args.kernels)
     if args.num_threads:
         torch.set_num_threads(args.num_threads)
-    config = load_model_config(directory)
+    config = model_config(directory, args.model_impl)
     if config.images:
         raise ConfigError(
             f"{directory}: a {config.model_type} model takes images, and the embedded engine generates with text models"
@@ -52,15 +54,28 @@ def load_core(args: Args) -> EngineCore:
     dtype = choose_dtype(args, device)
     if options.batch_invariant and dtype != torch.float32:
         raise ConfigError(f"--true-on-policy-mode needs --dtype float32; the engine would compute in {dtype}")
+    model = None
+    if config.build is not None:
+        refused = {
+            "--true-on-policy-mode": options.batch_invariant,
+            "--use-rollout-routing-replay": args.use_rollout_routing_replay,
+        }
+        for flag in (flag for flag, given in refused.items() if given):
+            raise ConfigError(
+                f"{directory}: transformers builds this {config.model_type} model, for which the embedded engine has no"
+                f" {flag}; remove it"
+            )
+        model = TransformersModel.from_directory(config, str(directory), device, dtype=dtype)
     return EngineCore(
         config,
-        read_weights(directory),
+        read_weights(directory) if model is None else (),
         tokenizer=tokenizer,
         eos_ids=eos_ids(directory, config, tokenizer),
         device=device,
         dtype=dtype,
         options=options,
         origin=str(directory),
+        model=model,
     )
 
 

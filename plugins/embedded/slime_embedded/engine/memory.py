@@ -19,6 +19,7 @@ from slime_embedded.engine.weights import FusedWeights
 from slime_embedded.models.storages import Storages
 
 if TYPE_CHECKING:
+    from slime_embedded.engine.cohorts import TransformersRunner, TransformersWeights
     from slime_embedded.engine.invariant_runner import InvariantRunner
 
 TAGS = frozenset({"weights", "kv_cache"})
@@ -27,7 +28,12 @@ TAGS = frozenset({"weights", "kv_cache"})
 class EngineMemory:
     """The memory of one engine; the engine must be idle during every call."""
 
-    def __init__(self, weights: FusedWeights, runner: ModelRunner | InvariantRunner, cache: KVCache) -> None:
+    def __init__(
+        self,
+        weights: FusedWeights | TransformersWeights,
+        runner: ModelRunner | InvariantRunner | TransformersRunner,
+        cache: KVCache,
+    ) -> None:
         self._weights = weights
         self._cache = cache
         self._device = runner.device

@@ -36,9 +36,9 @@ _KEY_STEP = 8
 class DecodeBatch:
     """Inputs of the decode steps while the running sequences stay the same; `advance` updates them."""
 
-    def __init__(self, device: torch.device, arenas: Seq[Arena]) -> None:
+    def __init__(self, device: torch.device, arenas: Seq[Arena], order: list[Sequence] | None = None) -> None:
         self._arenas = [arena for arena in arenas if arena.sequences]
-        self.sequences = [s for arena in arenas for s in arena.sequences]
+        self.sequences = order or [s for arena in arenas for s in arena.sequences]
         lengths = [len(s.tokens) for s in self.sequences]
         self.positions = torch.tensor([n - 1 for n in lengths], device=device)
         self.tokens = torch.tensor([s.tokens[-1] for s in self.sequences], device=device)

@@ -9,7 +9,7 @@ rows of an expert's product depends on the batch, and so do the last bits; `--tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,44 @@ def _whole(tensor: torch.Tensor, linear: Linear | None = None) -> _Place:
     return _Place(tensor, tuple(tensor.shape), linear)
 
 
+def complete(
+    weights: Iterable[tuple[str, torch.Tensor]], shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, origin: str
+) -> dict[str, torch.Tensor]:
+    """Return a set of HF tensors by name, without those that a model does not hold, such as a tied output layer.
+
+    Raises:
+        WeightSyncError: A name is missing, unknown or given twice, or a shape differs. `origin` names the source.
+    """
+    given: dict[str, torch.Tensor] = {}
+    for name, tensor in weights:
+        if name in given:
+            raise WeightSyncError(f"{origin}: tensor {name!r} given twice; the old weights still serve")
+        given[name] = tensor
+    if config.tie_word_embeddings:
+        given.pop("lm_head.weight", None)
+    given = {name: tensor for name, tensor in given.items() if not name.endswith("rotary_emb.inv_freq")}
+    wrong = [
+        f"{name} {tuple(given[name].shape)} instead of {shape}"
+        for name, shape in shapes.items()
+        if name in given and tuple(given[name].shape) != shape
+    ]
+    problems = [
+        f"{what} {', '.join(sorted(names)[:5])}{' ...' if len(names) > 5 else ''}"
+        for what, names in (
+            ("missing", shapes.keys() - given.keys()),
+            ("unknown", given.keys() - shapes.keys()),
+            ("wrong shape:", wrong),
+        )
+        if names
+    ]
+    if problems:
+        raise WeightSyncError(
+            f"{origin}: not the {len(shapes)} tensors of this {config.model_type} model: {'; '.join(problems)};"
+            " nothing was changed"
+        )
+    return given
+
+
 class FusedWeights:
     """All fused tensors of the model; their contents are undefined until the first `update`."""
 
@@ -139,15 +177,8 @@ class FusedWeights:
             WeightSyncError: A name is missing, unknown or given twice, or a shape differs. `origin` names the
                 source of the tensors.
         """
-        given: dict[str, torch.Tensor] = {}
-        for name, tensor in weights:
-            if name in given:
-                raise WeightSyncError(f"{origin}: tensor {name!r} given twice; the old weights still serve")
-            given[name] = tensor
-        if self.config.tie_word_embeddings:
-            given.pop("lm_head.weight", None)
-        given = {name: tensor for name, tensor in given.items() if not name.endswith("rotary_emb.inv_freq")}
-        self._check(given, origin)
+        shapes = {name: place.shape for name, place in self._places.items()}
+        given = complete(weights, shapes, self.config, origin)
         for linear, names in self._owners.items():
             for name in names:
                 self._places[name].write(given[name])
@@ -167,24 +198,6 @@ class FusedWeights:
         """Free the packed copies until the next `update`."""
         for linear in filter(None, self._owners):
             linear.packed = None
-
-    def _check(self, given: dict[str, torch.Tensor], origin: str) -> None:
-        missing, unknown = self._places.keys() - given.keys(), given.keys() - self._places.keys()
-        shapes = [
-            f"{name} {tuple(given[name].shape)} instead of {place.shape}"
-            for name, place in self._places.items()
-            if name in given and tuple(given[name].shape) != place.shape
-        ]
-        problems = [
-            f"{what} {', '.join(sorted(names)[:5])}{' ...' if len(names) > 5 else ''}"
-            for what, names in (("missing", missing), ("unknown", unknown), ("wrong shape:", shapes))
-            if names
-        ]
-        if problems:
-            raise WeightSyncError(
-                f"{origin}: not the {len(self._places)} tensors of this {self.config.model_type} model:"
-                f" {'; '.join(problems)}; nothing was changed"
-            )
 
     @torch.inference_mode()
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:

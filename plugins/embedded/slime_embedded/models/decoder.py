@@ -7,9 +7,9 @@ The rotation is `models.rope`'s, which the embedded engine uses too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,13 +20,16 @@ from torch.utils.checkpoint import checkpoint
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import check_shapes
 from slime_core.models.rope import rope_cos_sin
+from slime_core.ops.logprobs import token_log_probs
 from slime_embedded.models.feed_forward import FeedForward, MixtureOfExperts
 from slime_embedded.models.lean_autograd import Linear, attend, rms_norm, rotate
 from slime_embedded.models.packed import PackedLayout
 
 if TYPE_CHECKING:
+    from slime_embedded.hf.places import Places
     from slime_embedded.models.routing import Routing
 
+T = TypeVar("T")
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # old checkpoints store the frequencies; they follow from the config
 
 
@@ -155,8 +158,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = recompute
-        self.published: Mapping[str, str] = {}
-        """Name of a parameter -> its name in files, where that is another."""
+        self.places: Places | None = None
+        """Places of the files' tensors in the parameters; None: files have the parameters' names."""
         self.model = DecoderStack(config)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -228,9 +231,21 @@ class Decoder(nn.Module):
         result: torch.Tensor = self.model.norm(x)
         return result if layout.repeat is None else layout.repeat(result)
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab]."""
+        return functional.linear(hidden, self.head_weight)
+
+    def log_probs(self, hidden: torch.Tensor, **how: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return log-probs and entropy of `hidden` [R, hidden]; `how` has parameters of `token_log_probs`."""
+        return token_log_probs(hidden, self.head_weight, **how)
+
+    def through(self, head: Callable[[torch.Tensor], T], *inputs: Any, **keywords: Any) -> T:
+        """Return `head` of the hidden states, both in one forward pass, for which a sharded model gathers weights."""
+        return head(self.hidden(*inputs, **keywords))
+
     def forward(self, token_ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """[T] ids -> [T, vocab] float32 logits. For checks and tiny models: training goes through `hidden`."""
-        return functional.linear(self.hidden(token_ids, lengths), self.head_weight).float()
+        """[T] ids -> [T, vocab] float32 logits. For checks and tiny models: training goes through `through`."""
+        return self.logits(self.hidden(token_ids, lengths)).float()
 
 
 def init_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ adapters were trained on this base.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
@@ -16,14 +17,20 @@ from slime_core.models.hf_io import read_weights
 from slime_core.models.lora import LoraSettings, module_of, same_weight
 from slime_core.models.lora_files import FOLDER, read_adapter, write_adapter
 from slime_embedded.models.decoder import Decoder
-from slime_embedded.models.lora_linear import UP, adapter_weights, base_weights, merged_weights
+from slime_embedded.models.lora_linear import UP, LoraLinear, adapter_weights, merged_weights
 
 
 def base_of(model: Decoder) -> Decoder:
     """Return the model without its adapters; both share the same memory."""
-    with torch.device("meta"):
-        base = Decoder(model.config, recompute=model.recompute)
-    base.load_state_dict(base_weights(model), assign=True)
+    base = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    adapted = [(name, module) for name, module in base.named_modules() if isinstance(module, LoraLinear)]
+    for name, module in adapted:
+        rows, columns = module.weight.shape
+        linear = torch.nn.Linear(columns, rows, bias=module.bias is not None, device="meta")
+        linear.weight = module.weight
+        if module.bias is not None:
+            linear.bias = module.bias
+        base.set_submodule(name, linear)
     return base.requires_grad_(False)
 
 

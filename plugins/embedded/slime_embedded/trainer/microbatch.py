@@ -6,9 +6,9 @@ row of `routed_experts` either. Samples with images keep it, because a model may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from slime_embedded.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from slime_embedded.models.routing import Routing
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,24 +80,27 @@ def _equal_prompts(batch: TrainBatch, samples: SampleRows) -> np.ndarray:
     return same
 
 
-def hidden_states(
-    model: Decoder, micro: MicroBatch, *, every_row: bool = False, routing: Routing | None = None
-) -> torch.Tensor:
-    """[R, hidden] states that predict the response tokens, or [T, hidden] all.
+def through(
+    model: Decoder,
+    micro: MicroBatch,
+    head: Callable[[torch.Tensor], T],
+    *,
+    every_row: bool = False,
+    routing: Routing | None = None,
+) -> T:
+    """Return `head` of the [R, hidden] states that predict the response tokens, or of the [T, hidden] of all.
 
     Raises:
         TrainError: The samples have images and the model takes none.
     """
     rows = None if every_row else micro.rows
     if model.config.images:
-        built: Any = model
-        found: torch.Tensor = built.hidden(micro.token_ids, micro.lengths, rows=rows, images=micro.images)
-        return found
+        return model.through(head, micro.token_ids, micro.lengths, rows=rows, images=micro.images)
     if micro.images is not None:
         raise TrainError(f"the samples have images, and a {model.config.model_type} model takes text only")
     # Copies of a prompt may be routed to different experts.
     same = None if every_row or model.config.moe is not None else micro.same
-    return model.hidden(micro.token_ids, micro.lengths, rows=rows, same=same, routing=routing)
+    return model.through(head, micro.token_ids, micro.lengths, rows=rows, same=same, routing=routing)
 
 
 def routing_of(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, device: torch.device) -> Routing | None:

@@ -12,8 +12,11 @@ from typing import cast
 
 import torch
 
-from slime_core.models.config import ModelConfig, load_model_config
+from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_weights
+from slime_embedded.hf.config import model_config
+from slime_embedded.hf.model import TransformersModel
+from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import state
 from slime_embedded.trainer.frozen import merged, tensors
@@ -21,9 +24,8 @@ from slime_embedded.trainer.settings import TrainerSettings
 
 
 def published_weights(model: Decoder, settings: TrainerSettings) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield names and float32 tensors, adapters merged; a tied output layer is skipped, as in HF."""
-    names = model.published
-    yield from ((names.get(name, name), tensor) for name, tensor in merged(model, settings))
+    """Yield names of the files and float32 tensors, adapters merged; a tied output layer is skipped, as in HF."""
+    return in_files(merged(model, settings), model.places)
 
 
 def save(directory: Path, model: Decoder, config: ModelConfig, settings: TrainerSettings) -> None:
@@ -50,8 +52,7 @@ def load(directory: Path, model: Decoder, settings: TrainerSettings) -> None:
 
         load_adapter(directory, model, settings.lora, settings.hf_checkpoint)
         return
-    names = model.published
-    state.load_model(directory, {names.get(name, name): tensor for name, tensor in tensors(model).items()})
+    state.load_model(directory, dict(in_files(tensors(model).items(), model.places)))
 
 
 def load_model(directory: str, settings: TrainerSettings, device: torch.device) -> Decoder:
@@ -60,8 +61,11 @@ def load_model(directory: str, settings: TrainerSettings, device: torch.device) 
     Raises:
         ConfigError: The model cannot be read.
     """
-    config = load_model_config(directory)
+    config = model_config(directory, settings.model_impl)
     if config.build is not None:
-        return cast(Decoder, config.build(config, directory, device))
+        built = config.build(config, directory, device)
+        if settings.recompute and isinstance(built, TransformersModel):
+            built.recompute_layers()
+        return cast(Decoder, built)
     weights = read_weights(directory, device)
     return Decoder.from_weights(config, weights, device, recompute=settings.recompute, origin=directory)

@@ -165,8 +165,7 @@ class FlatAdamW:
         Raises:
             TrainError: `MAX_CONSECUTIVE_SKIPS` steps in a row were skipped.
         """
-        self._parallel.sum_in_buckets_(self.grads)
-        norm = float(l2_norm([self.grads]))
+        norm = self._norm()
         lr = self.schedule.at(self.steps)
         if not math.isfinite(norm):
             self._skips_in_a_row += 1
@@ -184,6 +183,11 @@ class FlatAdamW:
             self._update(flats, step, lr, weight_decay)
         self.steps += 1
         return {"grad_norm": norm, "lr": lr, "skipped_steps": 0.0}
+
+    def _norm(self) -> float:
+        """Sum the gradients over ranks, and return their norm."""
+        self._parallel.sum_in_buckets_(self.grads)
+        return float(l2_norm([self.grads]))
 
     def _update(self, flats: list[torch.Tensor], step: torch.Tensor, lr: float, weight_decay: float) -> None:
         s = self.settings

@@ -22,6 +22,8 @@ class TrainerSettings(CommonSettings):
     `compute_dtype` is the dtype of matrix products; parameters stay float32.
     """
 
+    model_impl: str
+    """`--model-impl`: "auto", "slime" or "transformers"."""
     recompute: bool
     batch_invariant: bool
     """`--true-on-policy-mode`: log-probs equal the embedded engine's bit for bit."""
@@ -38,25 +40,28 @@ class TrainerSettings(CommonSettings):
             raise ConfigError(f"--recompute-granularity {granularity}: the embedded trainer knows only 'full'")
         return cls(
             **common_values(args, role),
+            model_impl=args.model_impl,
             recompute=granularity == "full" or args.recompute_activations,
             batch_invariant=args.true_on_policy_mode,
         )
 
 
-def check_fits(settings: TrainerSettings, config: ModelConfig, role: Role) -> None:
-    """Raise ConfigError for features that need one of this trainer's own decoders, if the model is not one of them."""
-    if not config.images:
+def check_fits(args: Args, settings: TrainerSettings, config: ModelConfig, role: Role) -> None:
+    """Raise ConfigError for features that need one of slime's own decoders, if transformers builds the model."""
+    if config.build is None:
         return
     asked = {
-        "--lora-rank": settings.lora is not None,
+        "--lora-rank": config.images and settings.lora is not None,
         "--true-on-policy-mode": settings.batch_invariant,
-        "--recompute-granularity": settings.recompute,
+        "--recompute-granularity": config.images and settings.recompute,
+        "--use-rollout-routing-replay": args.use_rollout_routing_replay,
+        "--use-routing-replay": args.use_routing_replay,
         "a critic (--advantage-estimator ppo)": role == "critic",
     }
     for name in (name for name, wanted in asked.items() if wanted):
         raise ConfigError(
-            f"--hf-checkpoint {settings.hf_checkpoint}: a {config.model_type} model takes images, and the embedded"
-            f" trainer has no {name} for those; remove it"
+            f"--hf-checkpoint {settings.hf_checkpoint}: transformers builds this {config.model_type} model, for which"
+            f" the embedded trainer has no {name}; remove it"
         )
 
 

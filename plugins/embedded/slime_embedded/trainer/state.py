@@ -5,6 +5,7 @@
     DIR/trainer/state.json                    counters, schedule, trained parameters, world size, rank 0's RNG
     DIR/trainer/rng_<rank>.json               RNG of the other ranks
     DIR/trainer/optimizer.safetensors         moments under exp_avg.<name> and exp_avg_sq.<name>
+    DIR/trainer/shards/                       with fsdp, weights and moments; then optimizer.safetensors is empty
     DIR/trainer/master.safetensors            float32 weights, only when the model is stored in another dtype
     DIR/trainer/reference.safetensors         the reference, only once it differs from its checkpoint
     DIR/trainer/old_actor.safetensors         the old actor, only where it differs from the actor

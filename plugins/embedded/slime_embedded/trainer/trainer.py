@@ -7,8 +7,9 @@ It contains no algorithm. Parameters are float32; only matrix products are bfloa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,19 +18,22 @@ import torch
 
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, TrainError, rollout_name
-from slime_core.models.config import load_model_config, read_hf_config
+from slime_core.models.config import read_hf_config
 from slime_core.models.family import decoder_shape
 from slime_core.models.hf_io import read_weights
-from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
+from slime_core.ops.flops import DecoderShape
+from slime_core.ops.logprobs import log_probs_from_logits
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.sample import TrainBatch
 from slime_core.trainers.sample_rows import left_out
 from slime_core.trainers.settings import Role
 from slime_embedded import kernels
+from slime_embedded.hf.config import model_config, transformers_config
+from slime_embedded.hf.model import TransformersModel
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import model_files, state
 from slime_embedded.trainer.frozen import OLD_ACTOR, REFERENCE, FrozenModels
-from slime_embedded.trainer.microbatch import MicroBatch, hidden_states, keep_routing, pack, routing_of
+from slime_embedded.trainer.microbatch import MicroBatch, keep_routing, pack, routing_of, through
 from slime_embedded.trainer.model_files import load_model, published_weights
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
@@ -44,7 +48,7 @@ _MOST_TOKENS = 32768
 _MISMATCH = "routing_mismatch"
 _USES = (
     "actor_num_gpus_per_node actor_num_nodes keep_old_actor kernels lora_alpha lora_dropout lora_rank"
-    " lora_target_modules offload_train"
+    " lora_target_modules model_impl offload_train"
 )
 
 
@@ -71,8 +75,8 @@ class EmbeddedTrainer:
         # Settings are read before any process group is joined, so a mistake ends the run at once.
         schedule = LearningRateSchedule.from_args(args, critic=role == "critic")
         adam = AdamSettings.from_args(args)
-        config = load_model_config(settings.hf_checkpoint)
-        check_fits(settings, config, role)
+        config = model_config(settings.hf_checkpoint, settings.model_impl)
+        check_fits(args, settings, config, role)
         self._parallel = DataParallel(settings.device, settings.timeout_minutes, settings.distributed_backend)
         self.rank, self.world_size = self._parallel.rank, self._parallel.world_size
         self.device = self._parallel.device
@@ -81,16 +85,21 @@ class EmbeddedTrainer:
         self.model: Decoder = (
             load_model(settings.hf_checkpoint, settings, self.device) if role == "actor" else self._load_critic()
         )
+        if isinstance(self.model, TransformersModel) and self.rank == 0:
+            print(f"slime: {self.model.description}", file=sys.stderr, flush=True)
         if settings.lora is not None:
             from slime_embedded.models.lora_linear import add_adapters
 
             add_adapters(self.model, settings.lora, args.seed, merge=settings.batch_invariant)
-        self.optimizer = FlatAdamW(trained_parameters(self.model, settings), adam, schedule, self._parallel)
+        self.optimizer = self._new_optimizer(adam, schedule)
         moves = bool(args.ref_update_interval)
         self._frozen = FrozenModels(settings, partial(self._load_frozen, reference_moves=moves))
         if moves:
             self._frozen.check_reference_fits(self.model)
         self._last_rollout: int | None = None
+
+    def _new_optimizer(self, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
+        return FlatAdamW(trained_parameters(self.model, self.settings), adam, schedule, self._parallel)
 
     def settings_changed(self, args: Args) -> None:
         """Take the learning rates and the temperature of changed settings, from the next step on.
@@ -139,6 +148,12 @@ class EmbeddedTrainer:
         elements = sum(p.stat().st_size for p in Path(args.hf_checkpoint).glob("*.safetensors")) / size
         states = elements * (16 if args.lora_rank is None else 4)
         return max(1024, min(most, int((memory - states) / 2 / per_token) // 1024 * 1024))
+
+    @staticmethod
+    def decoder_shape(directory: str | Path) -> DecoderShape:
+        """Return the sizes that transformers reads, for a family without a plugin of kind "models"."""
+        found = transformers_config(directory)
+        return DecoderShape(**{field.name: getattr(found, field.name) for field in fields(DecoderShape)})
 
     def weight_probes(self) -> torch.Tensor:
         """Return about 65,536 trained weights, evenly spread; the odd stride visits every column of a matrix."""
@@ -211,13 +226,22 @@ class EmbeddedTrainer:
     ) -> list[list[torch.Tensor]]:
         """Return the results of `run` for all samples: one column per tensor. A teacher's vocabulary may be smaller."""
         found: dict[int, tuple[torch.Tensor, ...]] = {}
+        missing = self._missing_passes(len(micro_batches))
         with torch.no_grad():
             for positions in micro_batches:
                 micro = pack(batch, positions, model.config.vocab_size, self.device)
                 parts = [torch.split(x, micro.response_lengths) for x in run(micro) if x is not None]
                 found.update(zip(micro.positions, zip(*parts, strict=True), strict=True))
+            self._empty_passes(model, missing)
         left_out(batch, micro_batches)
         return [list(column) for column in zip(*(found[i] for i in range(len(batch))), strict=True)] or [[], []]
+
+    def _missing_passes(self, passes: int) -> int:
+        """Return how many passes fewer this rank makes than another; 0 if ranks need not make the same number."""
+        return 0
+
+    def _empty_passes(self, model: Decoder, passes: int) -> None:
+        """Take part in the passes of ranks with more micro-batches."""
 
     def _recorded(
         self, role: str, batch: TrainBatch, micro: MicroBatch, with_entropy: bool
@@ -240,10 +264,9 @@ class EmbeddedTrainer:
             forward, how = BatchInvariantForward(model), self._of_targets(micro, with_entropy)
             hidden = forward.packed(micro.token_ids, micro.lengths, routing)
             return forward.token_log_probs(hidden[torch.from_numpy(micro.rows).to(self.device)], **how)
+        how = {**self._of_targets(micro, with_entropy), "kernels": kernels.training}
         with self._compute():
-            hidden = hidden_states(model, micro, routing=routing)
-        how = self._of_targets(micro, with_entropy)
-        return token_log_probs(hidden.to(self.compute_dtype), model.head_weight, kernels=kernels.training, **how)
+            return through(model, micro, lambda h: model.log_probs(h.to(self.compute_dtype), **how), routing=routing)
 
     def _of_targets(self, micro: MicroBatch, with_entropy: bool) -> dict[str, Any]:
         """Return target ids, temperature, chunk size and sampling mask, by parameter name."""
@@ -258,8 +281,7 @@ class EmbeddedTrainer:
     def _values(self, critic: Critic, micro: MicroBatch) -> torch.Tensor:
         """Return [R] values of the states before the response tokens."""
         with self._compute():
-            hidden = hidden_states(critic, micro)
-        return critic.values(hidden)
+            return through(critic, micro, critic.values)
 
     def _compute(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
@@ -306,6 +328,7 @@ class EmbeddedTrainer:
         log_probs: dict[int, torch.Tensor] = {}
         grads: dict[int, torch.Tensor] = {}
         mismatches = torch.zeros(2, dtype=torch.float64, device=self.device)
+        missing = self._missing_passes(len(micro_batches))
         for positions in micro_batches:
             micro = pack(batch, positions, self.config.vocab_size, self.device, every_token=with_logits)
             routing = routing_of(batch, micro, self.config, self.device) if self.role == "actor" else None
@@ -326,6 +349,7 @@ class EmbeddedTrainer:
                 totals[name] = totals[name] + detached if name in totals else detached
             if routing is not None:
                 mismatches = mismatches + routing.mismatches().to(self.device)
+        self._empty_passes(self.model, missing)
         found = self._summed(totals)
         if batch.routed_experts is not None and self.role == "actor":
             different, replayed = self._parallel.all_reduce(mismatches).tolist()
@@ -345,8 +369,8 @@ class EmbeddedTrainer:
 
     def _with_logits(self, micro: MicroBatch, with_entropy: bool, routing: Routing | None) -> MicroBatchOutput:
         with self._compute():
-            hidden = hidden_states(self.model, micro, every_row=True, routing=routing)
-            logits = torch.nn.functional.linear(hidden.to(self.compute_dtype), self.model.head_weight).float()
+            head = partial(_logits, self.model, self.compute_dtype)
+            logits = through(self.model, micro, head, every_row=True, routing=routing)
         chosen = logits[torch.from_numpy(micro.rows).to(self.device)]
         how = self._of_targets(micro, with_entropy)
         log_probs, entropy = log_probs_from_logits(chosen, kernels=kernels.training, **how)
@@ -437,3 +461,7 @@ class EmbeddedTrainer:
     def close(self) -> None:
         """Leave the process group; safe to call twice. The trainer takes no steps afterwards."""
         self._parallel.close()
+
+
+def _logits(model: Decoder, dtype: torch.dtype, hidden: torch.Tensor) -> torch.Tensor:
+    return model.logits(hidden.to(dtype)).float()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from slime_embedded.models.decoder import Decoder
-from slime_embedded.trainer.microbatch import hidden_states, pack
+from slime_embedded.trainer.microbatch import pack, through
 
 from slime_core.errors import TrainError
 from slime_core.models.config import load_model_config
@@ -80,7 +80,8 @@ def test_a_prompt_is_computed_once_with_the_same_states_and_gradients(
     # Gradients of a few units, whose last bits are below the tolerance.
     weight = 0.2 * torch.randn(len(micro.rows), 32, generator=torch.Generator().manual_seed(0))
     found = []
-    for hidden in (hidden_states(model, micro, every_row=True)[micro.rows], hidden_states(model, micro)):
+    same = torch.nn.Identity()
+    for hidden in (through(model, micro, same, every_row=True)[micro.rows], through(model, micro, same)):
         found.append((hidden, torch.autograd.grad((hidden * weight).sum(), list(model.parameters()))))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
     assert computed == [len(micro.token_ids), len(micro.token_ids) - (2 * 90 + 2 * 20 + 1)]

@@ -19,6 +19,7 @@ from slime_engine_http.api.router import Router
 from slime_engine_http.api.transport import server_url
 from slime_engine_http.api.versions import FIRST_ROUTER, TESTED_VERSIONS, untested, version_number
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_http.placement import find_device
 from slime_engine_http.plan import LaunchPlan
 from slime_engine_http.servers import Supervised
 from slime_engine_http.service import DIRECTORY, Place, own_address
@@ -38,7 +39,7 @@ from slime_engine_sglang.flag_list import SERVER, flags_for
 from slime_engine_sglang.fleet import Fleet, ModelFleet
 from slime_engine_sglang.known_defects import check_model
 from slime_engine_sglang.models_yaml import read_models
-from slime_engine_sglang.planner import USES, check, find_device, make_plan, plan_of
+from slime_engine_sglang.planner import USES, check, make_plan, plan_of
 from slime_engine_sglang.programs import PullerProcess
 
 logger = logging.getLogger(__name__)

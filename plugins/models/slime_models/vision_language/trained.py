@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from slime_embedded.hf.model import load_transformers
+from slime_embedded.hf.places import places
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.routing import Routing
 from torch import nn
 
-from slime_core.errors import CheckpointError, ConfigError, TrainError
+from slime_core.errors import TrainError
 from slime_core.models.config import ModelConfig
 from slime_core.sample.multimodal import TrainInputs
 
@@ -33,7 +35,7 @@ class _Loaded:
 class VisionLanguageModel(Decoder):
     """A `transformers` image-text-to-text model in the place of a `Decoder`; parameters have transformers' names.
 
-    Published files and engines use other names, which are in `published`.
+    Published files and engines use other names, which are in `places`.
 
     Args:
         config: Configuration of a family with `images`.
@@ -47,27 +49,14 @@ class VisionLanguageModel(Decoder):
         for name, child in loaded.named_children():
             self.add_module(name, child)
         self._head = _Loaded(loaded.get_output_embeddings())  # not a second registration of the module
-        self.published = _published(loaded, [name for name, _ in self.named_parameters()])
-        """Name of a parameter -> its name in files."""
+        self.places = places(loaded, [name for name, _ in self.named_parameters()])
 
     @classmethod
     def from_directory(
         cls, config: ModelConfig, directory: str, device: torch.device | str = "cpu"
     ) -> VisionLanguageModel:
         """Load the model of an HF-layout directory in float32. Raises CheckpointError if the tensors do not match."""
-        from transformers import AutoModelForImageTextToText
-
-        load: Any = AutoModelForImageTextToText.from_pretrained
-        try:
-            own = {"local_files_only": True, "trust_remote_code": False}
-            loaded, info = load(directory, dtype=torch.float32, output_loading_info=True, **own)
-        except (OSError, ValueError, ImportError, RuntimeError) as error:
-            raise ConfigError(f"{directory}: transformers cannot load its model: {error}") from error
-        problems = [f"missing {name}" for name in info["missing_keys"]]
-        problems += [f"unknown {name}" for name in info["unexpected_keys"]]
-        if problems:
-            raise CheckpointError(f"{directory}: the tensors do not fit its config.json: {', '.join(problems[:20])}")
-        return cls(config, loaded=loaded.to(device).eval())
+        return cls(config, loaded=load_transformers("AutoModelForImageTextToText", directory, device))
 
     @property
     def head_weight(self) -> torch.Tensor:
@@ -101,19 +90,6 @@ class VisionLanguageModel(Decoder):
             parts.append(found.last_hidden_state[0])
         hidden = torch.cat(parts)
         return hidden if rows is None else hidden[torch.from_numpy(rows).to(hidden.device)]
-
-
-def _published(loaded: Any, names: Sequence[str]) -> dict[str, str]:
-    """Return each parameter's name in checkpoint files; transformers renames some on loading. Raises ConfigError."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    found: dict[str, str] = {}
-    for name in names:
-        written = revert_weight_conversion(loaded, {name: loaded.get_parameter(name).detach()})
-        if len(written) != 1:
-            raise ConfigError(f"{type(loaded).__name__}: {name} is not one tensor in the files of such models")
-        found[name] = next(iter(written))
-    return found
 
 
 def _tensors(inputs: TrainInputs | None, ids: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -12,6 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from slime_embedded.hf.config import model_config
+from slime_embedded.hf.model import TransformersModel
+from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.lora_linear import adapter_weights, add_adapters, merged_weights
 from slime_embedded.trainer.state import load_model
@@ -19,7 +22,7 @@ from slime_embedded.trainer.state import load_model
 from slime_core.checkpoint.sources import source_in
 from slime_core.checkpoint.store import find, read_state
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.models.config import ModelConfig, load_model_config
+from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_json, read_weights
 from slime_core.models.lora import LoraSettings
 from slime_core.models.lora_files import CONFIG, FOLDER, read_adapter
@@ -48,7 +51,7 @@ class Commit:
         self.run, self.path = run, found
         self.rollout_id = int(read_state(found)["rollout_id"])
         self.settings: dict[str, Any] = read_state(found)["settings"]
-        self.config: ModelConfig = load_model_config(str(found))
+        self.config: ModelConfig = model_config(found, self.settings.get("model_impl", "auto"))
         if self.config.images:
             raise ConfigError(f"{found}: a {self.config.model_type} model takes images; copy the commit instead")
 
@@ -71,9 +74,13 @@ class Commit:
     def decoder(self) -> Decoder:
         """The trainer's model, float32: the weights that the optimizer holds, with the adapters beside them."""
         place = self.path if self.adapter is None else self.base
-        decoder = Decoder.from_weights(self.config, read_weights(place), origin=str(place))
+        if self.config.build is None:
+            decoder = Decoder.from_weights(self.config, read_weights(place), origin=str(place))
+        else:
+            decoder = TransformersModel.from_directory(self.config, str(place))
         if self.adapter is None:
-            load_model(self.path, {name: p.data for name, p in decoder.named_parameters()})
+            weights = ((name, p.data) for name, p in decoder.named_parameters())
+            load_model(self.path, dict(in_files(weights, decoder.places)))
             return decoder.requires_grad_(False)
         lora = LoraSettings.from_args(SimpleNamespace(lora_dropout=0.0, **_lora(self.settings)))  # type: ignore[arg-type]
         assert lora is not None
@@ -83,9 +90,8 @@ class Commit:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names of Hugging Face's layout and float32 tensors, adapters merged, without a tied output layer."""
-        names = self.decoder.published
         found = self.decoder.named_parameters() if self.adapter is None else merged_weights(self.decoder)
-        yield from ((names.get(name, name), tensor.detach()) for name, tensor in found)
+        return in_files(((name, tensor.detach()) for name, tensor in found), self.decoder.places)
 
     @cached_property
     def token_ids(self) -> list[list[int]]:

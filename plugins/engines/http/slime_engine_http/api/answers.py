@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
-from slime_engine_http.api.transport import engine_error, expecting
 
 from slime_core.sample import GenerationOutput
+from slime_engine_http.api.transport import engine_error, expecting
 
 MASK = "output_token_sampling_mask"
 """Key of `meta_info`: for each token the ids that sampling could choose."""

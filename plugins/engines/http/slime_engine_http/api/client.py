@@ -25,6 +25,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any
 
+from slime_core.errors import EngineError
+from slime_core.protocols import Args
+from slime_core.sample import GenerationOutput
+from slime_core.sample.multimodal import image_token_of
 from slime_engine_http.api.answers import Wire, aborted_output, broken_off, is_all_of, versions_in
 from slime_engine_http.api.continuation import rest_of
 from slime_engine_http.api.flights import Flight, Flights, server_name
@@ -33,11 +37,6 @@ from slime_engine_http.api.router import Router
 from slime_engine_http.api.transport import FIRST_DELAY_S, RETRY_STATUS, Http, backoff, engine_error
 from slime_engine_http.api.versions import version_number
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
-
-from slime_core.errors import EngineError
-from slime_core.protocols import Args
-from slime_core.sample import GenerationOutput
-from slime_core.sample.multimodal import image_token_of
 
 logger = logging.getLogger(__name__)
 

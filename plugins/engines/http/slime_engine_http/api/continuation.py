@@ -12,9 +12,8 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from slime_engine_http.api.answers import MASK
-
 from slime_core.sample import GenerationOutput
+from slime_engine_http.api.answers import MASK
 
 _CARRIES = frozenset({
     "json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex", "custom_params",

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tenacity
+
+from slime_core.errors import EngineError
 from slime_engine_http.api.transport import (
     MODEL_INFO,
     RETRY_STATUS,
@@ -23,8 +25,6 @@ from slime_engine_http.api.transport import (
     expecting,
 )
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
-
-from slime_core.errors import EngineError
 
 logger = logging.getLogger(__name__)
 

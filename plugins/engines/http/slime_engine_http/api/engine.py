@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from slime_runs.events import EventLog
+
+from slime_core.config import Settings
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.ports import url_host
+from slime_core.protocols import Args, EngineTraits
+from slime_core.sample import GenerationOutput
 from slime_engine_http.api.answers import Wire
 from slime_engine_http.api.client import Client
 from slime_engine_http.api.control import PAUSE_MODES, Control
@@ -28,13 +35,6 @@ from slime_engine_http.supervisor import Supervisor
 from slime_engine_http.weights.check import require_checksums
 from slime_engine_http.weights.delta import update_by_deltas
 from slime_engine_http.weights.update import WEIGHT_SETTINGS, WeightUpdates
-from slime_runs.events import EventLog
-
-from slime_core.config import Settings
-from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.ports import url_host
-from slime_core.protocols import Args, EngineTraits
-from slime_core.sample import GenerationOutput
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,7 @@ class HttpEngine(Control):
     http_class: ClassVar[type[Http]] = Http
     """Class of every connection to the servers, which translates control calls for servers other than SGLang's."""
     updates_class: ClassVar[type[WeightUpdates]] = WeightUpdates
-    warn_untested: ClassVar[Callable[[str], str]] = staticmethod(untested)
+    warn_untested = staticmethod(untested)
     """Returns a warning about a version of an external server; empty for a tested version."""
 
     def __init__(self, args: Args) -> None:

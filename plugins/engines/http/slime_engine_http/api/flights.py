@@ -14,14 +14,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from slime_core.errors import EngineError
+from slime_core.sample import GenerationOutput
 from slime_engine_http.api.answers import MASK, Wire, event_of
 from slime_engine_http.api.continuation import joined
 from slime_engine_http.api.requests import check_prompt
 from slime_engine_http.api.transport import Http, encoded, engine_error, expecting, lines
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
-
-from slime_core.errors import EngineError
-from slime_core.sample import GenerationOutput
 
 T = TypeVar("T")
 

@@ -16,10 +16,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from slime_core.errors import ConfigError
 from slime_engine_http.api.transport import Answer, Http, engine_error, expecting
 from slime_engine_http.api.worker import Worker
-
-from slime_core.errors import ConfigError
 
 REGISTER_TIMEOUT_S = 60.0
 _POLL_S = 0.05

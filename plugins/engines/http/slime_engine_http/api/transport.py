@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 
 import orjson
 import tenacity
-from slime_engine_http.api.versions import tested
 
 from slime_core.errors import ConfigError, EngineError
+from slime_engine_http.api.versions import tested
 
 if TYPE_CHECKING:
     import aiohttp

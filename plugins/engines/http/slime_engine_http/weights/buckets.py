@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from slime_engine_http.weights.shared_memory import SharedBuffer
 
 from slime_core.errors import WeightSyncError
+from slime_engine_http.weights.shared_memory import SharedBuffer
 
 Named = tuple[str, torch.Tensor]
 

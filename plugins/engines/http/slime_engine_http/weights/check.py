@@ -17,16 +17,16 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.models.hf_io import copy_assets, write_weights
+from slime_core.protocols import Args
 from slime_engine_http.api.transport import Http, expecting
 from slime_engine_http.api.worker import Worker
 from slime_engine_http.weights.buckets import Named
 from slime_engine_http.weights.protocol import ServerFacts, call, server_facts
 from slime_engine_http.weights.round import Round
 from slime_engine_http.weights.transports import push_directory
-
-from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.models.hf_io import copy_assets, write_weights
-from slime_core.protocols import Args
 
 _FLAG = "--check-weight-update-equal"
 _DRAFT = re.compile(r"draft(_step_\d+)?\.")

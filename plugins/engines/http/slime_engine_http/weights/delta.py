@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from slime_core.errors import EngineError
 from slime_engine_http.api.transport import Http, refusal
 from slime_engine_http.api.worker import Worker
 from slime_engine_http.weights.protocol import WeightsRefused
 from slime_engine_http.weights.round import Round
 from slime_engine_http.weights.update import Kept, WeightUpdates
-
-from slime_core.errors import EngineError
 
 _ASK_S = 30.0
 

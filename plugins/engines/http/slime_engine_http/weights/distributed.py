@@ -25,14 +25,14 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from slime_core.errors import EngineError, WeightSyncError
 from slime_engine_http.api.transport import address_towards
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_http.weights.buckets import Bucket
 from slime_engine_http.weights.protocol import WeightsRefused
 from slime_engine_http.weights.round import Round
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-
-from slime_core.errors import EngineError, WeightSyncError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

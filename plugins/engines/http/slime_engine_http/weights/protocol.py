@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.errors import EngineError
 from slime_engine_http.api.transport import MODEL_INFO, SERVER_INFO, Http, engine_error, expecting
 from slime_engine_http.api.versions import version_number
-
-from slime_core.errors import EngineError
 
 _FIRST_WITH_SESSIONS = (0, 5, 21)
 ASK_TIMEOUT_S = 30.0

@@ -19,12 +19,11 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from slime_core.errors import EngineError, SlimeError, WeightSyncError
 from slime_engine_http.api.control import flush
 from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_http.weights.protocol import ServerFacts, WeightsRefused, call, served_version, server_facts
-
-from slime_core.errors import EngineError, SlimeError, WeightSyncError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -13,6 +13,8 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.protocols import Args
 from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerPool
 from slime_engine_http.weights.buckets import Bucket, Buffers, Named, group_tensors
@@ -21,9 +23,6 @@ from slime_engine_http.weights.distributed import Groups, send_alone
 from slime_engine_http.weights.protocol import server_facts
 from slime_engine_http.weights.round import BY_FILES, CHECK, Round
 from slime_engine_http.weights.transports import push_directory, push_shared
-
-from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.protocols import Args
 
 WEIGHT_SETTINGS = frozenset(
     {"update_weight_buffer_size", "update_weight_timeout", "update_weight_pause_mode", "colocate"}

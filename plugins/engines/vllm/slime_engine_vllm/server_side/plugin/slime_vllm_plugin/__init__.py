@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-_PLAIN_LINEAR = "SLIME_VLLM_PLAIN_LINEAR"
+_PLAIN_LINEAR = "PLAIN_LINEAR_ON_CPU"
 
 
 def register() -> None:

@@ -1,0 +1,1 @@
+"""What every engine with servers shares: clients, supervision and updates of weights."""

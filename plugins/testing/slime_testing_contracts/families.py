@@ -1,0 +1,132 @@
+"""Tiny random models of the decoder families of transformers, for tests of trainers and engines.
+
+Four layers where a family has layers of several kinds, sliding windows and chunks of a few tokens, and weights that
+are large enough for a difference in attention to show.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1,
+}  # fmt: skip
+_DROPPED = object()
+"""Value of an entry of `_COMMON` that a family does not take."""
+_MOE: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}  # fmt: skip
+_SHARED = {**_MOE, "shared_expert_intermediate_size": 16}
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ROUTED = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+_LATENT = {
+    **_ROUTED, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+    "num_key_value_heads": 4, "n_group": 2, "head_dim": _DROPPED,
+}  # fmt: skip
+_LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+_WINDOW = {"sliding_window": 4}
+_GEMMA = {**_WINDOW, "query_pre_attn_scalar": 8}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "bitnet": {},
+    "cohere": {},
+    "cohere2": _WINDOW,
+    "deepseek_v2": {**_LATENT, "topk_method": "greedy"},
+    "deepseek_v3": _LATENT,
+    "diffllama": {},
+    "dots1": _ROUTED,
+    "ernie4_5": {},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_layer_start_index": 1,
+        "moe_num_shared_experts": 1,
+    },
+    "exaone4": _WINDOW,
+    "exaone_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1,
+        "n_group": 1, "topk_group": 1,
+    },
+    "falcon": {"head_dim": _DROPPED, "num_kv_heads": 2, "new_decoder_architecture": True, "alibi": False},
+    "falcon_h1": {
+        "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+    },
+    "gemma": {},
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "glm4": {},
+    "glm4_moe": _ROUTED,
+    "glm4_moe_lite": _LATENT,
+    "gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 512},
+    "gpt_neox": {},
+    "gpt_oss": {**_LOCAL, **_WINDOW},
+    "granite": {"logits_scaling": 3.0},
+    "granitemoe": _LOCAL,
+    "helium": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "hy_v3": {"num_experts": 4, "num_experts_per_tok": 2, "expert_hidden_dim": 16, "moe_intermediate_size": 16},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "conv_L_cache": 3},
+    "llama": {},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    "minimax_m2": _LOCAL,
+    "ministral": _WINDOW,
+    "ministral3": {},
+    "mistral": _WINDOW,
+    "mixtral": _LOCAL,
+    "nemotron": {},
+    "olmo2": {},
+    "olmo3": _WINDOW,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "phi3": {},
+    "qwen2": {},
+    "qwen2_moe": _SHARED,
+    "qwen3": {},
+    "qwen3_5_text": _LINEAR,
+    "qwen3_moe": _MOE,
+    "qwen3_next": {**_SHARED, **_LINEAR},
+    "seed_oss": {},
+    "smollm3": {},
+    "stablelm": {},
+    "starcoder2": _WINDOW,
+    "vaultgemma": _GEMMA,
+}  # fmt: skip
+"""`model_type` -> entries of its `config.json`."""
+
+
+def write_family(directory: Path, family: str) -> Path:
+    """Write a tiny random model of a family, with the tokenizer of `tiny_model`, and return the directory."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from slime_core.models.config import read_hf_config
+    from slime_core.models.hf_io import copy_assets
+    from slime_testing_contracts.tiny import tiny_model
+
+    copy_assets(tiny_model(), directory)
+    known = read_hf_config(tiny_model())
+    entries = {**_COMMON, "vocab_size": known["vocab_size"], "eos_token_id": known["eos_token_id"], **FAMILIES[family]}
+    config = AutoConfig.for_model(family, **{name: x for name, x in entries.items() if x is not _DROPPED})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        build: Any = AutoModelForCausalLM.from_config
+        model: Any = build(config, dtype=torch.float32)
+        for parameter in model.parameters():  # the first values of norms and biases are constants
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.15)
+            else:
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    path = directory / "config.json"
+    assert json.loads(path.read_text(encoding="utf-8"))["model_type"] == family
+    return directory
