@@ -14,14 +14,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Literal
 
-from slime_engine_http.plan import Reservation
-
 from slime_core.config.settings import Origin, Settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args
 from slime_core.protocols.launcher import gpu_layout
+from slime_engine_http.plan import Reservation
 
 Device = Literal["cpu", "cuda"]
 CLUSTER_GPUS = "SLIME_CLUSTER_GPUS"

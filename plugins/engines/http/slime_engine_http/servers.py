@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tenacity
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, stop_never
+
+from slime_core.errors import EngineError, WeightSyncError
+from slime_core.protocols import Args
 from slime_engine_http.api.router import Router
 from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerPool
 from slime_engine_http.incidents import Incidents
 from slime_engine_http.service import Service
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, stop_never
-
-from slime_core.errors import EngineError, WeightSyncError
-from slime_core.protocols import Args
 
 TICK_S = 0.5
 """Seconds between two checks that a process is alive."""

@@ -13,15 +13,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
+from slime_core.protocols import Args
+from slime_core.rollout.event_loop import LoopThread
 from slime_engine_http.api.router import Router
 from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerState
 from slime_engine_http.incidents import Incidents
 from slime_engine_http.servers import CompanionWatch, RouterWatch, Supervised, Watch
 from slime_engine_http.worker_watch import WorkerWatch
-
-from slime_core.protocols import Args
-from slime_core.rollout.event_loop import LoopThread
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import tenacity
+
+from slime_core.errors import EngineError
+from slime_core.protocols import Args
 from slime_engine_http import servers
 from slime_engine_http.api.router import Router
 from slime_engine_http.api.transport import MODEL_INFO, Http
 from slime_engine_http.api.worker import Worker, WorkerState
 from slime_engine_http.incidents import Incidents
 from slime_engine_http.servers import Supervised, Told, Watch, WeightsNotKept
-
-from slime_core.errors import EngineError
-from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
