@@ -107,7 +107,8 @@ class FsdpTrainer(EmbeddedTrainer):
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield HF names and whole float32 tensors on rank 0, one at a time; a collective call."""
         for name, parameter in self.model.named_parameters():
-            whole = _whole(parameter.detach())
+            with torch.inference_mode(False):  # the engine reads in inference mode, in which shards are not gathered
+                whole = _whole(parameter.detach())
             if self.rank == 0:
                 yield from in_files([(name, whole)], self.model.places)
 

@@ -191,7 +191,10 @@ def _handed_out(it: Trained, named: Mapping[str, torch.nn.Parameter]) -> Iterato
 
 
 class Weights:
-    """The tensors that had a gradient, or moved, over the rollouts; for trainers whose model is a torch module."""
+    """The tensors that had a gradient, or moved, over the rollouts; for trainers whose model is a torch module.
+
+    Tensors that FSDP2 shards are not looked at: their norms are collective calls, and a rank may hold none of them.
+    """
 
     def __init__(self) -> None:
         self._before: dict[str, torch.Tensor] = {}
@@ -204,8 +207,10 @@ class Weights:
         stepped = [s for s in it.steps if not s.metrics.get("skipped_steps") and s.metrics.get("lr")]
         if not isinstance(model, torch.nn.Module) or not stepped:
             return False
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
-        norms = torch._foreach_norm([p.grad for p in named.values() if p.grad is not None], math.inf)
+        whole = ((name, p) for name, p in model.named_parameters() if not hasattr(p, "full_tensor"))
+        named = {name: p for name, p in whole if p.requires_grad and p.grad is not None}
+        grads = [p.grad for p in named.values() if p.grad is not None]
+        norms = torch._foreach_norm(grads, math.inf) if grads else []
         some = any(s.metrics.get("grad_norm", 0.0) > 0 for s in stepped)
         if not self._before:
             yield from _handed_out(it, named)
