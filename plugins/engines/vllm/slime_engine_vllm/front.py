@@ -18,7 +18,7 @@ from slime_core.sample import GenerationOutput
 
 Served = tuple[str, int, Callable[[], Awaitable[None]]]
 """Host, port, and a function that stops serving."""
-_UNSET: Mapping[str, Any] = {"logprob_start": None, "top_logprobs": 0, "return_routed_experts": False}
+_UNSET: Mapping[str, Any] = {"top_logprobs": 0, "return_routed_experts": False}
 
 
 class Front:
@@ -46,14 +46,14 @@ class Front:
         self, ids: Sequence[int], params: Mapping[str, Any], *, rid: str | None = None, **options: Any
     ) -> GenerationOutput:
         """Continue the ids. Raises EngineError."""
-        _refuse(options)
+        _refuse(len(ids), **options)
         return await self._engine.generate(ids, params, rid=rid)
 
     def stream(
         self, ids: Sequence[int], params: Mapping[str, Any], *, rid: str | None = None, **options: Any
     ) -> AsyncIterator[GenerationOutput]:
         """Continue the ids, and yield the output so far."""
-        _refuse(options)
+        _refuse(len(ids), **options)
         return self._engine.stream(ids, params, rid=rid)
 
 
@@ -67,7 +67,10 @@ async def serve(engine: HttpEngine, args: Args, tokenizer: Any) -> Served:
     raise EngineError("nothing installed serves an engine over HTTP; type: pip install slime-rl")
 
 
-def _refuse(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if value != _UNSET[name]:
-            raise EngineError(f"the vLLM engine does not support {name}")
+def _refuse(length: int, logprob_start: int | None = None, **options: Any) -> None:
+    """Raise EngineError for options without a counterpart; `logprob_start` asks for none of the prompt's log-probs."""
+    odd = [name for name, value in options.items() if value != _UNSET[name]]
+    if logprob_start is not None and logprob_start < length:
+        odd.append("logprob_start")
+    if odd:
+        raise EngineError(f"the vLLM engine does not support {odd[0]}")

@@ -210,7 +210,7 @@ class Weights:
         whole = ((name, p) for name, p in model.named_parameters() if not hasattr(p, "full_tensor"))
         named = {name: p for name, p in whole if p.requires_grad and p.grad is not None}
         grads = [p.grad for p in named.values() if p.grad is not None]
-        norms = torch._foreach_norm(grads, math.inf) if grads else []
+        norms = list(torch._foreach_norm(grads, math.inf)) if grads else []
         some = any(s.metrics.get("grad_norm", 0.0) > 0 for s in stepped)
         if not self._before:
             yield from _handed_out(it, named)
