@@ -20,8 +20,9 @@ class Vllm(EngineContract):
     start_deadline = 900.0
     args: ClassVar[Mapping[str, Any]] = {"device": "cpu", "engine_start_timeout": 900.0}
 
+    @pytest.mark.xfail(reason="slime does not put vLLM's servers to sleep")
     def test_memory_is_given_up_and_taken_again(self) -> None:
-        pytest.skip("slime does not put vLLM's servers to sleep")
+        super().test_memory_is_given_up_and_taken_again()
 
 
 class TestVllmRunning(Vllm):
