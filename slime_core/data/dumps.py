@@ -7,6 +7,7 @@ before the number. The rollout stage writes the files. The entry point `saved` o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -59,7 +60,7 @@ def newest_version(groups: Iterable[Group], default: int) -> int:
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
     """Write lines to a file atomically; create its directory if missing. Raises RecordError."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # peers that share a model write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:

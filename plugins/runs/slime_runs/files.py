@@ -135,7 +135,7 @@ def write_file(path: Path, frames: Iterable[bytes], footer: Callable[[Sequence[F
         content = compressor.compress(footer([Frame(start, len(one)) for start, one in zip(starts, packed)]))
         length = len(content).to_bytes(4, "little")
         packed.append(_SKIPPED + (len(content) + 8).to_bytes(4, "little") + content + length + _FOOTER)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # peers that share a model write the same file
     path.parent.mkdir(exist_ok=True)
     partial.write_bytes(b"".join(packed))
     os.replace(partial, path)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from slime_data.saved import SavedRollout, read_samples, subsample
+from slime_runs.files import write_file
 
 from slime_core.config import Args
-from slime_core.data.dumps import dump_path, newest_version, write_samples
+from slime_core.data.dumps import dump_path, newest_version, write_lines, write_samples
 from slime_core.errors import DataError, RolloutError
 from slime_core.sample import Sample
 
@@ -105,3 +108,16 @@ def test_the_saved_rollout_reads_the_file_of_its_number(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no file .*4\.jsonl for rollout 5"):
         SavedRollout()(args, 4, None)
     assert json.loads((tmp_path / "3.jsonl").read_bytes().splitlines()[0])["index"] == 0
+
+
+def _write_often(path: Path) -> None:
+    for _ in range(300):
+        write_lines(path, [b"{}"])
+        write_file(path.with_suffix(".zst"), [b"{}\n"])
+
+
+def test_processes_that_share_a_model_may_write_the_same_file(tmp_path: Path) -> None:
+    """Data-parallel rank 0 is several processes if tensor or pipeline peers share its model."""
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+        list(pool.map(_write_often, [tmp_path / "same.jsonl"] * 2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["same.jsonl", "same.zst"]
