@@ -24,11 +24,11 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
 """What a subclass would set, of components that need more than their name."""
 SLOW = {("trainers", "megatron")}
 ELSEWHERE = {
-    ("losses", "custom_loss"), ("engines", "http"), ("engines", "sglang"),
+    ("losses", "custom_loss"), ("engines", "http"), ("engines", "sglang"), ("engines", "vllm"),
     ("models", "llava"), ("models", "qwen2_vl"), ("models", "qwen2_5_vl"),
 }  # fmt: skip
-"""Held by `test_policy_loss_parts.py`, `test_http_engine.py` and `tests/backends/test_engine_conformance.py`, which
-have the settings they cannot do without, or a service to talk to; the models by their tests, which give them images."""
+"""Held by `test_policy_loss_parts.py`, `test_http_engine.py` and the conformance tests of `tests/backends`, which have the
+settings they cannot do without, or a service to talk to; the models by their tests, which give them images."""
 HERE = ("slime_core", *sorted({package.name for package in LOCKSTEP if package.name.startswith("slime_")}))
 COMPONENTS = [
     current_registry().get(kind, name) for kind in [*KINDS, HOOK_GROUP] for name in current_registry().names(kind)

@@ -56,11 +56,11 @@ def _append(around: Callable[..., Any]) -> Plant:
 
 
 def _scored(around: Callable[..., Any]) -> Plant:
-    return wrapped("slime_embedded.trainer.trainer.token_log_probs", around)
+    return wrapped("slime_embedded.models.decoder.token_log_probs", around)
 
 
 def _hidden(around: Callable[..., Any]) -> Plant:
-    return wrapped("slime_embedded.trainer.trainer.hidden_states", around)
+    return wrapped("slime_embedded.models.decoder.Decoder.hidden", around)
 
 
 def _written(*parts: str) -> Plant:
@@ -83,7 +83,7 @@ def _for_the_reference(target: str, around: Callable[[Any], Any]) -> Plant:
     def plant(patch: Any) -> None:
         now = m.OfTheReference()
         wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer.log_probs", now.watch)(patch)
-        wrapped(f"slime_embedded.trainer.trainer.{target}", around(now))(patch)
+        wrapped(f"slime_embedded.models.decoder.{target}", around(now))(patch)
 
     return plant
 
@@ -281,7 +281,7 @@ BUGS = (
         wrapped("slime_core.learning.learner.Learner.train", m.reference_drifts), "reference_is_kept", 3, says="drifts", settings=_KL),
     Bug("reference_untempered", "the reference's log-probs ignore the temperature", "OpenRLHF/OpenRLHF #853",
         _for_the_reference("token_log_probs", lambda now: m.temperature(lambda t: 1.0, now)), "reference_is_the_start", says="temperature", settings=_KL | _COLD),
-    Bug("reference_dropout", "dropout is on in the reference", "modelscope/ms-swift #7828", _for_the_reference("hidden_states", m.dropped),
+    Bug("reference_dropout", "dropout is on in the reference", "modelscope/ms-swift #7828", _for_the_reference("Decoder.hidden", m.dropped),
         "reference_is_the_start", says="dropout", settings=_KL),
     Bug("reference_of_others", "the reference is another model than the one that training starts from", "huggingface/trl #1340",
         wrapped("slime_embedded.trainer.trainer.EmbeddedTrainer._load_frozen", m.another_model), "reference_is_the_start",

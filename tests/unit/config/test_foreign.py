@@ -203,7 +203,7 @@ def test_a_broken_one_ends_in_a_warning(
     name = f"broken{abs(hash(code))}"
     install(tmp_path, monkeypatch, code, name)
     owners, warnings = find_owners([], {})
-    assert [owner.owner for owner in owners] == ["Megatron", "SGLang's router", "SGLang"]
+    assert [owner.owner for owner in owners] == ["Megatron", "SGLang's router", "SGLang", "vLLM"]
     assert warnings == [f"the flags of {name!r} ({name}-dist, slime.foreign_flags) are not known: {reason}"]
     assert load_settings([], command="show", env={}).warnings == warnings
     assert main(["--help"]) == 0
@@ -216,7 +216,7 @@ def test_a_torn_distribution_stops_nothing(tmp_path: Path, monkeypatch: pytest.M
     info.mkdir()
     (info / "entry_points.txt").write_text("[slime.foreign_flags]\nnot an entry point\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [owner.owner for owner in find_owners([], {})[0]] == ["Megatron", "SGLang's router", "SGLang"]
+    assert [owner.owner for owner in find_owners([], {})[0]] == ["Megatron", "SGLang's router", "SGLang", "vLLM"]
 
 
 def test_in_a_plugin_directory_it_is_no_component_and_says_so(tmp_path: Path) -> None:

@@ -46,4 +46,4 @@ def test_generate_functions_say_that_they_pass_images_on(tmp_path: Path) -> None
     )
     resolved(*HTTP, "--custom-generate-function-path", f"{path}:generate")
     with pytest.raises(ConfigError, match="does not give images"):
-        resolved(*HTTP, "--custom-generate-function-path", "multi_turn")
+        resolved(*HTTP, "--custom-generate-function-path", "tool_use")

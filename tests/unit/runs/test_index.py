@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import zstandard
+from slime_data import saved
 from slime_runs import Run, files
 from slime_runs.files import damage, file_name, json_lines, read_frame, read_frames, write_file
 from slime_runs.index import Facts, Filter, Index
 from slime_runs.overview import overview
 
-from slime_core.data import dumps
 from slime_core.errors import DataError
 
 
@@ -94,7 +94,7 @@ def test_a_frame_that_becomes_too_much_is_left_out_and_said(
     assert [entry.sample_index for entry in index.find(Filter(), order="file")] == [0, 1, 2]
     monkeypatch.setattr("slime_data.saved._LONGEST", 1 << 20)
     with pytest.raises(DataError, match=r"rollout_0000000\.jsonl\.zst:2: no sample as JSON in 1048576 bytes"):
-        dumps.read_samples(path)
+        saved.read_samples(path)
 
 
 def test_samples_of_one_execution_are_numbered_where_the_writer_did_not(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from slime import _missing
@@ -20,7 +21,8 @@ def check_reward_nonzero_std_with_fallback(args: Any, samples: list[Sample], **k
 
 def _filtered(name: str, args: Any, samples: list[Sample]) -> DynamicFilterOutput:
     module = _missing.plugin(f"slime_filters.{name}", f"{__name__}.check_reward_{name}")
-    decision: DynamicFilterOutput = module.dynamic_filter(args, samples)
+    whole = args if hasattr(args, "plugins") else SimpleNamespace(**vars(args), plugins={})
+    decision: DynamicFilterOutput = module.dynamic_filter(whole, samples)
     return decision
 
 
