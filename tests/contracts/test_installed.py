@@ -27,8 +27,8 @@ ELSEWHERE = {
     ("losses", "custom_loss"), ("engines", "http"), ("engines", "sglang"), ("engines", "vllm"),
     ("models", "llava"), ("models", "qwen2_vl"), ("models", "qwen2_5_vl"),
 }  # fmt: skip
-"""Held by `test_policy_loss_parts.py`, `test_http_engine.py` and the conformance tests of `tests/backends`, which have the
-settings they cannot do without, or a service to talk to; the models by their tests, which give them images."""
+"""Held by `test_policy_loss_parts.py`, `test_http_engine.py` and the conformance tests of `tests/backends`, which have
+the settings they cannot do without, or a service to talk to; the models by their tests, which give them images."""
 HERE = ("slime_core", *sorted({package.name for package in LOCKSTEP if package.name.startswith("slime_")}))
 COMPONENTS = [
     current_registry().get(kind, name) for kind in [*KINDS, HOOK_GROUP] for name in current_registry().names(kind)
