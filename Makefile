@@ -14,6 +14,8 @@ READERS := .venv-readers
 PAGE := plugins/runs/slime_runs/view
 # .ci/run has failed tests run again: PYTEST=".venv/bin/python .ci/pytest_again.py".
 PYTEST := $(BIN)/python -m pytest
+# Many tests wait for processes that they have started: one worker more than there are cores.
+WORKERS := $(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 1))")
 # An environment that SLIME_ENGINE_PYTHON (SGLang's) or VLLM_TEST_PYTHON names already is taken as it is.
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 NEEDS_VLLM := $(if $(VLLM_TEST_PYTHON),,vllm)
@@ -75,7 +77,7 @@ test test-readers: export TORCH_COMPILE_DISABLE := 1
 test test-smoke test-backends: export PYTHONDONTWRITEBYTECODE :=
 
 test: install
-	$(PYTEST) -n auto --dist worksteal --durations=30 --ignore=tests/backends -m "not backends and not slow" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations=30 --ignore=tests/backends -m "not backends and not slow" $(ARGS)
 test-readers: install $(READERS)/.installed
 	PYTHONPATH=$(CURDIR)/$(READERS) $(PYTEST) -k "trackio or inspect or collector" plugins/hooks/tests tests/integration/test_export.py $(ARGS)
 # Two workers: each test may start several processes. Files that share a server or a cluster go to one of the two.
