@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from slime_engine_http.api.engine import HttpEngine, run_dir
 from slime_engine_http.api.router import Router
@@ -27,7 +26,6 @@ from slime_engine_http.service import DIRECTORY, Place, own_address, stop_all, t
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
-from slime_core.sample import GenerationOutput
 from slime_engine_vllm.calls import VllmHttp
 from slime_engine_vllm.environment import VLLM, untested
 from slime_engine_vllm.front import Served, serve
@@ -91,27 +89,6 @@ class VllmEngine(HttpEngine):
         if not settings.args.hf_checkpoint:
             raise ConfigError("--hf-checkpoint is required: a directory in Hugging Face layout.")
         return make_plan(settings.args, num_gpus=num_gpus, origins=settings.origins)
-
-    async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
-        *,
-        rid: str | None = None,
-        session_id: str | None = None,
-        image_data: Sequence[str] = (),
-    ) -> GenerationOutput:
-        """Continue `input_ids`; vLLM refuses answers of no token, so they are made here. Raises EngineError."""
-        if sampling_params.get("max_new_tokens") != 0:
-            return await super().generate(
-                input_ids, sampling_params, rid=rid, session_id=session_id, image_data=image_data
-            )
-        self._running()
-        meta = {
-            "id": rid, "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(input_ids),
-            "completion_tokens": 0, "cached_tokens": 0, "weight_version": str(self.pool.version_wanted or 0),
-        }  # fmt: skip
-        return GenerationOutput([], [], "", meta)
 
     async def address(self) -> tuple[str, int]:
         """Serve SGLang's HTTP API on a free port in this event loop until `stop`.

@@ -79,6 +79,8 @@ def sampling_params(params: Mapping[str, Any]) -> dict[str, Any]:
     sent |= {_RENAMED[name]: value for name, value in given.items() if name in _RENAMED}
     if sent.get("top_k") == -1:
         sent["top_k"] = 0
+    if sent.get("max_tokens") == 0:
+        sent["max_tokens"] = 1  # vLLM refuses 0; the reader leaves the token out
     if structured := {_STRUCTURED[name]: value for name, value in given.items() if name in _STRUCTURED}:
         sent["structured_outputs"] = structured
     return sent | {"logprobs": 0, "detokenize": bool(given.get("stop"))}  # a stop string needs the text
@@ -90,6 +92,7 @@ class VllmReader:
     def __init__(self, url: str, body: Mapping[str, Any], decode: Decode) -> None:
         """Store the URL with its path, SGLang's request body, and the decoder."""
         self._url, self._body, self._decode = url, body, decode
+        self._limit: int | None = body["sampling_params"].get("max_new_tokens")
         self._ids: list[int] = []
         self._log_probs: list[float] = []
 
@@ -102,7 +105,8 @@ class VllmReader:
             log_probs = [entry["logprob"] * 1.0 for entry in entries]
             if [entry["token_id"] for entry in entries] != ids:
                 raise ValueError(f"{len(ids)} tokens, and log-probs of others")
-            self._ids, self._log_probs = self._ids + ids, self._log_probs + log_probs
+            if self._limit != 0:
+                self._ids, self._log_probs = self._ids + ids, self._log_probs + log_probs
             meta = self._meta(body, choice)
         params = self._body["sampling_params"]
         text = self._decode(self._ids, {**params, "matched": (meta["finish_reason"] or {}).get("matched")})
@@ -128,10 +132,10 @@ class VllmReader:
         reason = choice.get("finish_reason")
         if reason is None:
             return None
-        if reason == "length":
-            return {"type": "length", "length": len(self._ids)}
         if reason == "abort":
             return {"type": "abort", "message": "aborted by the server"}
+        if reason == "length" or self._limit == 0:
+            return {"type": "length", "length": len(self._ids)}
         if reason != "stop":  # "error": a request that failed in the server
             raise engine_error(self._url, f"the request ended with {reason!r}", 500)
         matched = choice.get("stop_reason")
