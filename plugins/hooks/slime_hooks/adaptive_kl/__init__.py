@@ -10,7 +10,6 @@ process takes the same step by itself. A commit holds the coefficient; each proc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveFloat
@@ -126,15 +125,11 @@ class AdaptiveKL:
 
 
 def _state(args: Args) -> dict[str, Any]:
-    """Return the state in the commit that the run resumes from, which the run itself verifies; {} for a fresh start."""
+    """Return the state in the commit that the run resumes from; {} for a fresh start. Raises CheckpointError."""
     if not args.load or args.finetune:
         return {}
-    from slime_core.checkpoint.store import CheckpointStore, is_checkpoint, read_state
+    from slime_core.checkpoint.store import find, read_state
 
-    load = Path(args.load)
-    found = [load] if is_checkpoint(load) else []
-    for store in (CheckpointStore(load), CheckpointStore(load / "checkpoints")):
-        if not found and (commits := store.commits()):
-            found = [commits[-1] if args.ckpt_step is None else store.at(args.ckpt_step)]
-    state = (read_state(found[0]).get("plugin_state") or {}) if found else {}
+    commit = find(args.load, args.ckpt_step)
+    state = (read_state(commit).get("plugin_state") or {}) if commit else {}
     return dict(state.get(_STATE) or {})
