@@ -19,7 +19,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.models.hf_io import copy_assets, write_config, write_weights
 from slime_core.ops import l2_norm
 from slime_core.protocols import Args, TrainerTraits
 from slime_core.trainers.settings import Role
@@ -115,12 +114,12 @@ class FsdpTrainer(EmbeddedTrainer):
     def save(self, directory: Path) -> None:
         """Write the HF-layout model tensor by tensor, and every process's shards; returns when all have written."""
         directory, settings = Path(directory), self.settings
-        weights = ((name, tensor.to(settings.save_dtype)) for name, tensor in self.named_weights())
+        weights = self.named_weights()
         if self.rank == 0:
-            copy_assets(settings.hf_checkpoint, directory)
-            hf = {key: value for key, value in self.config.hf.items() if key != "torch_dtype"}
-            write_config(directory, {**hf, "dtype": str(settings.save_dtype).removeprefix("torch.")})
-            write_weights(directory, weights, shard_bytes=settings.save_shard_bytes)
+            state.write_model(
+                directory, weights, self.config, settings.hf_checkpoint, settings.save_dtype,
+                shard_bytes=settings.save_shard_bytes,
+            )  # fmt: skip
         else:
             assert not list(weights)
         from torch.distributed.checkpoint.state_dict_saver import save

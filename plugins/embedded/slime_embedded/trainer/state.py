@@ -15,7 +15,7 @@ Safetensors and JSON only. The caller makes the save atomic: it passes a directo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,25 @@ def save_model(
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write an HF-layout model in `dtype`; with `exact`, also write the float32 weights if `dtype` is not float32."""
+    write_model(directory, weights.items(), config, assets, dtype, shard_bytes=shard_bytes)
+    if exact and dtype != torch.float32:
+        _write_tensors(directory / FOLDER / _MASTER, weights)
+
+
+def write_model(
+    directory: Path,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    config: ModelConfig,
+    assets: str,
+    dtype: torch.dtype,
+    *,
+    shard_bytes: int,
+) -> None:
+    """Write an HF-layout model in `dtype`, tensor by tensor."""
     copy_assets(assets, directory)
     hf = {key: value for key, value in config.hf.items() if key != "torch_dtype"}
     write_config(directory, {**hf, "dtype": str(dtype).removeprefix("torch.")})
-    write_weights(directory, ((name, tensor.to(dtype)) for name, tensor in weights.items()), shard_bytes=shard_bytes)
-    if exact and dtype != torch.float32:
-        _write_tensors(directory / FOLDER / _MASTER, weights)
+    write_weights(directory, ((name, tensor.to(dtype)) for name, tensor in weights), shard_bytes=shard_bytes)
 
 
 def load_model(directory: Path, into: Mapping[str, torch.Tensor]) -> None:

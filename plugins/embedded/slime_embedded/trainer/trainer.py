@@ -369,8 +369,10 @@ class EmbeddedTrainer:
 
     def _with_logits(self, micro: MicroBatch, with_entropy: bool, routing: Routing | None) -> MicroBatchOutput:
         with self._compute():
-            head = partial(_logits, self.model, self.compute_dtype)
-            logits = through(self.model, micro, head, every_row=True, routing=routing)
+            logits = through(
+                self.model, micro, lambda h: self.model.logits(h.to(self.compute_dtype)).float(), every_row=True,
+                routing=routing,
+            )  # fmt: skip
         chosen = logits[torch.from_numpy(micro.rows).to(self.device)]
         how = self._of_targets(micro, with_entropy)
         log_probs, entropy = log_probs_from_logits(chosen, kernels=kernels.training, **how)
@@ -461,7 +463,3 @@ class EmbeddedTrainer:
     def close(self) -> None:
         """Leave the process group; safe to call twice. The trainer takes no steps afterwards."""
         self._parallel.close()
-
-
-def _logits(model: Decoder, dtype: torch.dtype, hidden: torch.Tensor) -> torch.Tensor:
-    return model.logits(hidden.to(dtype)).float()
