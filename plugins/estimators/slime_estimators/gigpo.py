@@ -8,14 +8,14 @@ in the same state s (an anchor state), in this response or another. A state that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from slime_core import AdvantageInputs, Advantages, Args, EstimatorBase, PluginOptions, RewardInputs, options
+from slime_core import Args, PluginOptions, RewardInputs, options
 from slime_core.ops import group_normalize
-from slime_estimators.turns import TurnOptions, numbered, returns, turn_rewards
+from slime_estimators.turns import SampleAndTurns, TurnOptions, numbered, returns, turn_rewards
 
 
 class Options(TurnOptions):
@@ -25,13 +25,11 @@ class Options(TurnOptions):
     """Weight of the part of anchor states."""
 
 
-class GiGPO(EstimatorBase):
+class GiGPO(SampleAndTurns):
     """Returns of episodes by group, and of turns by the state that they began in."""
 
-    compares_group = True
     Options: ClassVar[type[PluginOptions]] = Options
     defaults: ClassVar[Mapping[str, Any]] = {"gamma": 0.95}
-    ignores: ClassVar[Sequence[str]] = ("rewards_normalization",)
 
     def __init__(self, args: Args) -> None:
         super().__init__(args)
@@ -55,9 +53,3 @@ class GiGPO(EstimatorBase):
         for (i, k), value in zip(places, shaped):
             found[i][k] = self.chosen.step_weight * value
         return found
-
-    def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
-        """Return the episode's and the step's part for every token of a turn."""
-        whole = super().advantages(args, inputs).advantages
-        parts = [episode + step for episode, step in zip(whole, inputs.over_turns(inputs.turn_rewards))]
-        return Advantages(advantages=parts, returns=list(parts))

@@ -11,14 +11,13 @@ many turns to take, that is not the gradient of the sum. `turn_credit` is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from slime_core import AdvantageInputs, Advantages, Args, EstimatorBase, PluginOptions, RewardInputs, options
+from slime_core import Args, PluginOptions, RewardInputs, options
 from slime_core.ops import group_normalize
-from slime_estimators.turns import TurnOptions, numbered, turn_rewards
+from slime_estimators.turns import SampleAndTurns, TurnOptions, numbered, turn_rewards
 
 
 class Options(TurnOptions):
@@ -28,12 +27,10 @@ class Options(TurnOptions):
     """Weight of the turns' own rewards."""
 
 
-class MTGRPO(EstimatorBase):
+class MTGRPO(SampleAndTurns):
     """Group-normalised outcomes, and rewards of turns normalised by turn. A group of one gets advantage 0."""
 
-    compares_group = True
     Options: ClassVar[type[PluginOptions]] = Options
-    ignores: ClassVar[Sequence[str]] = ("rewards_normalization",)
 
     def __init__(self, args: Args) -> None:
         super().__init__(args)
@@ -59,9 +56,3 @@ class MTGRPO(EstimatorBase):
         for (i, k), value in zip(places, shaped):
             found[i][k] = self.chosen.turn_weight * value
         return found
-
-    def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
-        """Return the sample's and the turn's part for every token of a turn."""
-        whole = super().advantages(args, inputs).advantages
-        parts = [outcome + turn for outcome, turn in zip(whole, inputs.over_turns(inputs.turn_rewards))]
-        return Advantages(advantages=parts, returns=list(parts))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import ClassVar
 
-from slime_core import PluginOptions, RewardInputs
+from slime_core import AdvantageInputs, Advantages, Args, EstimatorBase, PluginOptions, RewardInputs
 
 
 class TurnOptions(PluginOptions):
@@ -12,6 +13,19 @@ class TurnOptions(PluginOptions):
 
     on_top: bool = False
     """The sample's reward comes on top of those of its turns; else it includes them, as multi_turn's sum does."""
+
+
+class SampleAndTurns(EstimatorBase):
+    """An estimator with a part of the sample and a part of the turn in the advantage of every token of a turn."""
+
+    compares_group = True
+    ignores: ClassVar[Sequence[str]] = ("rewards_normalization",)
+
+    def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
+        """Return the sum of both parts for every token."""
+        whole = super().advantages(args, inputs).advantages
+        parts = [sample + turn for sample, turn in zip(whole, inputs.over_turns(inputs.turn_rewards))]
+        return Advantages(advantages=parts, returns=list(parts))
 
 
 def turn_rewards(inputs: RewardInputs, on_top: bool) -> list[list[float]]:

@@ -57,6 +57,10 @@ class _Covariance(PolicyLoss):
                 " the step; remove one"
             )
         self.old_policy = "recomputed"
+        self._warn(args)
+
+    def _warn(self, args: Args) -> None:
+        """Warn of settings with which the loss does nothing."""
 
 
 class ClipOptions(PluginOptions):
@@ -106,14 +110,7 @@ class KLCov(_Covariance):
 
     Options: ClassVar[type[PluginOptions]] = KLOptions
 
-    def __init__(
-        self,
-        args: Args,
-        estimator: AdvantageEstimator,
-        corrector: Corrector | None = None,
-        reducer: MakeReducer | None = None,
-    ) -> None:
-        super().__init__(args, estimator, corrector, reducer)
+    def _warn(self, args: Args) -> None:
         if args.num_steps_per_rollout == 1 and not args.use_rollout_logprobs:
             logger.warning(
                 "--loss-type kl_cov with one optimizer step per rollout: the step starts at its old policy, where the"
