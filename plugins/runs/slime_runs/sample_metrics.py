@@ -200,12 +200,8 @@ def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
     The mean of a name is over the executions that have it. Values that are not finite numbers are skipped.
     """
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for given, weight in noted(samples, "sample_metrics"):
-        for name, value in given.items():
-            if is_score(value):
-                found[str(name)].append((value, weight))
-    return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(found.items())}
+    given = noted(samples, "sample_metrics")
+    return _means(({str(n): v for n, v in numbers.items() if is_score(v)}, weight) for numbers, weight in given)
 
 
 def noted(samples: Sequence[Sample], key: str) -> list[tuple[Mapping[Any, Any], float]]:
@@ -216,11 +212,17 @@ def noted(samples: Sequence[Sample], key: str) -> list[tuple[Mapping[Any, Any], 
 
 def component_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return `reward/<name>`: the mean of each part of the reward over the executions that have it."""
+    parts = _means((sample.reward_components or {}, weight) for sample, weight in zip(samples, shares(samples)))
+    return {f"reward/{name}": value for name, value in parts.items()}
+
+
+def _means(numbers: Iterable[tuple[Mapping[str, float], float]]) -> dict[str, float]:
+    """Return the weighted mean of each name over the mappings that have it, sorted by name."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for sample, weight in zip(samples, shares(samples)):
-        for name, value in (sample.reward_components or {}).items():
+    for named, weight in numbers:
+        for name, value in named.items():
             found[name].append((value, weight))
-    return {f"reward/{name}": weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(found.items())}
+    return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(found.items())}
 
 
 def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
