@@ -68,9 +68,9 @@ async def serve(engine: HttpEngine, args: Args, tokenizer: Any) -> Served:
 
 
 def _refuse(length: int, logprob_start: int | None = None, **options: Any) -> None:
-    """Raise EngineError for options without a counterpart; `logprob_start` asks for none of the prompt's log-probs."""
+    """Raise EngineError for an option without a counterpart. SGLang's `logprob_start` is by default the last token."""
     odd = [name for name, value in options.items() if value != _UNSET[name]]
-    if logprob_start is not None and logprob_start < length:
+    if logprob_start is not None and logprob_start < length - 1:
         odd.append("logprob_start")
     if odd:
         raise EngineError(f"the vLLM engine does not support {odd[0]}")

@@ -61,6 +61,16 @@ def test_pieces_become_one_answer() -> None:
     assert output.meta_info["weight_version"] == "3"
 
 
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_an_answer_of_no_token_is_asked_for_as_one_of_one(reason: str) -> None:
+    body = {**BODY, "sampling_params": {"max_new_tokens": 0}}
+    assert wire().request(body)["sampling_params"]["max_tokens"] == 1
+    output = wire().reader(URL, body).add(choice(5, reason=reason))
+    assert (output.token_ids, output.log_probs) == ([], [])
+    assert output.meta_info["finish_reason"] == {"type": "length", "length": 0}
+    assert output.meta_info["completion_tokens"] == 0
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
