@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]
 
 
 class Vllm(EngineContract):
-    """What both have in common; its own tests are not collected under this name."""
+    """Settings of the two classes below; pytest does not collect this one."""
 
     component = "vllm"
     deadline = 150.0
@@ -36,7 +36,7 @@ class TestVllmRunning(Vllm):
 
 @pytest.mark.slow
 class TestVllmLaunched(Vllm):
-    """Its updates pause in place."""
+    """Servers of the run; updates pause in place."""
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod

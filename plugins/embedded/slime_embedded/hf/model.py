@@ -128,7 +128,7 @@ class TransformersModel(Decoder):
 
     @property
     def description(self) -> str:
-        """One line for the log: class, attention, and how samples share a pass."""
+        """Return a line for the log: class, attention, and how samples share a pass."""
         model = self.inner.model
         shared = {
             PACKED: "packed or in padded rows of similar length, whichever takes less",

@@ -1,1 +1,1 @@
-"""What every engine with servers shares: clients, supervision and updates of weights."""
+"""Clients, supervision and weight updates that the engines with servers share."""
