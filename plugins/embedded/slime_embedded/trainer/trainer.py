@@ -25,8 +25,6 @@ from slime_core.ops.flops import DecoderShape
 from slime_core.ops.logprobs import log_probs_from_logits
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.sample import TrainBatch
-from slime_core.trainers.sample_rows import left_out
-from slime_core.trainers.settings import Role
 from slime_embedded import kernels
 from slime_embedded.hf.config import model_config, transformers_config
 from slime_embedded.hf.model import TransformersModel
@@ -37,8 +35,10 @@ from slime_embedded.trainer.microbatch import MicroBatch, keep_routing, pack, ro
 from slime_embedded.trainer.model_files import load_model, published_weights
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
+from slime_embedded.trainer.sample_rows import left_out
 from slime_embedded.trainer.schedule import LearningRateSchedule
 from slime_embedded.trainer.settings import TrainerSettings, check_fits, main_memory
+from slime_embedded.trainer.shared_settings import Role
 
 if TYPE_CHECKING:
     from slime_embedded.models.routing import Routing
