@@ -35,8 +35,7 @@ from slime_core.protocols import Args, RewardTraits, RolloutTraits, traits_of, w
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.trainers.roles import Trainers
-from slime_core.weights.sync import NO_NAMES
-from slime_core.weights.transports import transport_traits
+from slime_core.weights.sync import NO_NAMES, transport_traits
 from slime_core.workers.call import guarded, user_code
 
 if TYPE_CHECKING:

@@ -20,14 +20,13 @@ from slime_core.config.spec import flag_specs
 from slime_core.data.dataset import open_rows, split_path
 from slime_core.data.rows import Columns, recognised
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.distributions import BUNDLE
+from slime_core.distributions import BUNDLE, offered
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.launch.checks import check_component_settings, check_routed_model, settle_offload
 from slime_core.launch.components import Components, Resolver, resolve_components
 from slime_core.launch.lock import file_lock
 from slime_core.launch.ranks import is_leader, processes_of, set_up_process
 from slime_core.models.config import read_hf_config
-from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins
 from slime_core.plugins.options import check_plugin_options
@@ -78,7 +77,7 @@ class Prepared:
                 check_named_rewards(rewards, args, source)
         except DataError as error:  # nothing has begun: an error of the settings, as of a model
             raise ConfigError(str(error)) from error
-        runner = None
+        runner, timeline = None, offered("slime.metrics", "timeline")
         if args.async_training:
             from slime_core.rollout.event_loop import LoopThread
 
@@ -100,7 +99,7 @@ class Prepared:
                 convert_samples=parts.convert_samples,
                 needs_address=parts.needs_address and not args.sglang_router_port,
                 hooks=self.hooks,
-                timeline=open_timeline(args) if draws else None,
+                timeline=timeline.open_timeline(args) if draws and timeline else None,
                 user=parts.user,
             ),
             runner,

@@ -68,7 +68,7 @@ def train_sampling_params(args: Args) -> dict[str, Any]:
 
 
 class Timeline(Protocol):
-    """A recorder of times (`observability.timeline`)."""
+    """A recorder of times (entry point `timeline` of `slime.metrics`)."""
 
     def now(self) -> float:
         """Return the seconds since 1970."""

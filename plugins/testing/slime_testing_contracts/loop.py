@@ -64,7 +64,7 @@ class LoopRun:
     @property
     def weight_checksums(self) -> dict[str, str]:
         """Return HF name -> checksum at the end of the run, equal for bitwise equal runs."""
-        from slime_core.weights.checksum import tensor_checksum
+        from slime_core.weights.sync import tensor_checksum
 
         return {name: tensor_checksum(tensor) for name, tensor in self.weights.items()}
 
