@@ -5,10 +5,9 @@ The public API, loaded lazily (PEP 562): importing `slime_core` loads neither to
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from slime_core.lazy import exports
+from slime_core.lazy import Exports
 
 if TYPE_CHECKING:
     from slime_core.data.prompts import DatasetSource as DatasetSource
@@ -70,8 +69,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_EXPORTS = exports(__file__)
-__all__ = ["__version__", *_EXPORTS]
+_EXPORTS = Exports(__name__, __file__, provided=("Trainer", "tool_parser", "turn_delta"))
+__all__ = ["__version__", *_EXPORTS.places]
 
 _OF_PLUGINS = {
     "Candidate": "slime_generators.best_of_n",
@@ -88,29 +87,11 @@ _OF_PLUGINS = {
 """Name -> the package of a plugin that has it."""
 
 
-_BY_ENTRY_POINT = ("Trainer", "tool_parser", "turn_delta")
-"""Names that an installed distribution provides, by the entry-point group `slime.api`."""
-
-
 def __getattr__(name: str) -> Any:
-    if name in _BY_ENTRY_POINT:
-        return _provided(name)
     if name in _OF_PLUGINS:  # an ImportError, since `from slime_core import` leaves out what an AttributeError says
         raise ImportError(f"slime_core has no {name}; type: from {_OF_PLUGINS[name]} import {name}")
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'slime_core' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
-
-
-def _provided(name: str) -> Any:
-    from slime_core.distributions import provided
-    from slime_core.errors import PluginNotFoundError
-
-    try:
-        return provided("slime.api", name)
-    except PluginNotFoundError as error:
-        raise ImportError(str(error)) from None
+    return _EXPORTS.load(name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_BY_ENTRY_POINT])
+    return sorted([*__all__, *_EXPORTS.provided])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from slime_core.lazy import exports
+from slime_core.lazy import Exports
 
 if TYPE_CHECKING:
     from slime_core.ops.corrections import interpolated_log_probs as interpolated_log_probs
@@ -14,10 +13,6 @@ if TYPE_CHECKING:
     from slime_core.ops.groups import deviation as deviation
     from slime_core.ops.groups import group_members as group_members
     from slime_core.ops.groups import group_normalize as group_normalize
-    from slime_core.ops.logprobs import SamplingMask as SamplingMask
-    from slime_core.ops.logprobs import log_probs_from_logits as log_probs_from_logits
-    from slime_core.ops.logprobs import response_log_probs as response_log_probs
-    from slime_core.ops.logprobs import token_log_probs as token_log_probs
     from slime_core.ops.masking import expand_to_tokens as expand_to_tokens
     from slime_core.ops.masking import l2_norm as l2_norm
     from slime_core.ops.masking import masked as masked
@@ -45,11 +40,13 @@ if TYPE_CHECKING:
     from slime_core.ops.surrogate import clipped_surrogate as clipped_surrogate
     from slime_core.ops.surrogate import clipped_value_loss as clipped_value_loss
 
-_EXPORTS = exports(__file__)
-__all__ = [*_EXPORTS]
+_EXPORTS = Exports(
+    __name__,
+    __file__,
+    provided=("SamplingMask", "log_probs_from_logits", "response_log_probs", "token_log_probs"),
+)
+__all__ = [*_EXPORTS.places, *_EXPORTS.provided]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'slime_core.ops' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    return _EXPORTS.load(name)

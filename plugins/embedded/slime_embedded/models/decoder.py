@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import check_shapes
-from slime_core.ops.logprobs import token_log_probs
 from slime_embedded.models.feed_forward import FeedForward, MixtureOfExperts
 from slime_embedded.models.lean_autograd import Linear, attend, rms_norm, rotate
+from slime_embedded.models.logprobs import token_log_probs
 from slime_embedded.models.packed import PackedLayout
 from slime_embedded.models.rope import rope_cos_sin
 
