@@ -390,7 +390,7 @@ class Trainer:
         Raises:
             ConfigError: The directory exists, or nothing has been trained.
         """
-        from slime_core.checkpoint.export import export_hf
+        from slime_runs.save_hf import export_hf
 
         if Path(path).exists():
             raise ConfigError(f"save({str(path)!r}): the directory exists; name a new one")

@@ -47,9 +47,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--json", action="store_true")
     own, rest = parser.parse_known_args(argv)
+    from slime_commands.check.preflight import starting
     from slime_core.config.load import BACKENDS
     from slime_core.launch.prepare import preflight, prepare
-    from slime_core.launch.resume import starting
     from slime_core.plugins.presets import load_settings
     from slime_core.protocols.finding import Finding, Level
 

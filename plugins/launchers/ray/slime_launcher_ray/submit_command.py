@@ -94,8 +94,9 @@ def _checked(command: str, rest: list[str], *, check: bool) -> Settings:
     if args.launcher == "auto":
         settings.derive("launcher", "ray", "slime submit")
     if check:
+        from slime_commands.check.preflight import starting
+
         from slime_core.launch.prepare import prepare, run_preflight
-        from slime_core.launch.resume import starting
 
         prepared = prepare(settings, make=False)
         for finding in starting(prepared):
