@@ -141,9 +141,10 @@ def _run(command: Command, argv: list[str]) -> int:
         except SystemExit:
             if {"-h", "--help", "--help-all"}.isdisjoint(argv):  # another program's flags have been printed
                 raise
-            from slime_core.cli.plugin_help import print_options
+            from slime_core.distributions import offered
 
-            print_options(argv[1:])
+            if (print_options := offered("slime.api", "print_plugin_options")) is not None:
+                print_options(argv[1:])
             raise
     from slime_core.cli.parser import Parser
 

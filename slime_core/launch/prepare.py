@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from slime_core.checkpoint.sources import Source, find_source, required_source, 
 from slime_core.checkpoint.store import is_checkpoint
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
-from slime_core.data.dataset import open_rows, split_path
-from slime_core.data.rows import Columns, recognised
+from slime_core.data.dataset import split_path
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.distributions import BUNDLE, offered
 from slime_core.errors import CheckpointError, ConfigError, DataError
@@ -31,7 +29,7 @@ from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins
 from slime_core.plugins.options import check_plugin_options
 from slime_core.plugins.registry import Resolved
-from slime_core.protocols import Args, TrainerTraits, traits_of
+from slime_core.protocols import TrainerTraits, traits_of
 from slime_core.protocols.finding import Finding, Level
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.fate import FilterStage
@@ -159,8 +157,8 @@ def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
         _make_inputs(settings, resolver)
     elif args.prepare_path:
         resolver.function("recipes", "prepare_path")
-    if make and is_leader():
-        for line in _columns_in_words(args):
+    if make and is_leader() and (layouts := offered("slime.data", "layouts")) is not None:
+        for line in layouts.in_words(args):
             print(line, flush=True)
 
 
@@ -218,25 +216,6 @@ def _make_inputs(settings: Settings, resolver: Resolver) -> None:
         if args.ref_load == named:
             settings.derive("ref_load", args.hf_checkpoint, "hf_checkpoint")
         settings.derive("hf_checkpoint", args.hf_checkpoint, f"prepare_path, instead of {named}")
-
-
-def _columns_in_words(args: Args) -> list[str]:
-    """Return a line per data set with recognised columns; skip missing files and data with only an `input` column."""
-    sets = []
-    if args.prompt_data and args.rollout_global_dataset and not args.data_source_path:
-        sets.append((args.prompt_data, Columns.of_run(args), "--prompt-data"))
-    sets += [(d.path, Columns.of_eval(d, args), f"evaluation data set {d.name!r}:") for d in args.eval_datasets]
-    lines = []
-    for spec, columns, origin in sets:
-        if columns.input is not None or not split_path(spec)[0].is_file():
-            continue
-        with suppress(DataError):  # the data source reports unreadable data, if it is ever read
-            rows = open_rows(spec, origin, stream=split_path(spec)[1] == slice(None))  # the first rows tell
-            with closing(rows):
-                layout = recognised(rows, columns)
-            if layout is not None and (layout.prompt != "input" or layout.answer):
-                lines.append(f"columns of {spec}: {layout}")
-    return lines
 
 
 _STEPS = {"load": "ckpt_step", "ref_load": "ref_ckpt_step", "opd_teacher_load": "opd_teacher_ckpt_step"}
