@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.lazy import Exports
 
 if TYPE_CHECKING:
+    from slime_core.data.buffer import BufferBase as BufferBase
     from slime_core.data.prompts import DatasetSource as DatasetSource
     from slime_core.data.tokenizer import encode_prompt as encode_prompt
     from slime_core.data.tokenizer import encode_result as encode_result
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from slime_core.data.tools import run_tools as run_tools
     from slime_core.errors import SlimeError as SlimeError
     from slime_core.estimator import EstimatorBase as EstimatorBase
-    from slime_core.learning.corrections import CorrectionInputs as CorrectionInputs
-    from slime_core.learning.corrections import CorrectionOutputs as CorrectionOutputs
+    from slime_core.learning.corrector import CorrectionInputs as CorrectionInputs
+    from slime_core.learning.corrector import CorrectionOutputs as CorrectionOutputs
     from slime_core.plugins.adapters import GenerateCaller as GenerateCaller
     from slime_core.plugins.adapters import RewardCaller as RewardCaller
     from slime_core.plugins.answers import answer_extractor as answer_extractor
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
     from slime_core.protocols import RolloutTraits as RolloutTraits
     from slime_core.protocols import TrainerTraits as TrainerTraits
     from slime_core.protocols import declares as declares
+    from slime_core.protocols.command import Finding as Finding
+    from slime_core.protocols.command import Level as Level
     from slime_core.protocols.environment import Environment as Environment
     from slime_core.protocols.environment import Step as Step
     from slime_core.protocols.environment import Turn as Turn
-    from slime_core.protocols.finding import Finding as Finding
-    from slime_core.protocols.finding import Level as Level
     from slime_core.sample import DynamicFilterOutput as DynamicFilterOutput
     from slime_core.sample import FilterDecision as FilterDecision
     from slime_core.sample import GenerationOutput as GenerationOutput
@@ -60,12 +61,11 @@ if TYPE_CHECKING:
     from slime_core.sample import Sample as Sample
     from slime_core.sample import SampleStatus as SampleStatus
     from slime_core.sample import TrainBatch as TrainBatch
-    from slime_core.sample.buffer import BufferBase as BufferBase
-    from slime_core.sample.fan_out import execution_rewards as execution_rewards
-    from slime_core.sample.fan_out import executions as executions
     from slime_core.sample.provenance import Source as Source
     from slime_core.sample.provenance import Span as Span
     from slime_core.sample.provenance import TurnSpan as TurnSpan
+    from slime_core.sample.types import execution_rewards as execution_rewards
+    from slime_core.sample.types import executions as executions
 
 __version__ = "0.1.0"
 

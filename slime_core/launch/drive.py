@@ -29,6 +29,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from slime_core import loop
+from slime_core.checkpoint.run_dir import CONFIG, check_there, cut_after, run_dir_of, write_text
 from slime_core.checkpoint.store import rollout_of
 from slime_core.data.dumps import check_saved
 from slime_core.distributions import offered
@@ -39,12 +40,10 @@ from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.ranks import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, how_to_go_on, restore, unfinished_evaluations
+from slime_core.launch.roles import Trainers, current_device, use_device
 from slime_core.models.hf_io import copy_assets
-from slime_core.observability.jsonl import cut_after
-from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
 from slime_core.protocols import Args
 from slime_core.sample import TrainBatch
-from slime_core.trainers.roles import Trainers, current_device, use_device
 from slime_core.waits import waiting
 from slime_core.weights.sync import WeightReceiver, WeightSync
 
@@ -72,7 +71,7 @@ class RunParts:
     weights: Any
     """Has `version` and the methods that the loop needs (`WeightSync`)."""
     together: Callable[..., AbstractContextManager[None]] = lambda do, **_: nullcontext()
-    """`trainers.Leader.together` if other training processes run the same calls."""
+    """`launch.roles.Leader.together` if other training processes run the same calls."""
     unpushed: bool = False
     """True if no engine serves the newest trained weights: with `--update-weights-interval`, or during a step."""
     unfinished: list[int] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """The record of a run: metrics through the hooks, checkpoints, and `summary.json`.
 
-Only rank 0 has a `Journal`; the other training processes record nothing (`trainers.roles`).
+Only rank 0 has a `Journal`; the other training processes record nothing (`launch.roles`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slime_core.checkpoint.run_dir import CHECKPOINTS, check_there, versions, write_summary
 from slime_core.checkpoint.store import CheckpointStore, rollout_of
 from slime_core.distributions import provided
 from slime_core.errors import PluginError
 from slime_core.launch.lock import settle_replaced
-from slime_core.observability.run_dir import CHECKPOINTS, check_there, versions, write_summary
 from slime_core.protocols import Args
 from slime_core.waits import named, progress
 

@@ -30,7 +30,7 @@ from slime_core.plugins.manager import build_manager, current_registry, hook_plu
 from slime_core.plugins.options import check_plugin_options
 from slime_core.plugins.registry import Resolved
 from slime_core.protocols import TrainerTraits, traits_of
-from slime_core.protocols.finding import Finding, Level
+from slime_core.protocols.command import Finding, Level
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.reward import RewardStage, check_named_rewards
@@ -299,7 +299,7 @@ def _check_named_model(settings: Settings) -> None:
     args = settings.args
     if args.model is None or not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
         return
-    from slime_core.config.named_models import named_model
+    from slime_core.config.load import named_model
 
     model = named_model(str(args.model), str(settings.origins.get("model", "")), settings.argv)
     model.check(settings, read_hf_config(str(args.hf_checkpoint)))

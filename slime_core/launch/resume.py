@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_core.checkpoint.run_dir import CONFIG, OUTPUT, check_run_dir, run_dir_of
 from slime_core.checkpoint.sources import looked_for, required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.config import Settings
 from slime_core.errors import CheckpointError, rollout_name
 from slime_core.launch.journal import Journal
-from slime_core.observability.run_dir import CONFIG, OUTPUT, check_run_dir, run_dir_of
 from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 from slime_core.lazy import Exports
 
 if TYPE_CHECKING:
-    from slime_core.ops.corrections import interpolated_log_probs as interpolated_log_probs
-    from slime_core.ops.corrections import mismatch_metrics as mismatch_metrics
-    from slime_core.ops.corrections import off_policy_sequences as off_policy_sequences
-    from slime_core.ops.groups import deviation as deviation
-    from slime_core.ops.groups import group_members as group_members
-    from slime_core.ops.groups import group_normalize as group_normalize
+    from slime_core.ops.masking import deviation as deviation
     from slime_core.ops.masking import expand_to_tokens as expand_to_tokens
+    from slime_core.ops.masking import group_members as group_members
+    from slime_core.ops.masking import group_normalize as group_normalize
     from slime_core.ops.masking import l2_norm as l2_norm
     from slime_core.ops.masking import masked as masked
     from slime_core.ops.masking import masked_whiten as masked_whiten
@@ -22,9 +19,15 @@ if TYPE_CHECKING:
     from slime_core.ops.masking import segment_means as segment_means
     from slime_core.ops.masking import segment_sums as segment_sums
     from slime_core.ops.masking import weighted_sum as weighted_sum
+    from slime_core.ops.ratios import cispo_surrogate as cispo_surrogate
+    from slime_core.ops.ratios import clipped_surrogate as clipped_surrogate
+    from slime_core.ops.ratios import clipped_value_loss as clipped_value_loss
     from slime_core.ops.ratios import icepop_weight as icepop_weight
     from slime_core.ops.ratios import importance_ratio as importance_ratio
+    from slime_core.ops.ratios import interpolated_log_probs as interpolated_log_probs
     from slime_core.ops.ratios import kl_estimate as kl_estimate
+    from slime_core.ops.ratios import mismatch_metrics as mismatch_metrics
+    from slime_core.ops.ratios import off_policy_sequences as off_policy_sequences
     from slime_core.ops.ratios import ratio_from_kl as ratio_from_kl
     from slime_core.ops.ratios import sequence_kl as sequence_kl
     from slime_core.ops.ratios import token_kl as token_kl
@@ -36,9 +39,6 @@ if TYPE_CHECKING:
     from slime_core.ops.returns import reverse_scan as reverse_scan
     from slime_core.ops.returns import token_rewards as token_rewards
     from slime_core.ops.returns import unpad as unpad
-    from slime_core.ops.surrogate import cispo_surrogate as cispo_surrogate
-    from slime_core.ops.surrogate import clipped_surrogate as clipped_surrogate
-    from slime_core.ops.surrogate import clipped_value_loss as clipped_value_loss
 
 _EXPORTS = Exports(
     __name__,

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 import yaml
 from slime_runs.run import RunError, is_run
 
+from slime_core.checkpoint.run_dir import run_dir_of
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
-from slime_core.observability.run_dir import run_dir_of
 from slime_core.plugins.kinds import KINDS
 from slime_python import here
 from slime_python.changes import CHANGES, SCHEDULE, check_change

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from slime_core.checkpoint.run_dir import CHECKPOINTS, CONFIG, SUMMARY
 from slime_core.checkpoint.store import find
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.observability.run_dir import CHECKPOINTS, CONFIG, SUMMARY
 from slime_core.sample import Sample
 from slime_runs.boards import Report, read_boards
 from slime_runs.events import FILE as EVENTS

@@ -22,6 +22,7 @@ from slime_runs.save_hf import check_target
 from slime_testing_probes.fresh_process import FreshProcess
 
 from slime_commands.check.overlap import overlap
+from slime_core.checkpoint.run_dir import check_run_dir, run_dir_of
 from slime_core.config.sections.rollout import context_of
 from slime_core.data.dataset import has_row, open_rows
 from slime_core.data.dumps import check_saved
@@ -32,8 +33,7 @@ from slime_core.launch.prepare import Prepared
 from slime_core.launch.resume import first_rollout, goes_on, named_commit
 from slime_core.models.config import vocab_size_of
 from slime_core.models.hf_io import weight_files
-from slime_core.observability.run_dir import check_run_dir, run_dir_of
-from slime_core.protocols.finding import Finding, Level
+from slime_core.protocols.command import Finding, Level
 from slime_core.sample import Sample
 
 ROWS_READ = 64

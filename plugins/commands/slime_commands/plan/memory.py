@@ -22,7 +22,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape
 from slime_core.protocols import Args
 
 FACTOR = 2.0

@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.ops import l2_norm
 from slime_core.protocols import Args, TrainerTraits
-from slime_core.trainers.torchrun import join_peers
 from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import state
@@ -29,6 +28,7 @@ from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_pa
 from slime_embedded.trainer.parallel import DataParallel
 from slime_embedded.trainer.schedule import LearningRateSchedule
 from slime_embedded.trainer.shared_settings import Role
+from slime_embedded.trainer.torchrun import join_peers
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 _SHARDS = "shards"

@@ -19,9 +19,8 @@ import torch
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, TrainError, rollout_name
 from slime_core.models.config import read_hf_config
-from slime_core.models.family import decoder_shape
+from slime_core.models.family import DecoderShape, decoder_shape
 from slime_core.models.hf_io import read_weights
-from slime_core.ops.flops import DecoderShape
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.sample import TrainBatch
 from slime_embedded import kernels

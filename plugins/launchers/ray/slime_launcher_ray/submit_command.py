@@ -12,8 +12,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
+from slime_core.plugins.commands import Parser
 from slime_core.protocols import Command
 from slime_launcher_ray.plugin import RayLauncher
 
