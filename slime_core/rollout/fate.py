@@ -19,7 +19,7 @@ from slime_core.errors import RolloutError
 from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.sample import FilterDecision, Group, Sample, SampleStatus, is_score
 from slime_core.sample.admission import Sealed
-from slime_core.sample.fan_out import executions, mean
+from slime_core.sample.types import executions, mean
 from slime_core.workers.call import user_code
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from slime_testing_contracts.tiny_vision import tiny_qwen2_vl, tiny_vision_model
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
+from slime_core.multimodal import image_token_of, open_image
 from slime_core.sample import GenerationOutput, admission
-from slime_core.sample.multimodal import image_token_of, open_image
 
 WORLD = '''
 class World:

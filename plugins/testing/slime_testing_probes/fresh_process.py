@@ -21,7 +21,7 @@ from slime_core.distributions import is_own
 from slime_core.launch.prepare import Prepared
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec
-from slime_core.protocols.finding import Finding, Level
+from slime_core.protocols.command import Finding, Level
 from slime_core.sample import Sample
 from slime_core.workers.messages import pack_args
 from slime_core.workers.process import Guarded, signal_of
