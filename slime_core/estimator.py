@@ -40,6 +40,7 @@ class EstimatorBase:
     needs_log_probs: ClassVar[bool] = False
     ratio_level: ClassVar[Literal["token", "sequence"]] = "token"
     compares_group: ClassVar[bool] = False
+    needs_components: ClassVar[bool] = False
     needs_greedy_baseline: ClassVar[bool] = False
     requires: ClassVar[Mapping[str, Any]] = {}
     defaults: ClassVar[Mapping[str, Any]] = {}

@@ -63,7 +63,9 @@ class RolloutEngine(Protocol):
         """Continue `input_ids`; `sampling_params` has SGLang's keys. Raises EngineError.
 
         An engine that `takes_images` has another keyword, `image_data`: `data:` URLs in the order of the prompt, whose
-        image tokens are in `input_ids` already. It is passed only if the prompt has images.
+        image tokens are in `input_ids` already. It is passed only if the prompt has images. One that `takes_adapters`
+        has the keyword `adapter`, a name of `--lora-adapters`, passed only if the generate function gives one. Updates
+        have the weights of an adapter NAME as `adapters.NAME.<HF name>`, merged; others are those of every adapter.
         """
 
     async def abort(self, rid: str | None = None) -> None:

@@ -267,7 +267,7 @@ class SampleRunner:
             if not _begins_with(sample, given, prompt_length):  # cut off while it changed the sample
                 sample.tokens, sample.response_length = given[:prompt_length], 0
                 sample.reset_for_retry()
-            if not isinstance(error, Exception):
+            if isinstance(error, RolloutError) or not isinstance(error, Exception):
                 raise
             return [failed_call(sample, generator.label, error, self.args)]
         siblings = result if isinstance(result, list) else [result]

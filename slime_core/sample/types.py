@@ -32,6 +32,9 @@ class FilterDecision:
     """Reason of the drop, counted as `rollout/dynamic_filter/drop_<reason>`."""
     keep_when_insufficient: bool = False
     """True if a dropped group is kept when dropping it would leave too few groups."""
+    spread: float | None = None
+    """How far apart the group is in the number that the filter compares; None: the deviation of its rewards. Ranks the
+    dropped groups for `--dynamic-sampling-on-exhausted keep`."""
 
     def __bool__(self) -> bool:
         return bool(self.keep)

@@ -57,10 +57,8 @@ class FsdpTrainer(EmbeddedTrainer):
                 " --train-backend fsdp does not train on; use --train-backend embedded"
             )
 
-    def _new_optimizer(self, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
-        return ShardedAdamW(
-            trained_parameters(self._sharded(self.model), self.settings), adam, schedule, self._parallel
-        )
+    def _new_optimizer(self, model: Decoder, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
+        return ShardedAdamW(trained_parameters(self._sharded(model), self.settings), adam, schedule, self._parallel)
 
     def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
         return self._sharded(super()._load_frozen(role, directory, reference_moves=reference_moves))

@@ -2,6 +2,7 @@
 
     DIR/model.safetensors, config.json, tokenizer files   an HF-layout model
     DIR/adapter/                              with LoRA: the adapters in PEFT's format; the model above is merged
+    DIR/adapters/NAME/                        each of --lora-adapters: the same files, and its own trainer/
     DIR/trainer/state.json                    counters, schedule, trained parameters, world size, rank 0's RNG
     DIR/trainer/rng_<rank>.json               RNG of the other ranks
     DIR/trainer/optimizer.safetensors         moments under exp_avg.<name> and exp_avg_sq.<name>
