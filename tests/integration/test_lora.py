@@ -100,10 +100,10 @@ def test_adapters_are_served_resumed_evaluated_and_exported(
     slime: Slime, refused: Any, tiny: TinyRun, tmp_path: Path, policies: dict[str, Any]
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    flags = {**policies, "true_on_policy_mode": True, "update_weight_transport": "disk", "num_rollout": 4}
+    flags = {**policies, "true_on_policy_mode": True, "update_weight_transport": "disk", "num_rollout": 2}
     slime("train", *tiny.argv(whole, **flags, check_weight_update_equal=True))
-    assert gaps(whole) == [0.0] * 4
-    slime("train", *tiny.argv(parts, **{**flags, "num_rollout": 2}))
+    assert gaps(whole) == [0.0] * 2
+    slime("train", *tiny.argv(parts, **{**flags, "num_rollout": 1}))
     slime("train", *tiny.argv(parts, **flags, load=parts))
     assert last_commit(parts) == last_commit(whole)
     assert timeless(parts)[-1] == timeless(whole)[-1]
