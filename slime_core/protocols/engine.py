@@ -97,7 +97,7 @@ class RolloutEngine(Protocol):
         """Load an HF-layout directory."""
 
     async def weight_checksums(self) -> dict[str, str]:
-        """Return a mapping from HF names to `weights.checksum.tensor_checksum` of the tensors served.
+        """Return a mapping from HF names to `weights.sync.tensor_checksum` of the tensors served.
 
         Used by `--check-weight-update-equal`. An engine without checksums may have `async def
         differing_weights(weights) -> list[str]` instead, which returns the names of tensors that it serves differently.

@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slime_core.data.buffer import BufferBase
 from slime_core.errors import RolloutError
 from slime_core.plugins.kinds import KINDS
 from slime_core.plugins.signatures import fits, positional_names, signature_of
 from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.sample.admission import Held
-from slime_core.sample.buffer import BufferBase
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from slime_core.distributions import is_own
 from slime_core.launch.prepare import Prepared
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec
-from slime_core.protocols.finding import Finding, Level
+from slime_core.protocols.command import Finding, Level
 from slime_core.sample import Sample
 from slime_core.workers.messages import pack_args
 from slime_core.workers.process import Guarded, signal_of
@@ -41,9 +41,11 @@ class FreshProcess:
     def __init__(self, run: Prepared) -> None:
         self._run = run
         first = {(a.kind, a.spec): a for a in reversed(run.resolver.used)}
-        # Of our own, only what answers to the data has news: the rest loads as it did here, and most of it needs torch.
+        # Of slime's own plugins only those that depend on the data are called: the rest loads as it did here.
         self._asked: list[Resolved] = [
-            a for a in reversed(first.values()) if a.kind in ON_ROWS or not is_own(a.ref.distribution)
+            a
+            for a in reversed(first.values())
+            if a.kind in ON_ROWS or getattr(a.obj, "needs_components", False) or not is_own(a.ref.distribution)
         ]
         self._skip: set[int] = set()
         self._rows: list[tuple[str, str | None, Sample]] = []

@@ -20,7 +20,7 @@ from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_weights
 from slime_core.sample.routed_experts import RoutedExperts
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 from slime_embedded.engine.fused_runner import FusedRunner, kernels_for
 from slime_embedded.engine.kv_cache import KVCache
 from slime_embedded.engine.memory import EngineMemory

@@ -1,6 +1,6 @@
 """`args` -> the embedded trainer's own settings, checked; the only module of the trainer that reads flags.
 
-Called once by `EmbeddedTrainer`. Settings of every trainer are in `trainers.settings`.
+Called once by `EmbeddedTrainer`. Settings of every trainer are in `trainer.shared_settings`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig
 from slime_core.protocols import Args
-from slime_core.trainers.settings import CommonSettings, Role, common_values
+from slime_embedded.trainer.shared_settings import CommonSettings, Role, common_values
 
 
 @dataclass(frozen=True)

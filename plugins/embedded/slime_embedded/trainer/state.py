@@ -34,9 +34,9 @@ from slime_core.models.hf_io import (
     write_config,
     write_weights,
 )
-from slime_core.trainers.state_files import capture_rng, restore_rng, restored_states, write_json
 from slime_embedded.trainer.optimizer import FlatAdamW
 from slime_embedded.trainer.settings import TrainerSettings
+from slime_embedded.trainer.state_files import capture_rng, restore_rng, restored_states, write_json
 
 _FORMAT = 1
 FOLDER, _STATE, _OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"

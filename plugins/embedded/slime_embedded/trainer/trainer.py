@@ -19,26 +19,25 @@ import torch
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, TrainError, rollout_name
 from slime_core.models.config import read_hf_config
-from slime_core.models.family import decoder_shape
+from slime_core.models.family import DecoderShape, decoder_shape
 from slime_core.models.hf_io import read_weights
-from slime_core.ops.flops import DecoderShape
-from slime_core.ops.logprobs import log_probs_from_logits
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.sample import TrainBatch
-from slime_core.trainers.sample_rows import left_out
-from slime_core.trainers.settings import Role
 from slime_embedded import kernels
 from slime_embedded.hf.config import model_config, transformers_config
 from slime_embedded.hf.model import TransformersModel
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.logprobs import log_probs_from_logits
 from slime_embedded.trainer import model_files, state
 from slime_embedded.trainer.frozen import OLD_ACTOR, REFERENCE, FrozenModels
 from slime_embedded.trainer.microbatch import MicroBatch, keep_routing, pack, routing_of, through
 from slime_embedded.trainer.model_files import load_model, published_weights
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
+from slime_embedded.trainer.sample_rows import left_out
 from slime_embedded.trainer.schedule import LearningRateSchedule
 from slime_embedded.trainer.settings import TrainerSettings, check_fits, main_memory
+from slime_embedded.trainer.shared_settings import Role
 
 if TYPE_CHECKING:
     from slime_embedded.models.routing import Routing
