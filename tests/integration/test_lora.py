@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def policies(tiny: TinyRun, tmp_path: Path) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(tiny.root / "model")
     ends = [i for i in range(len(tokenizer)) if len(text := tokenizer.decode([i])) == 1 and text.isalnum()]
     (tmp_path / "by_role.py").write_text(BY_ROLE)
-    roles = [{"name": name, "prompt": "{question}", "adapter": name} for name in ("figures", "words")]
+    roles = [{"name": name, "prompt": "{question}"} for name in ("figures", "words")]
     own = {"roles": roles, "order": ["figures", "words"], "reward_path": f"{tmp_path / 'by_role.py'}:by_role"}
     (tmp_path / "roles.yaml").write_text(yaml.safe_dump({"multi_agent": own}))
     return {
@@ -85,8 +84,6 @@ def test_two_roles_learn_different_things_from_the_same_prompts(
 ) -> None:
     flags = {**policies, "num_rollout": 8, "eval_interval": None, "eval_prompt_data": None}
     slime("train", *tiny.argv(tmp_path / "two", **flags, check_weight_update_equal=True))
-    roles = (tmp_path / "roles.yaml").read_text()
-    (tmp_path / "roles.yaml").write_text(re.sub(r"adapter: \w+\n *", "", roles))
     slime("train", *tiny.argv(tmp_path / "one", **{**flags, "lora_adapters": None}))
     assert min(scores(tmp_path / "two", 7).values()) > 0.7
     assert min(scores(tmp_path / "one", 7).values()) < 0.4, "one policy cannot do both after the same prompt"
@@ -130,7 +127,7 @@ def test_adapters_are_served_resumed_evaluated_and_exported(
     )
     assert {name for name in base if not torch.equal(base[name], merged[name])} == {n for n in base if "proj" in n}
     assert all(torch.equal(tensor, base[name]) for name, tensor in load_file(commit / "model.safetensors").items())
-    said = refused("export", whole, "--format", "peft", "--adapter", "judge", "-o", tmp_path / "no", status=1)
+    said = refused("export", whole, "--format", "peft", "--adapter", "judge", "-o", tmp_path / "no")
     assert "--lora-adapters of the run: figures, words" in said
 
 

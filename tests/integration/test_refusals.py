@@ -51,6 +51,10 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         TWO | {"custom_generate_function_path": "multi_agent", "custom_config_path": "{folder}/roles.yaml"},
         ["role 'solver': adapter 'c'; --lora-adapters has a b"],
     ),
+    (
+        {"lora_rank": 4, "lora_adapters": ["critic", "judge"], "custom_generate_function_path": "multi_agent"},
+        ["--lora-adapters judge: no role of multi_agent has this name"],
+    ),
     (EXACT | {"partial_rollout": True}, ["--true-on-policy-mode", "--partial-rollout"]),
     (EXACT | {"use_tis": True}, ["--true-on-policy-mode", "--use-tis"]),
     (EXACT | {"dtype": "bfloat16"}, ["--true-on-policy-mode", "float32"]),

@@ -21,7 +21,7 @@ from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
 from slime_core.models.lora import LoraSettings
 from slime_core.models.lora_files import write_adapter
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 from tests.embedded_cores import prompts
 
 MakeModel = Callable[..., tuple[Path, Any]]
