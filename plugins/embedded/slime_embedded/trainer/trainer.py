@@ -22,7 +22,7 @@ from slime_core.models.config import read_hf_config
 from slime_core.models.family import decoder_shape
 from slime_core.models.hf_io import read_weights
 from slime_core.ops.flops import DecoderShape
-from slime_core.ops.logprobs import log_probs_from_logits
+from slime_core.ops.logprobs import CHUNK_ELEMENTS, log_probs_from_logits
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.sample import TrainBatch
 from slime_core.trainers.sample_rows import left_out
@@ -160,9 +160,9 @@ class EmbeddedTrainer:
         return self.optimizer.values[:: len(self.optimizer.values) >> 16 | 1]
 
     def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
-        # With adapters the actor's base weights never change, so a reference with the same weights needs no memory.
-        shared = self.settings.lora is not None and directory == self.settings.hf_checkpoint
-        if shared and role == REFERENCE and not reference_moves:
+        # With adapters the actor's base weights never change, so a model with the same weights needs no memory.
+        moves = role == OLD_ACTOR or (role == REFERENCE and reference_moves)
+        if self.settings.lora is not None and directory == self.settings.hf_checkpoint and not moves:
             from slime_embedded.trainer.lora import base_of
 
             return base_of(self.model)
@@ -207,6 +207,32 @@ class EmbeddedTrainer:
         run = partial(self._recorded, "actor", batch, with_entropy=True)
         log_probs, entropies = self._over(model, batch, micro_batches, run)
         return log_probs, entropies
+
+    def over_logits(
+        self,
+        batch: TrainBatch,
+        micro_batches: Sequence[Sequence[int]],
+        read: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]],
+        *,
+        role: str = "actor",
+    ) -> list[list[torch.Tensor]]:
+        """Return the results of `read` per sample; see `protocols.Trainer`. Raises as `log_probs`."""
+        model, settings = self._language_model(role), self.settings
+        size = settings.log_probs_chunk_size
+        rows = size if size > 0 else max(1, CHUNK_ELEMENTS[self.device.type] // model.config.vocab_size)
+
+        def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
+            def head(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                parts = zip(torch.split(hidden, rows), torch.split(micro.targets, rows))
+                found = [
+                    read(model.logits(h.to(self.compute_dtype)).float() / settings.temperature, t) for h, t in parts
+                ]
+                return tuple(torch.cat(column) for column in zip(*found, strict=True))
+
+            with self._compute():
+                return through(model, micro, head)
+
+        return self._over(model, batch, micro_batches, run)
 
     def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Return [response_length] float32 values per sample of the batch, without gradient.
