@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from slime_embedded.models.logprobs import log_probs_from_logits
 
 from slime_core.config import Args
-from slime_core.ops.logprobs import log_probs_from_logits
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
 from slime_core.sample import TrainBatch
 from tests.batches import train_batch

@@ -150,6 +150,8 @@ class AdvantageEstimator(Protocol):
     """"sequence": the importance ratio is one number per response (GSPO)."""
     compares_group: ClassVar[bool]
     """True if rewards are compared within a group, so that a group of one has no learning signal."""
+    needs_components: ClassVar[bool]
+    """True if every reward needs parts, `RewardInputs.components`; the checks before a run look for them."""
     needs_greedy_baseline: ClassVar[bool]
     """True if the rollout adds a greedy response per prompt, scored, not trained on, for `RewardInputs.baselines`."""
     requires: ClassVar[Mapping[str, Any]]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from slime_core.distributions import provided
 from slime_core.errors import RolloutError, rollout_name
+from slime_core.multimodal import image_token_of
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
 from slime_core.rollout.reward import number_problem
 from slime_core.sample import LARGEST_SCORE, Group, Sample, SampleStatus, TrainBatch, is_score
@@ -30,7 +31,6 @@ from slime_core.sample.columns import (
     sampling_mask_columns,
     version_column,
 )
-from slime_core.sample.multimodal import image_token_of
 from slime_core.sample.provenance import Source, TurnSpan, digest
 
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 import yaml
 from slime_runs.run import RunError, is_run
 
+from slime_core.checkpoint.run_dir import run_dir_of
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
-from slime_core.observability.run_dir import run_dir_of
 from slime_core.plugins.kinds import KINDS
 from slime_python import here
 from slime_python.changes import CHANGES, SCHEDULE, check_change
@@ -390,7 +390,7 @@ class Trainer:
         Raises:
             ConfigError: The directory exists, or nothing has been trained.
         """
-        from slime_core.checkpoint.export import export_hf
+        from slime_runs.save_hf import export_hf
 
         if Path(path).exists():
             raise ConfigError(f"save({str(path)!r}): the directory exists; name a new one")

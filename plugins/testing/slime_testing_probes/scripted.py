@@ -249,7 +249,7 @@ class ScriptedEngine:
 
     async def weight_checksums(self) -> dict[str, str]:
         """Return the checksums of the last received tensors."""
-        from slime_core.weights.checksum import tensor_checksum
+        from slime_core.weights.sync import tensor_checksum
 
         return {name: tensor_checksum(tensor) for name, tensor in self.weights.items()}
 

@@ -10,11 +10,11 @@ import torch
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.estimator import EstimatorBase
+from slime_core.launch.roles import _json
 from slime_core.ops import group_normalize
 from slime_core.protocols import RewardInputs
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import Sample, SampleStatus, TrainBatch
-from slime_core.trainers.roles import _json
 
 ARGS = Args(reward_key=None, eps_clip=0.2)
 

@@ -2,7 +2,7 @@
 
     weights, gradients, optimizer   exact, from the tensors' sizes and the layout
     activations                     per token and layer what a backward pass needs (below)
-    log-probs                       buffers of `chunk x vocabulary` floats (`ops/logprobs.py`)
+    log-probs                       buffers of `chunk x vocabulary` floats (`slime_embedded.models.logprobs`)
     KV cache                        what may be in use at once, or the engine's limit
 
 Activations of one token in one layer, in elements: 4 hidden (two norms, each with input and output) + 2 query + 2
@@ -22,7 +22,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape
 from slime_core.protocols import Args
 
 FACTOR = 2.0

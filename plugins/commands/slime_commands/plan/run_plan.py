@@ -33,7 +33,7 @@ from slime_core.config import Settings
 from slime_core.data.dataset import open_rows
 from slime_core.errors import SlimeError
 from slime_core.launch.components import Resolver
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape
 from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
 
 

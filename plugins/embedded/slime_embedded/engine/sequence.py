@@ -97,6 +97,8 @@ class Sequence:
     streaming: bool = False
     constraint: Constraint | None = None
     """Constraint on the next token, if the request has a grammar."""
+    adapter: str = ""
+    """Name of the adapter that generates, of `--lora-adapters`; "" is the shared one."""
     tokens: list[int] = field(default_factory=list)
     """[prompt + output] ids."""
     log_probs: list[float] = field(default_factory=list)

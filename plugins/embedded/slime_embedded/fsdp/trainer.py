@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.ops import l2_norm
 from slime_core.protocols import Args, TrainerTraits
-from slime_core.trainers.settings import Role
-from slime_core.trainers.torchrun import join_peers
 from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import state
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
 from slime_embedded.trainer.schedule import LearningRateSchedule
+from slime_embedded.trainer.shared_settings import Role
+from slime_embedded.trainer.torchrun import join_peers
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 _SHARDS = "shards"
@@ -57,10 +57,8 @@ class FsdpTrainer(EmbeddedTrainer):
                 " --train-backend fsdp does not train on; use --train-backend embedded"
             )
 
-    def _new_optimizer(self, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
-        return ShardedAdamW(
-            trained_parameters(self._sharded(self.model), self.settings), adam, schedule, self._parallel
-        )
+    def _new_optimizer(self, model: Decoder, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
+        return ShardedAdamW(trained_parameters(self._sharded(model), self.settings), adam, schedule, self._parallel)
 
     def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
         return self._sharded(super()._load_frozen(role, directory, reference_moves=reference_moves))

@@ -40,9 +40,10 @@ def save(directory: Path, model: Decoder, config: ModelConfig, settings: Trainer
         shard_bytes=settings.save_shard_bytes,
     )
     if settings.lora is not None:
+        from slime_core.models.lora_files import FOLDER
         from slime_embedded.trainer.lora import save_adapter
 
-        save_adapter(directory, model, settings.lora, settings.hf_checkpoint)
+        save_adapter(directory / FOLDER, model, settings.lora, settings.hf_checkpoint)
 
 
 def load(directory: Path, model: Decoder, settings: TrainerSettings) -> None:

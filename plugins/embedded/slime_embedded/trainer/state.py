@@ -2,6 +2,7 @@
 
     DIR/model.safetensors, config.json, tokenizer files   an HF-layout model
     DIR/adapter/                              with LoRA: the adapters in PEFT's format; the model above is merged
+    DIR/adapters/NAME/                        each of --lora-adapters: the same files, and its own trainer/
     DIR/trainer/state.json                    counters, schedule, trained parameters, world size, rank 0's RNG
     DIR/trainer/rng_<rank>.json               RNG of the other ranks
     DIR/trainer/optimizer.safetensors         moments under exp_avg.<name> and exp_avg_sq.<name>
@@ -33,9 +34,9 @@ from slime_core.models.hf_io import (
     write_config,
     write_weights,
 )
-from slime_core.trainers.state_files import capture_rng, restore_rng, restored_states, write_json
 from slime_embedded.trainer.optimizer import FlatAdamW
 from slime_embedded.trainer.settings import TrainerSettings
+from slime_embedded.trainer.state_files import capture_rng, restore_rng, restored_states, write_json
 
 _FORMAT = 1
 FOLDER, _STATE, _OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"

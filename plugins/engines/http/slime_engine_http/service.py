@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slime_core.errors import EngineError
-from slime_core.ports import PortBlock, reserve, url_host
 from slime_core.workers.process import Guarded, signal_of
 from slime_engine_http.api.transport import Http, address_towards
 from slime_engine_http.log_tail import LogTail
+from slime_engine_http.ports import PortBlock, reserve, url_host
 
 DIRECTORY = "engines"
 """Folder of the logs, in the run directory."""

@@ -21,12 +21,12 @@ from slime_engine_http.api.versions import FIRST_ROUTER, TESTED_VERSIONS, untest
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_http.placement import find_device
 from slime_engine_http.plan import LaunchPlan
+from slime_engine_http.ports import url_host
 from slime_engine_http.servers import Supervised
 from slime_engine_http.service import DIRECTORY, Place, own_address
 
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.ports import url_host
 from slime_core.protocols import Args
 from slime_engine_sglang.environment import (
     ROUTER_DISTRIBUTION,

@@ -37,7 +37,7 @@ def get_model_url(args: Args, model_name: str, endpoint: str = "/generate") -> s
         ConfigError: There is no such model; says which there are.
         EngineError: No engine answers over HTTP, as before the run's has started.
     """
-    from slime_core.ports import url_host  # which a run without servers does not need
+    from slime_engine_http.ports import url_host  # which a run without servers does not need
 
     routers = args.sglang_model_routers or {}
     names = routers or planned_models(args)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
+from slime_core.plugins.commands import Parser
 from slime_core.protocols import Command
 from slime_core.text import json_text
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from slime_engine_http.api.transport import MODEL_INFO, Http
 from slime_engine_http.plan import ServerPlan
+from slime_engine_http.ports import PortBlock, url_host
 from slime_engine_http.servers import RouterService
 from slime_engine_http.service import Place, Service, StrangerError
 
-from slime_core.ports import PortBlock, url_host
 from slime_engine_sglang.arguments import attention_ranks, to_argv
 from slime_engine_sglang.environment import SERVER_SIDE, server_environment
 from slime_engine_sglang.flag_list import ROUTER

@@ -10,11 +10,11 @@ from typing import Any
 from slime_engine_http.api.transport import MODEL_INFO, Http
 from slime_engine_http.placement import Cited, cluster_gpus, find_device, find_room, near_multiples
 from slime_engine_http.plan import LaunchPlan, ModelPlan, ServerPlan
+from slime_engine_http.ports import PortBlock
 from slime_engine_http.service import Place, Service, StrangerError
 
 from slime_core.config.settings import Origin, Settings
 from slime_core.errors import ConfigError
-from slime_core.ports import PortBlock
 from slime_core.protocols import Args
 from slime_engine_vllm.calls import VllmHttp
 from slime_engine_vllm.environment import SERVER_SIDE, server_environment

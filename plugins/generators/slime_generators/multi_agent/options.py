@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from slime_core import Args, PluginOptions, options
+from slime_core.errors import ConfigError
 
 QUESTION = "question"
 
@@ -30,6 +31,9 @@ class Role(PluginOptions):
     """System message of the role; only with `prompt`."""
     trainable: bool = True
     """Train on the answers of the role."""
+    adapter: str | None = None
+    """Name of `--lora-adapters`, with which the role answers and which its answers train. Default: the shared adapter,
+    or the whole model without LoRA."""
     max_new_tokens: Annotated[int | None, Field(gt=0)] = None
     """Maximum tokens of a turn; by default the remaining tokens of the response."""
 
@@ -88,6 +92,15 @@ def _check_fields(role: Role, names: list[str]) -> None:
         if used - {QUESTION, *names}:
             known = ", ".join(f"{{{name}}}" for name in (QUESTION, *names))
             raise ValueError(f"role {role.name!r}: {text!r} has {sorted(used - {QUESTION, *names})}; known: {known}")
+
+
+def check(args: Args, *, training: bool) -> None:
+    """Raise ConfigError for a role whose adapter the run does not have."""
+    del training
+    for role in options_of(args).roles:
+        if role.adapter is not None and role.adapter not in args.lora_adapters:
+            known = " ".join(args.lora_adapters) or "no names; type --lora-rank N --lora-adapters NAME ..."
+            raise ConfigError(f"multi_agent: role {role.name!r}: adapter {role.adapter!r}; --lora-adapters has {known}")
 
 
 def options_of(args: Args) -> Options:

@@ -72,8 +72,9 @@ class Trajectory:
         if room <= 0:
             sample.status = SampleStatus.TRUNCATED
             return False
+        own: Any = {} if self.role.adapter is None else {"adapter": self.role.adapter}
         output = await self._context.engine.generate(
-            sample.tokens, {**params, "max_new_tokens": room}, session_id=sample.session_id
+            sample.tokens, {**params, "max_new_tokens": room}, session_id=sample.session_id, **own
         )
         sample.append_response_tokens(
             self._args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text

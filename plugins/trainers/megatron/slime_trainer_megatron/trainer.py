@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from slime_embedded.trainer.schedule import LearningRateSchedule
+from slime_embedded.trainer.shared_settings import Role
 
 from slime_core.errors import TrainError, rollout_name
 from slime_core.models.config import read_hf_config
@@ -24,7 +25,6 @@ from slime_core.plugins.kinds import hook_flags
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.sample import TrainBatch
-from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config
 from slime_trainer_megatron.checkpoints import checkpoint

@@ -16,7 +16,7 @@ from slime_commands.plan.memory import (
 )
 
 from slime_core.config import Args
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape
 
 SHAPE = DecoderShape(64, 160, 1000, 2, 4, 2, 16)
 PARAMETERS = Parameters(total=1_000_000, embeddings=200_000, experts=400_000)

@@ -26,9 +26,9 @@ from contextlib import aclosing
 from typing import Any
 
 from slime_core.errors import EngineError
+from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args
 from slime_core.sample import GenerationOutput
-from slime_core.sample.multimodal import image_token_of
 from slime_engine_http.api.answers import Wire, aborted_output, broken_off, is_all_of, versions_in
 from slime_engine_http.api.continuation import rest_of
 from slime_engine_http.api.flights import Flight, Flights, server_name

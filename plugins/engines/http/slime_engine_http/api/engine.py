@@ -19,7 +19,6 @@ from slime_runs.events import EventLog
 
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.ports import url_host
 from slime_core.protocols import Args, EngineTraits
 from slime_core.sample import GenerationOutput
 from slime_engine_http.api.answers import Wire
@@ -30,6 +29,7 @@ from slime_engine_http.api.transport import Http, server_url
 from slime_engine_http.api.versions import untested
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_http.incidents import Incidents
+from slime_engine_http.ports import url_host
 from slime_engine_http.servers import Supervised, WeightsNotKept
 from slime_engine_http.supervisor import Supervisor
 from slime_engine_http.weights.check import require_checksums

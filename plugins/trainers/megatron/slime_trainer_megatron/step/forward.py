@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from slime_embedded.trainer.sample_rows import left_out
 
 from slime_core.protocols import LossFn, MicroBatchOutput
 from slime_core.sample import TrainBatch
-from slime_core.trainers.sample_rows import left_out
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.step.balancing import router_losses
 from slime_trainer_megatron.step.heads import Head, has_router_losses, hidden_states

@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from slime_embedded.models.logprobs import CHUNK_ELEMENTS, SamplingMask
 from torch.autograd.function import once_differentiable
-
-from slime_core.ops.logprobs import CHUNK_ELEMENTS, SamplingMask
 
 
 @dataclass(frozen=True)

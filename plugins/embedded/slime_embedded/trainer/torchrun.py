@@ -13,19 +13,7 @@ import torch
 import torch.distributed as dist
 
 from slime_core.errors import ConfigError
-
-
-def env_int(name: str, default: int) -> int:
-    """Return an environment variable as an integer; `default` if it is not set.
-
-    Raises:
-        ConfigError: The value is not an integer.
-    """
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ConfigError(f"environment variable {name}={text!r}: an integer is needed; torchrun sets it") from error
+from slime_core.launch.ranks import env_int
 
 
 def pick_device(device: str, local_rank: int) -> torch.device:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from slime_runs.files import read_lines
+from slime_runs.timeline import FILE, Timeline, open_timeline, timed_stages
 
 from slime_core.config import Args
-from slime_core.observability.timeline import FILE, Timeline, open_timeline, timed_stages
 from slime_core.sample import Sample, SampleStatus
 
 

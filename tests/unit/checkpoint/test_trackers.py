@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from slime_hooks.trackers.progress import ProgressTracker
 
+from slime_core.checkpoint.run_dir import JsonlTracker, cut_after
 from slime_core.config import Args, EvalDataset
-from slime_core.observability.jsonl import JsonlTracker, cut_after
 
 
 def _args(**changes):

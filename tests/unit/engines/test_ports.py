@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from slime_engine_http.ports import reserve
 
 from slime_core.errors import EngineError
-from slime_core.ports import reserve
 
 UVICORN = """
 import sys, uvicorn
@@ -89,7 +89,7 @@ def test_nobody_else_reserves_the_same_port_listening_or_not() -> None:
 
 
 def test_another_process_cannot_reserve_it_either() -> None:
-    code = "import sys; from slime_core.ports import reserve; reserve(first=int(sys.argv[1]))"
+    code = "import sys; from slime_engine_http.ports import reserve; reserve(first=int(sys.argv[1]))"
     with reserve() as block:
         done = subprocess.run([sys.executable, "-c", code, str(block[0])], capture_output=True, text=True)
     assert done.returncode == 1

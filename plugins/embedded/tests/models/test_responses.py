@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from slime_core.ops.logprobs import response_log_probs
+from slime_embedded.models.logprobs import response_log_probs
 
 TOKENS = [[1, 2, 3, 4], [0, 5], [6, 3, 2]]
 RESPONSES = [2, 1, 2]

@@ -7,8 +7,7 @@ import textwrap
 
 import pytest
 import torch
-
-from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
+from slime_embedded.models.logprobs import log_probs_from_logits, token_log_probs
 
 
 def naive(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,7 +131,7 @@ def test_an_impossible_token_does_not_poison_entropy_or_gradient() -> None:
 
 MEASURE = """
     import resource, sys, torch
-    from slime_core.ops.logprobs import token_log_probs
+    from slime_embedded.models.logprobs import token_log_probs
     torch.set_num_threads(1)
     T, H, V = 512, 8, 151936
     h, w = torch.randn(T, H, requires_grad=True), torch.randn(V, H, requires_grad=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_runs import save_hf as export
+from slime_runs.save_hf import export_hf
 
-from slime_core.checkpoint import export
-from slime_core.checkpoint.export import export_hf
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import CheckpointError
 

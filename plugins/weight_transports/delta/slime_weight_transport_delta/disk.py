@@ -1,63 +1,22 @@
-"""The core's weight transports to engines: tensors, and files. Others are plugins of the kind `weight_transports`.
-
-`WeightSync` chooses and builds one.
-"""
+"""`disk`: a directory in Hugging Face's layout for each weight version, which the engines load."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 
-from slime_core.errors import PluginSignatureError, WeightSyncError
+from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
-from slime_core.protocols import Args, TransportTraits, traits_of
-
-if TYPE_CHECKING:
-    from slime_core.protocols.weights import WeightEngines
-
-Weights = Iterable[tuple[str, torch.Tensor]]
-
-
-def transport_traits(transport: type, cited: str) -> TransportTraits:
-    """Return the traits that the transport's class declares. Raises PluginError with a message that begins `cited`."""
-    traits = traits_of(transport, TransportTraits, cited)
-    if traits.arrives_by is not None and not hasattr(transport, "deliver"):
-        raise PluginSignatureError(
-            f"{cited}: class {transport.__name__} arrives by {traits.arrives_by!r} and has no async"
-            " deliver(args, engine, payload, version)"
-        )
-    return traits
-
-
-class TensorTransport:
-    """`tensor` and `distributed`: the trainer's own tensors, which the engine copies, maps or broadcasts."""
-
-    traits = TransportTraits()
-
-    def __init__(self, args: Args) -> None:
-        del args
-
-    def send(self, weights: Weights, version: int, engines: WeightEngines) -> Mapping[str, float]:
-        """Pass the weights to the engines one by one, as they arrive."""
-        sent = 0
-
-        def counted() -> Iterator[tuple[str, torch.Tensor]]:
-            nonlocal sent
-            for name, tensor in weights:
-                sent += tensor.numel() * tensor.element_size()
-                yield name, tensor
-
-        measured = engines.take(counted())
-        return {"perf/update_weights_wire_bytes": float(sent), **measured}
+from slime_core.protocols import Args, TransportTraits
+from slime_core.protocols.weights import WeightEngines
 
 
 class DiskTransport:
-    """`disk`: an HF-layout directory per version, which the engine loads."""
+    """A weight transport that writes a directory per version and keeps the served one if an engine may need it."""
 
     traits = TransportTraits(writes_files=True)
 
@@ -78,7 +37,9 @@ class DiskTransport:
             )
         shutil.rmtree(directory)
 
-    def send(self, weights: Weights, version: int, engines: WeightEngines) -> Mapping[str, float]:
+    def send(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, engines: WeightEngines
+    ) -> Mapping[str, float]:
         """Write the version, have the engines load it, and remove the version that is no longer needed."""
         directory = self._root / f"weight_v{version:06d}"
         if directory.exists():

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from slime_embedded.models.rope import apply_rope, rope_cos_sin
 
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig
-from slime_core.models.rope import apply_rope, rope_cos_sin
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -1,9 +1,9 @@
 """`trace.jsonl` in the run directory: start and end times of each sample and each part of a step.
 
 `slime plan --trace RUN` predicts the speed of other settings from it. The rollout stage writes samples
-(`Timeline.sample`); the launcher wraps the loop's stages (`timed_stages`). Both may run in different processes: whole
-lines are appended, so processes share the file. Writes are buffered, a few microseconds per sample. After TRACE_BYTES
-of samples only steps are recorded.
+(`Timeline.sample`); the launcher wraps the loop's stages (`timed_stages`); both find this module by the entry-point
+group `slime.metrics`. Both may run in different processes: whole lines are appended, so processes share the file.
+Writes are buffered, a few microseconds per sample. After TRACE_BYTES of samples only steps are recorded.
 
 Times are seconds since 1970 by a monotonic clock. The file records events, not the run's state: a resumed run appends
 a line `{"e": "run"}` and then its events, so a repeated rollout appears twice.
