@@ -24,6 +24,7 @@ LOCKSTEP = sorted(
         "engines/slime_engine_vllm",
         "environments/slime_environments/session",
         "estimators/slime_estimators/covariance",
+        "estimators/slime_estimators/distillation",
         "hooks/slime_hooks/adaptive_kl",
         "hooks/slime_hooks/shadow",
         "hooks/slime_hooks/trackers",
