@@ -44,6 +44,7 @@ def push(
     repo: str,
     *,
     step: int | None = None,
+    adapter: str | None = None,
     form: str = "merged",
     private: bool = False,
     overwrite: bool = False,
@@ -54,6 +55,7 @@ def push(
         run: The run.
         repo: `org/name`; created if it does not exist.
         step: Rollout of the commit; by default the newest.
+        adapter: Name of `--lora-adapters`; by default the shared adapter.
         form: A format of `write_model`.
         private: Create the repository as a private one.
         overwrite: Also write to a repository that `slime push` has not made; weights in it are replaced.
@@ -64,7 +66,7 @@ def push(
     """
     name = check(repo)
     there = _there(name, overwrite=overwrite)
-    commit = Commit(run, step)
+    commit = Commit(run, step, adapter)
     with tempfile.TemporaryDirectory(prefix="slime-push-") as place:
         folder = Path(place, "model")
         proof = str(write_model(commit, folder, form))

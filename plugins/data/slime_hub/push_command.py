@@ -18,6 +18,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory; nothing is written into it")
     parser.add_argument("repo", metavar="org/name", help="repository; created if it does not exist")
     parser.add_argument("--step", type=int, metavar="N", help="the commit after N rollouts (default: the newest)")
+    parser.add_argument("--adapter", metavar="NAME", help="an adapter of --lora-adapters (default: the shared one)")
     text = "whole weights (the default), adapters of --lora-rank, or a GGUF file"
     parser.add_argument("--format", choices=MODELS, default="merged", help=text)
     parser.add_argument("--private", action="store_true", help="create it as a private repository")
@@ -42,6 +43,7 @@ def run(namespace: argparse.Namespace) -> int:
         Run(namespace.run),
         namespace.repo,
         step=stored_rollout("--step", namespace.step),
+        adapter=namespace.adapter,
         form=namespace.format,
         private=namespace.private,
         overwrite=namespace.overwrite,

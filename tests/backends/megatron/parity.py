@@ -60,6 +60,8 @@ CASES = {
     "gigpo": "--advantage-estimator gigpo",
     "mt_grpo": "--advantage-estimator mt_grpo",
     "turn_credit": "--advantage-estimator turn_credit --gamma 0.9",
+    "lambdas": "--advantage-estimator ppo --critic-lr 5e-3 --set plugins.ppo.critic_lambd=1"
+    " --set plugins.ppo.length_alpha=0.5",
     "vapo": "--advantage-estimator vapo --critic-lr 5e-3 --set plugins.vapo.length_alpha=0.5",
     "clip_cov": f"{GRPO} --loss-type clip_cov --set plugins.clip_cov.share=0.3 --set plugins.clip_cov.low=-0.2",
     "kl_cov": f"{GRPO} --loss-type kl_cov --set plugins.kl_cov.share=0.3",

@@ -12,7 +12,7 @@ ALGORITHMS = (
     *("grpo", "gspo", "cispo", "per token", "ppo", "critic from elsewhere", "kl loss, entropy", "kl in reward"),
     *("kept tokens", "tis", "old actor", "teacher"),
 )
-RATIOS = ("sapo", "gmpo", "dppo", "vapo", "clip_cov", "kl_cov")
+RATIOS = ("sapo", "gmpo", "dppo", "lambdas", "vapo", "clip_cov", "kl_cov")
 REWARDS = ("opo", "gdpo", "gigpo", "mt_grpo", "turn_credit")
 EXPERTS = ("experts", "experts, ppo")
 LAYOUTS: dict[str, tuple[int, str, tuple[str, ...]]] = {

@@ -293,7 +293,7 @@ def _memory(model: _Model, placement: Placement, sharding: Sharding, gpu_bytes: 
         generating = engine_items(
             parameters, shape, size=len(first.bundles), dtype_bytes=sharding.compute_bytes,
             running=model.running(len(placement.engines)), longest=longest, limit=args.engine_max_tokens,
-            share=share,
+            share=share, models=1 + len(args.lora_adapters),
         )  # fmt: skip
         found.append(DeviceMemory(f"engine, each device of {len(placement.engines)}", generating, limit=share))
         if training and (placement.shared or placement.device == "cpu"):
