@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from slime_core.errors import PluginError
-from slime_core.ops.ratios import sequence_kl, token_kl
-from slime_core.ops.surrogate import clipped_surrogate
+from slime_core.ops.ratios import clipped_surrogate, sequence_kl, token_kl
 from slime_core.protocols import (
     AdvantageEstimator,
     AdvantageInputs,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from slime_core.errors import RolloutError
 from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.sample import FilterDecision, Group, Sample, SampleStatus, is_score
 from slime_core.sample.admission import Sealed
-from slime_core.sample.fan_out import executions, mean
+from slime_core.sample.types import executions, mean
 from slime_core.workers.call import user_code
 
 if TYPE_CHECKING:
@@ -273,10 +274,10 @@ class FilterStage:
                     " expected a bool or a decision with .keep and .reason"
                 )
             answer = FilterDecision(keep=answer)
-        keep = bool(answer.keep)
-        reason = getattr(answer, "reason", None)
+        if isinstance(answer, FilterDecision):
+            return replace(answer, keep=bool(answer.keep))
         insufficient = bool(getattr(answer, "keep_when_insufficient", False))
-        return FilterDecision(keep, reason, insufficient, getattr(answer, "spread", None))
+        return FilterDecision(bool(answer.keep), getattr(answer, "reason", None), insufficient)
 
     def count(self, reason: str) -> None:
         """Count one dropped group."""

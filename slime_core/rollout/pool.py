@@ -53,7 +53,7 @@ from slime_core.rollout.fate import (
 from slime_core.rollout.gate import Hold
 from slime_core.rollout.generate import SampleRunner, train_sampling_params
 from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample
-from slime_core.sample.fan_out import executions
+from slime_core.sample.types import executions
 from slime_core.waits import waiting
 from slime_core.workers.call import user_code
 

@@ -47,7 +47,7 @@ from slime_core.errors import CheckpointError
 from slime_core.protocols import RolloutTraits, traits_of
 from slime_core.rollout.fate import FINISHED, copy_of, prepare_return, prompts_of, remains
 from slime_core.sample import Group, Sample, SampleStatus
-from slime_core.sample.fan_out import executions
+from slime_core.sample.types import executions
 
 if TYPE_CHECKING:
     from slime_core.rollout.pool import Finished, Flight

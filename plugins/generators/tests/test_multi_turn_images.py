@@ -20,8 +20,8 @@ from slime_testing_probes.probes import PROBES, Bench
 from slime_core import GenerateContext, Sample, SampleStatus, resolve
 from slime_core.config import Args
 from slime_core.errors import RolloutError
+from slime_core.multimodal import image_token_of, open_image
 from slime_core.sample import GenerationOutput, admission
-from slime_core.sample.multimodal import image_token_of, open_image
 
 WORLD = '''
 class World:

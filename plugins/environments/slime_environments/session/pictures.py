@@ -14,10 +14,10 @@ from typing import Any
 from slime_data.images import ImagePrompts, load_processor
 
 from slime_core.errors import DataError, RolloutError
+from slime_core.multimodal import IMAGES, TrainInputs, has_images, image_token_of, images_of
 from slime_core.protocols import Args
 from slime_core.protocols.environment import Observation
 from slime_core.sample import Sample
-from slime_core.sample.multimodal import IMAGES, TrainInputs, has_images, image_token_of, images_of
 from slime_core.sample.provenance import Source
 
 OF_ROW = "row_images"
