@@ -132,10 +132,27 @@ def load_settings(
         custom=tuple(layered.custom),
         files=files,
     )
-    _choose_backends(settings, layered.foreign, foreign)
+    _settle(settings, layered.foreign, foreign, fetch)
+    return settings
+
+
+def _settle(settings: Settings, given: Mapping[str, Entry], foreign: Sequence[ForeignFlags], fetch: bool) -> None:
+    """Choose backends, derive settings by rules and check them against each other; log the warnings.
+
+    Args:
+        settings: Typed settings.
+        given: Other programs' flags, by attribute.
+        foreign: The possible owners of those flags.
+        fetch: If False, leave names of remote models and data sets as they are.
+
+    Raises:
+        ConfigError: A setting is unsupported or contradicts another.
+    """
+    args = settings.args
+    _choose_backends(settings, given, foreign)
     args.answer_for_absent(Defaults(tuple(o.default_of for o in foreign if o.default_of is not None)))
-    settings.warnings += check_support(args, origins)
-    theirs = by_owner(foreign, layered.foreign)
+    settings.warnings += check_support(args, settings.origins)
+    theirs = by_owner(foreign, given)
     _settle_foreign(settings, theirs)
     if fetch:
         _fetch(settings, checked=False)
@@ -149,7 +166,6 @@ def load_settings(
         settings.warnings += settle_role_settings(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
-    return settings
 
 
 def _choose_backends(settings: Settings, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> None:

@@ -109,10 +109,16 @@ async def test_generate_answers_as_sglang(client: httpx.AsyncClient, model: tupl
         assert token == prompt[i]
         assert log_prob == pytest.approx(table[i - 1, token].item(), abs=1e-5)
     body |= {"rid": "warm", "sampling_params": {"max_new_tokens": 0, "temperature": 0.5}}  # as a teacher is asked
-    warm = (await post(client, "/generate", body))["meta_info"]["input_token_logprobs"]
+    warm = (await post(client, "/generate", body))["meta_info"]
     expected = (table / 0.5).log_softmax(-1)
-    for i, (log_prob, token, _) in enumerate(warm[1:], start=1):
+    for i, (log_prob, token, _) in enumerate(warm["input_token_logprobs"][1:], start=1):
         assert log_prob == pytest.approx(expected[i - 1, token].item(), abs=1e-5)
+    none, *top = warm["input_top_logprobs"]
+    assert none is None
+    assert len(top) == len(prompt) - 1
+    for row, entries in zip(expected, top, strict=False):
+        assert [entry[0] for entry in entries] == pytest.approx(row.topk(3).values.tolist(), abs=1e-5)
+        assert [row[entry[1]].item() for entry in entries] == pytest.approx(row.topk(3).values.tolist(), abs=1e-5)
 
 
 async def test_generate_takes_text_batches_and_n(client: httpx.AsyncClient) -> None:

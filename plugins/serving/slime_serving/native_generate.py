@@ -178,7 +178,7 @@ def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dic
         return [log_prob, token, _text(engine.tokenizer, token) if item.with_text and engine.tokenizer else None]
 
     meta = dict(output.meta_info)
-    top = meta.pop("output_top_logprobs", None)
+    tops = {side: meta.pop(f"{side}_top_logprobs", None) for side in ("input", "output")}
     scored = meta.pop("input_token_logprobs", None)
     if "routed_experts" in meta:  # base64 of int32, as SGLang sends it
         routed = np.asarray(meta["routed_experts"])[item.routed_start :].tobytes()
@@ -186,8 +186,10 @@ def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dic
     if item.return_logprob:
         meta["output_token_logprobs"] = [entry(p, t) for p, t in zip(output.log_probs, output.token_ids)]
         meta["input_token_logprobs"] = [entry(p, t) for p, t in scored or []]
-        if top is not None:
-            meta["output_top_logprobs"] = [[entry(p, t) for p, t in tokens] for tokens in top]
+        for side, top in tops.items():
+            if top is not None:
+                named = [None if tokens is None else [entry(p, t) for p, t in tokens] for tokens in top]
+                meta[f"{side}_top_logprobs"] = named
     return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
 

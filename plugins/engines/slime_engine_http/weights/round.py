@@ -127,10 +127,13 @@ class Round:
         except EngineError as error:
             if error.status != 400:
                 raise
-            # slime's servers check everything first; SGLang writes while it reads, once it has opened the files.
-            found_none = all(any(said in part for said in _BEFORE_WRITING) for part in str(error).split(" | "))
-            untouched = first and (self.facts[worker].is_atomic or found_none)
-            raise WeightsRefused(str(error), untouched=untouched) from error
+            raise self.refusal(worker, error, first=first) from error
+
+    def refusal(self, worker: Worker, error: EngineError, *, first: bool) -> WeightsRefused:
+        """Return the error of a server that refuses the weights. `first`: no part of them has been sent before."""
+        # slime's servers check everything first; SGLang writes while it reads, once it has opened the files.
+        found_none = all(any(said in part for said in _BEFORE_WRITING) for part in str(error).split(" | "))
+        return WeightsRefused(str(error), untouched=first and (self.facts[worker].is_atomic or found_none))
 
     # -- steps of one server ---------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.store import find, read_state
 from slime_core.config import Settings
-from slime_core.config.sections.run import CHECKPOINTS, CONFIG
+from slime_core.config.run_files import CHECKPOINTS, CONFIG
 from slime_core.config.settings import Origin
 from slime_core.config.spec import flag_specs
 from slime_core.errors import CheckpointError, ConfigError

@@ -31,7 +31,6 @@ from slime_core.errors import EngineError, WeightSyncError
 from slime_engine_http.api.transport import address_towards
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_http.weights.buckets import Bucket
-from slime_engine_http.weights.protocol import WeightsRefused
 from slime_engine_http.weights.round import Round
 
 logger = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Groups:
         todo = list(round_.live)
         while todo:
             groups = await self._groups_for(round_, todo, bucket.flat.device)
-            outcomes = await asyncio.gather(*(group.send(round_, bucket, last=last) for group in groups))
+            outcomes = await asyncio.gather(*(group.send(round_, bucket, number, last=last) for group in groups))
             for group, outcome in zip(groups, outcomes):
                 if any(outcome.values()):
                     await self._discard(round_, group)
@@ -168,8 +167,8 @@ class Group:
             options._timeout = limit
             self._group = dist.ProcessGroupNCCL(prefix, 0, world, options)
 
-    async def send(self, round_: Round, bucket: Bucket, *, last: bool) -> Outcome:
-        """Broadcast a bucket. Return the outcome of each member."""
+    async def send(self, round_: Round, bucket: Bucket, number: int, *, last: bool) -> Outcome:
+        """Broadcast bucket number `number`. Return the outcome of each member."""
         body = {
             "names": [s.name for s in bucket.slices],
             "dtypes": [str(s.dtype).removeprefix("torch.") for s in bucket.slices],
@@ -190,7 +189,7 @@ class Group:
         results = await self._together(round_, calls, broadcast)
         for worker, error in results.items():
             if isinstance(error, EngineError) and error.status == 400:
-                results[worker] = WeightsRefused(str(error), untouched=False)
+                results[worker] = round_.refusal(worker, error, first=number == 0)
         return results
 
     async def _together(self, round_: Round, calls: dict[Worker, Any], ours: Callable[[], None]) -> Outcome:
@@ -233,9 +232,9 @@ async def send_alone(round_: Round, worker: Worker, buckets: Sequence[Bucket]) -
     group = Group([worker], "gloo")
     try:
         error = (await group.join(round_))[worker]
-        for bucket in buckets:
+        for number, bucket in enumerate(buckets):
             if error is None:
-                error = (await group.send(round_, bucket, last=bucket is buckets[-1]))[worker]
+                error = (await group.send(round_, bucket, number, last=bucket is buckets[-1]))[worker]
         if error is not None:
             raise error
     finally:
