@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,8 +76,10 @@ def address(teacher: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def distil(tiny: TinyRun, run_dir: Path, slime: Any, **changes: Any) -> list[dict[str, Any]]:
-    slime("train", *tiny.argv(None, **{**STUDENT, "run_dir": run_dir, **changes}))
+def distil(tiny: TinyRun, run_dir: Path, slime: Any, *chosen: str, **changes: Any) -> list[dict[str, Any]]:
+    """A run's metrics; `chosen` are options of plugins."""
+    argv = tiny.argv(None, **{**STUDENT, "run_dir": run_dir, **changes})
+    slime("train", *argv, *(part for option in chosen for part in ("--set", f"plugins.{option}")))
     return metrics(run_dir)
 
 
@@ -100,6 +103,28 @@ def test_a_local_teacher_is_learned_from(
         expected = line["rollout/log_probs"] - line["rollout/teacher_log_probs"]
         assert line["rollout/opd_reverse_kl"] == pytest.approx(expected, abs=1e-5)
         assert line["rollout/advantages"] == pytest.approx(-line["rollout/opd_reverse_kl"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_divergence_falls_and_is_the_same_from_a_server(
+    tiny: TinyRun, teacher: Path, address: str, no_reward: Path, tmp_path: Path, slime: Any
+) -> None:
+    """The likeliest 16 of 272 tokens and the sampled one: of the trainer's teacher, and of a server that rows name."""
+    loss = {"loss_type": "distillation"}
+    local = {**loss, "opd_type": "local", "opd_teacher_load": teacher, "custom_rm_path": no_reward}
+    lines = distil(tiny, tmp_path / "local", slime, "distillation.top_k=16", **local)
+    found = [line["train/divergence"] for line in lines]
+    assert found[0] > 0.1
+    assert sum(found[-2:]) / 2 < found[0] / 2
+    assert all(line["rollout/advantages"] == 0 for line in lines)
+    rows = [json.loads(line) for line in (tiny.root / "train.jsonl").read_text().splitlines()]
+    routed = [json.dumps({**row, "metadata": {"teacher": "far"}}) + "\n" for row in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(routed))
+    served = {**loss, "opd_type": "sglang", "rm_type": "on_policy_distillation", "num_rollout": 1}
+    options = ("distillation.top_k=16", f"on_policy_distillation.teachers={{far: {{url: '{address}'}}}}")
+    (line,) = distil(tiny, tmp_path / "server", slime, *options, prompt_data=tmp_path / "rows.jsonl", **served)
+    for name in ("train/divergence", "train/teacher_top_mass", "train/outside_top", "rollout/opd_reverse_kl"):
+        assert line[name] == pytest.approx(lines[0][name], abs=1e-4), name
 
 
 @pytest.mark.slow
