@@ -15,8 +15,7 @@ import torch
 from slime_core import Args, PluginOptions, TrainBatch, options
 from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.corrector import Corrector
-from slime_core.learning.loss import PolicyLoss
-from slime_core.learning.reducers import MakeReducer
+from slime_core.learning.loss import MakeReducer, PolicyLoss
 from slime_core.learning.tensors import Column, Denominators, TrainTensors
 from slime_core.ops import weighted_sum
 from slime_core.protocols import AdvantageEstimator, LossFn, LossInputs, MicroBatchOutput, Trainer
