@@ -1,9 +1,10 @@
 """Measurements shared by benchmark scripts: peak memory, the FLOPs of a model, a device's own speed.
 
-Imported by `trainer.py`, `trainers.py` and `engine.py`. FLOPs are counted as in `slime_core.ops.flops`: two per weight
-and token, causal attention at half the square, nothing for norms, rotation and the optimizer. A training step counts as
-three forward passes, whether or not activations are recomputed. "Utilisation" is FLOPs / seconds / peak. The peak is
-the measured speed of a large matrix product, or the value of `--peak-tflops` (the data sheet's number, on a GPU).
+Imported by `trainer.py`, `trainers.py` and `engine.py`. FLOPs are counted as in `slime_core.models.family`: two per
+weight and token, causal attention at half the square, nothing for norms, rotation and the optimizer. A training step
+counts as three forward passes, whether or not activations are recomputed. "Utilisation" is FLOPs / seconds / peak. The
+peak is the measured speed of a large matrix product, or the value of `--peak-tflops` (the data sheet's number, on a
+GPU).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape
 
 
 class PeakMemory:

@@ -177,8 +177,7 @@ def plain_step(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> Cal
 def head_memory(side: str, device: str) -> dict[str, Any]:
     """Measure forward and backward of the log-prob step alone: hidden states to log-probs and back."""
     import torch
-
-    from slime_core.ops.logprobs import token_log_probs
+    from slime_embedded.models.logprobs import token_log_probs
 
     torch.manual_seed(0)
     hidden = torch.randn(HEAD_TOKENS, HEAD_HIDDEN).to(device).requires_grad_()

@@ -5,12 +5,12 @@ The public API, loaded lazily (PEP 562): importing `slime_core` loads neither to
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from slime_core.lazy import exports
+from slime_core.lazy import Exports
 
 if TYPE_CHECKING:
+    from slime_core.data.buffer import BufferBase as BufferBase
     from slime_core.data.prompts import DatasetSource as DatasetSource
     from slime_core.data.tokenizer import encode_prompt as encode_prompt
     from slime_core.data.tokenizer import encode_result as encode_result
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from slime_core.data.tools import run_tools as run_tools
     from slime_core.errors import SlimeError as SlimeError
     from slime_core.estimator import EstimatorBase as EstimatorBase
-    from slime_core.learning.corrections import CorrectionInputs as CorrectionInputs
-    from slime_core.learning.corrections import CorrectionOutputs as CorrectionOutputs
+    from slime_core.learning.corrector import CorrectionInputs as CorrectionInputs
+    from slime_core.learning.corrector import CorrectionOutputs as CorrectionOutputs
     from slime_core.plugins.adapters import GenerateCaller as GenerateCaller
     from slime_core.plugins.adapters import RewardCaller as RewardCaller
-    from slime_core.plugins.answers import answer_extractor as answer_extractor
-    from slime_core.plugins.answers import answer_of as answer_of
     from slime_core.plugins.answers import last_boxed as last_boxed
     from slime_core.plugins.answers import right_answers as right_answers
     from slime_core.plugins.answers import same_number as same_number
@@ -47,11 +45,11 @@ if TYPE_CHECKING:
     from slime_core.protocols import RolloutTraits as RolloutTraits
     from slime_core.protocols import TrainerTraits as TrainerTraits
     from slime_core.protocols import declares as declares
+    from slime_core.protocols.command import Finding as Finding
+    from slime_core.protocols.command import Level as Level
     from slime_core.protocols.environment import Environment as Environment
     from slime_core.protocols.environment import Step as Step
     from slime_core.protocols.environment import Turn as Turn
-    from slime_core.protocols.finding import Finding as Finding
-    from slime_core.protocols.finding import Level as Level
     from slime_core.sample import DynamicFilterOutput as DynamicFilterOutput
     from slime_core.sample import FilterDecision as FilterDecision
     from slime_core.sample import GenerationOutput as GenerationOutput
@@ -61,17 +59,18 @@ if TYPE_CHECKING:
     from slime_core.sample import Sample as Sample
     from slime_core.sample import SampleStatus as SampleStatus
     from slime_core.sample import TrainBatch as TrainBatch
-    from slime_core.sample.buffer import BufferBase as BufferBase
-    from slime_core.sample.fan_out import execution_rewards as execution_rewards
-    from slime_core.sample.fan_out import executions as executions
     from slime_core.sample.provenance import Source as Source
     from slime_core.sample.provenance import Span as Span
     from slime_core.sample.provenance import TurnSpan as TurnSpan
+    from slime_core.sample.types import execution_rewards as execution_rewards
+    from slime_core.sample.types import executions as executions
 
 __version__ = "0.1.0"
 
-_EXPORTS = exports(__file__)
-__all__ = ["__version__", *_EXPORTS]
+_EXPORTS = Exports(
+    __name__, __file__, provided=("Trainer", "answer_extractor", "answer_of", "tool_parser", "turn_delta")
+)
+__all__ = ["__version__", *_EXPORTS.places]
 
 _OF_PLUGINS = {
     "Candidate": "slime_generators.best_of_n",
@@ -88,29 +87,11 @@ _OF_PLUGINS = {
 """Name -> the package of a plugin that has it."""
 
 
-_BY_ENTRY_POINT = ("Trainer", "tool_parser", "turn_delta")
-"""Names that an installed distribution provides, by the entry-point group `slime.api`."""
-
-
 def __getattr__(name: str) -> Any:
-    if name in _BY_ENTRY_POINT:
-        return _provided(name)
     if name in _OF_PLUGINS:  # an ImportError, since `from slime_core import` leaves out what an AttributeError says
         raise ImportError(f"slime_core has no {name}; type: from {_OF_PLUGINS[name]} import {name}")
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'slime_core' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
-
-
-def _provided(name: str) -> Any:
-    from slime_core.distributions import provided
-    from slime_core.errors import PluginNotFoundError
-
-    try:
-        return provided("slime.api", name)
-    except PluginNotFoundError as error:
-        raise ImportError(str(error)) from None
+    return _EXPORTS.load(name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_BY_ENTRY_POINT])
+    return sorted([*__all__, *_EXPORTS.provided])

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from slime_core.errors import PluginError
-from slime_core.ops.ratios import sequence_kl, token_kl
-from slime_core.ops.surrogate import clipped_surrogate
+from slime_core.ops.ratios import clipped_surrogate, sequence_kl, token_kl
 from slime_core.protocols import (
     AdvantageEstimator,
     AdvantageInputs,
@@ -41,6 +40,7 @@ class EstimatorBase:
     needs_log_probs: ClassVar[bool] = False
     ratio_level: ClassVar[Literal["token", "sequence"]] = "token"
     compares_group: ClassVar[bool] = False
+    needs_components: ClassVar[bool] = False
     needs_greedy_baseline: ClassVar[bool] = False
     requires: ClassVar[Mapping[str, Any]] = {}
     defaults: ClassVar[Mapping[str, Any]] = {}

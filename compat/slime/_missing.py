@@ -40,7 +40,7 @@ NEAREST = {
     "slime.utils.ray_utils": "--launcher ray; slime_launcher_ray",
     "slime.utils.seqlen_balancing": "slime_core.learning.packing",
     "slime.utils.dp_schedule": "slime_core.learning.packing",
-    "slime.utils.flops_utils": "slime_core.ops.flops",
+    "slime.utils.flops_utils": "slime_core.models.family",
     "slime.utils.tensorboard_utils": "--use-tensorboard, or a hook slime_rollout_end",
     "slime.utils.tracking_utils": "a hook slime_rollout_end or slime_step_end",
     "slime.utils.wandb_utils": "a hook slime_rollout_end or slime_step_end that logs to wandb",

@@ -211,7 +211,7 @@ def test_dataset_with_images(tmp_path: Path) -> None:
     from slime_data.images import load_processor
     from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
 
-    from slime_core.sample.multimodal import image_token_of
+    from slime_core.multimodal import image_token_of
 
     image = write_image(tmp_path / "a.png", 1)
     rows, columns = tmp_path / "rows.jsonl", {"image": "images"}

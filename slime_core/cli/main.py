@@ -22,7 +22,7 @@ from slime_core.secrets import Masked, learn_flags
 from slime_core.text import plain
 
 if TYPE_CHECKING:
-    from slime_core.cli.termination import Termination
+    from slime_core.launch.drain import Termination
     from slime_core.protocols import Command
 
 _THREADS_S = 10.0
@@ -92,7 +92,7 @@ def _main(words: list[str]) -> int:
     try:
         if not words or words[0] in _HELP + _VERSION:
             return _guarded(words, None)
-        from slime_core.cli.termination import Termination, no_silent_exit
+        from slime_core.launch.drain import Termination, no_silent_exit
 
         with Termination() as termination, no_silent_exit():
             return _guarded(words, termination)
@@ -141,11 +141,12 @@ def _run(command: Command, argv: list[str]) -> int:
         except SystemExit:
             if {"-h", "--help", "--help-all"}.isdisjoint(argv):  # another program's flags have been printed
                 raise
-            from slime_core.cli.plugin_help import print_options
+            from slime_core.distributions import offered
 
-            print_options(argv[1:])
+            if (print_options := offered("slime.api", "print_plugin_options")) is not None:
+                print_options(argv[1:])
             raise
-    from slime_core.cli.parser import Parser
+    from slime_core.plugins.commands import Parser
 
     parser = Parser(prog="slime", allow_abbrev=False)
     command.add_parser(parser.add_subparsers(dest="command", required=True))

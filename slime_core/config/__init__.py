@@ -5,10 +5,9 @@ Loaded lazily, because pydantic is not needed to print a command's name.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from slime_core.lazy import exports
+from slime_core.lazy import Exports
 
 if TYPE_CHECKING:
     from slime_core.config.flag_parser import FlagParser as FlagParser
@@ -19,11 +18,9 @@ if TYPE_CHECKING:
     from slime_core.config.settings import Origin as Origin
     from slime_core.config.settings import Settings as Settings
 
-_EXPORTS = exports(__file__)
-__all__ = [*_EXPORTS]
+_EXPORTS = Exports(__name__, __file__)
+__all__ = [*_EXPORTS.places]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'slime_core.config' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    return _EXPORTS.load(name)

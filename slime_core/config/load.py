@@ -4,7 +4,8 @@ Order: layers are read and typed, "auto" becomes the name of a backend, unsuppor
 fill in what follows from the values and check them against each other. Only configuration files are read, and nothing
 is started. Owners of flags declare which backend their flags choose (`ForeignFlags.chooses`, `chosen_by`). The choice
 does not depend on the machine: the same command selects the same backend everywhere, and `launch.checks` reports one
-that is not installed.
+that is not installed. `--model NAME` is looked up in the entry-point group `slime.named_models`: name -> callable
+without arguments that returns models by name, as flags of other programs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from slime_core.config import eval_config
 from slime_core.config.flags import SettingsParser
@@ -27,9 +28,12 @@ from slime_core.config.settings import Entry, Origin, Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
-from slime_core.distributions import AllowList, entry_points
-from slime_core.errors import ConfigError
+from slime_core.distributions import BUNDLE, AllowList, entry_points, installed
+from slime_core.errors import ConfigError, did_you_mean
 from slime_core.secrets import learn_environment, learn_flags, refuse_marks
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -128,10 +132,27 @@ def load_settings(
         custom=tuple(layered.custom),
         files=files,
     )
-    _choose_backends(settings, layered.foreign, foreign)
+    _settle(settings, layered.foreign, foreign, fetch)
+    return settings
+
+
+def _settle(settings: Settings, given: Mapping[str, Entry], foreign: Sequence[ForeignFlags], fetch: bool) -> None:
+    """Choose backends, derive settings by rules and check them against each other; log the warnings.
+
+    Args:
+        settings: Typed settings.
+        given: Other programs' flags, by attribute.
+        foreign: The possible owners of those flags.
+        fetch: If False, leave names of remote models and data sets as they are.
+
+    Raises:
+        ConfigError: A setting is unsupported or contradicts another.
+    """
+    args = settings.args
+    _choose_backends(settings, given, foreign)
     args.answer_for_absent(Defaults(tuple(o.default_of for o in foreign if o.default_of is not None)))
-    settings.warnings += check_support(args, origins)
-    theirs = by_owner(foreign, layered.foreign)
+    settings.warnings += check_support(args, settings.origins)
+    theirs = by_owner(foreign, given)
     _settle_foreign(settings, theirs)
     if fetch:
         _fetch(settings, checked=False)
@@ -145,7 +166,6 @@ def load_settings(
         settings.warnings += settle_role_settings(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
-    return settings
 
 
 def _choose_backends(settings: Settings, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> None:
@@ -264,9 +284,63 @@ def _flags_of_named_model(
     """
     if named is None or named.value is None:
         return []
-    from slime_core.config.named_models import named_model
 
     model = named_model(str(named.value), str(named.origin), argv)
     origin = Origin("preset", f"--model {model.name}")
     given = [(flag.replace("-", "_"), Entry(value, origin)) for flag, value in model.flags().items()]
     return [(name, entry) for name, entry in given if find_foreign(foreign, name)]
+
+
+GROUP = "slime.named_models"
+
+
+class NamedModel(Protocol):
+    """A published model that `--model` can name."""
+
+    @property
+    def name(self) -> str:
+        """The model's main name for `--model`; it may have other names too."""
+
+    @property
+    def model_type(self) -> str:
+        """The `model_type` of its `config.json`."""
+
+    def flags(self) -> Mapping[str, Any]:
+        """Return the model's numbers: flag of another program, without dashes -> value; True for a switch."""
+
+    def check(self, settings: Settings, hf: Mapping[str, Any]) -> None:
+        """Raise ConfigError if `hf`, the `config.json` of the run's checkpoint, describes another model."""
+
+
+M = TypeVar("M", bound=NamedModel)
+
+
+def named_model(name: str, origin: str, argv: Sequence[str]) -> NamedModel:
+    """Return the model called `name`.
+
+    Args:
+        name: A name from `slime models list`; case-sensitive.
+        origin: Source of the name, for the message.
+        argv: The command line, which may disable plugins.
+
+    Raises:
+        ConfigError: No model has this name.
+    """
+    return pick(named_models(argv), name, origin)
+
+
+def named_models(argv: Sequence[str]) -> Mapping[str, NamedModel]:
+    """Return every model by each of its names, without those of plugins that the command line disables."""
+    found: dict[str, NamedModel] = {}
+    for _, entry, _ in entry_points(GROUP, AllowList.of(argv)):
+        found = {**entry.load()(), **found}
+    return found
+
+
+def pick(models: Mapping[str, M], name: str, origin: str = "") -> M:
+    """Return the model called `name`. Raises the errors of `named_model`."""
+    if name in models:
+        return models[name]
+    more = "`slime models list` prints them all." if installed(BUNDLE) else f"slime's: pip install {BUNDLE}"
+    cited = f"--model {name!r}" + (f" ({origin})" if origin else "")
+    raise ConfigError(f"{cited}: no model preset of that name.{did_you_mean(name, models, 0.5)} {more}")

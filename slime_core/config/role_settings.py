@@ -7,7 +7,7 @@
           lr: 1e-5
           recompute_granularity: full
 
-`load_settings` reads the file into `args.role_settings`; `trainers.roles.role_args` lays a role's part over the run's
+`load_settings` reads the file into `args.role_settings`; `launch.roles.role_args` lays a role's part over the run's
 settings. An entry may hold what a trainer alone reads: the settings in `PER_ROLE`, flags of another program that the
 chosen trainer takes, and keys of the user's own. The loop and the loss read the run's `args`, never these.
 """

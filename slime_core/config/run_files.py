@@ -1,4 +1,4 @@
-"""Names of the files and folders of a run in its directory; imports nothing."""
+"""Files of a run in its directory; importing them loads nothing else."""
 
 from __future__ import annotations
 

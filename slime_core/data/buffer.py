@@ -3,6 +3,10 @@
 The data source owns a `SampleBuffer`, which checks that the plugin keeps its contract, and draws from it first. The
 buffer is part of the data source's state, so groups of a partial rollout survive a restart. A filter function *removes*
 the groups that it returns. It may also remove other groups (stale ones); those are dropped and counted.
+
+Plugins of the kind `buffers` subclass `BufferBase` and override what they change. A buffer is state of the run:
+everything that decides its next answer, random draws included, must be in `state_dict`, or a resumed run draws other
+groups.
 """
 
 from __future__ import annotations
@@ -10,18 +14,19 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+from slime_core.distributions import provided
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args, BufferFilter, EditTraits, GroupBuffer, traits_of, with_defaults
 from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.sample.admission import Held
-from slime_core.sample.buffer import BufferBase
-from slime_core.sample.fan_out import executions
+from slime_core.sample.types import executions
 from slime_core.workers.call import user_code
 
 logger = logging.getLogger(__name__)
@@ -54,6 +59,81 @@ def resolve_buffer(args: Args) -> BufferFilter | GroupBuffer:
     return cast("GroupBuffer", made)
 
 
+class BufferBase:
+    """Groups that were given back, oldest first; every fresh prompt is used and nothing is kept for reuse."""
+
+    replays: bool | int = False
+    """How often a group may be trained on again because this buffer gives it out once more; True: without limit.
+    `slime ledger verify` checks the run against it."""
+    drops: bool = False
+    """True if the buffer may discard a group that was given back (too old, no room)."""
+
+    stored_as: str = ""
+    """Name of the class in checkpoints; empty: its module and name."""
+    num_dropped: int = 0
+    """Groups that a filter function removed without returning them, over the run."""
+
+    def __init__(self, args: Args) -> None:
+        self.args = args
+        self.rollout_id: int | None = None
+        """The rollout that draws; None if unknown."""
+        self.weight_version = 0
+        """The newest weight version when that rollout began."""
+        self._waiting: deque[Group] = deque()
+
+    def __len__(self) -> int:
+        """Return the number of waiting groups."""
+        return len(self._waiting)
+
+    def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
+        """Note that a rollout is about to draw."""
+        self.rollout_id, self.weight_version = rollout_id, weight_version
+
+    def add(self, groups: list[Group]) -> None:
+        """Take groups that a rollout gives back: partial, finished in excess, or to be regenerated."""
+        self._waiting.extend(groups)
+
+    def take(self, num_groups: int) -> list[Group]:
+        """Remove and return up to `num_groups` groups; fresh prompts make up for the rest."""
+        return [self._waiting.popleft() for _ in range(min(num_groups, len(self._waiting)))]
+
+    def wants(self, prompt: Sample) -> bool:
+        """Return whether the next prompt of the data set is used now; a refused one comes up again in the next epoch.
+
+        `prompt.row` is its identity, the same in every epoch. After a whole epoch of refusals in a row the source
+        uses the next prompt all the same.
+        """
+        return True
+
+    def observe(self, groups: list[Group], trained: bool) -> None:
+        """Look at scored groups: the groups of a rollout for training, or a group that its dynamic filter dropped.
+
+        The run still uses the groups: copy those that you keep.
+        """
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call, under their full names."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state as JSON values; it is part of the checkpoint."""
+        return {"groups": self.pack(self._waiting)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self._waiting = deque(self.unpack(state["groups"]))
+
+    @staticmethod
+    def pack(groups: Iterable[Group]) -> list[list[dict[str, Any]]]:
+        """Return groups as JSON values."""
+        return [[sample.to_dict() for sample in group] for group in groups]
+
+    @staticmethod
+    def unpack(state: Iterable[Sequence[Mapping[str, Any]]]) -> list[Group]:
+        """Return the groups of the result of `pack`."""
+        return [[Sample.from_dict(data) for data in group] for group in state]
+
+
 class _Silent(BufferBase):
     """Defaults for a user's own buffer class: without a declaration it may drop groups."""
 
@@ -69,7 +149,9 @@ class SampleBuffer:
         self._group_size = group_size
         label = f"--buffer-filter-path {self._name!r}"
         self._held = Held(label, edits=traits_of(plugin, EditTraits, label).edits_samples)
-        whole: Any = plugin if hasattr(plugin, "take") else FilteredList(args, plugin, self._name)
+        whole: Any = plugin
+        if not hasattr(plugin, "take"):
+            whole = provided("slime.data", "buffer_functions").FilteredList(args, plugin, self._name)
         self._plugin: GroupBuffer = whole
 
     def __len__(self) -> int:
@@ -195,68 +277,6 @@ class SampleBuffer:
 
     def _calling(self) -> AbstractContextManager[None]:
         return _blamed(self._name)
-
-
-class FilteredList(BufferBase):
-    """A list of groups and THUDM/slime's function that takes groups out of it.
-
-    The function may change the list in any way, so its changes are checked: by the number of groups and the ids of the
-    held groups. The time depends on the groups taken, not on the groups waiting.
-    """
-
-    drops = True
-
-    def __init__(self, args: Args, function: Callable[..., Any], name: str) -> None:
-        super().__init__(args)
-        self._function = function
-        self._name = name
-        self._groups: list[Group] = []
-        self._held: set[int] = set()
-        self.num_dropped = 0
-        self._dropped_before = 0
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def add(self, groups: list[Group]) -> None:
-        """Append to the list."""
-        self._groups.extend(groups)
-        self._held.update(map(id, groups))
-
-    def take(self, num_groups: int) -> list[Group]:
-        """Return the groups that the function takes out. Raises RolloutError if they are still in the buffer."""
-        if not self._groups:
-            return []
-        before = len(self._groups)
-        taken = self._function(self.args, self.rollout_id, self._groups, num_groups)
-        if not isinstance(taken, list):
-            raise RolloutError(f"buffer {self._name!r} returned {type(taken).__name__}; expected a list of groups")
-        ids = {id(group) for group in taken}
-        if len(ids) != len(taken) or not ids <= self._held:
-            raise RolloutError(f"buffer {self._name!r} returned a group twice, or one that was not in the buffer")
-        dropped = before - len(self._groups) - len(taken)
-        self._held -= ids
-        if dropped > 0:
-            self._held = {id(group) for group in self._groups}
-        if dropped < 0 or (dropped > 0 and ids & self._held):
-            raise RolloutError(f"buffer {self._name!r} returned a group without removing it from the buffer")
-        self.num_dropped += dropped
-        return taken
-
-    def take_metrics(self) -> dict[str, float]:
-        """Return the number of groups removed and not returned since the last call."""
-        dropped, self._dropped_before = self.num_dropped - self._dropped_before, self.num_dropped
-        return {"rollout/buffer/dropped_groups": float(dropped)} if dropped else {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return groups and counter."""
-        return {"groups": self.pack(self._groups), "num_dropped": self.num_dropped}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`."""
-        self._groups = self.unpack(state["groups"])
-        self._held = {id(group) for group in self._groups}
-        self.num_dropped = self._dropped_before = int(state["num_dropped"])
 
 
 def _name(args: Args) -> str:

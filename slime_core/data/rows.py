@@ -21,9 +21,9 @@ from slime_core.data.tools import prompt_tools
 from slime_core.data.turns import rendered_spans
 from slime_core.distributions import offered, provided
 from slime_core.errors import ConfigError, DataError
+from slime_core.multimodal import IMAGES, TrainInputs, has_images
 from slime_core.protocols import Args
 from slime_core.sample import Sample
-from slime_core.sample.multimodal import IMAGES, TrainInputs, has_images
 
 logger = logging.getLogger(__name__)
 

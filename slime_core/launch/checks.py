@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_tolerance"})
 """Settings that a launcher applies to an engine process that it started (`LauncherTraits.restarts_engines`)."""
 
+_ADAPTERS = "does not choose among adapters by sample"
 _BITS, _MASK = "does not compute the same bits in every batch", "does not tell or use what tokens are sampled among"
 _NEEDS = (
     ("true_on_policy_mode", "rollout_engine", "true_on_policy", _BITS, ""),
@@ -53,6 +54,8 @@ _NEEDS = (
         "type --rollout-engine sglang or --rollout-engine http",
     ),
     ("multimodal_keys", "train_backend", "takes_images", "trains on text only", "type --train-backend embedded"),
+    ("lora_adapters", "rollout_engine", "takes_adapters", _ADAPTERS, "type --rollout-engine embedded"),
+    ("lora_adapters", "train_backend", "takes_adapters", _ADAPTERS, "type --train-backend embedded"),
 )  # fmt: skip
 """(setting, setting that names a component, trait that the component needs, error text, what to do)."""
 _OF_TRAINING = ("true_on_policy_mode", "use_sampling_mask")
@@ -202,8 +205,8 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
     _check_installed(settings, chosen)
     warn_unsupported(settings, parts)
     _settle_weight_files(settings, parts.weight_transport)
-    for each in chosen.values():
-        check = getattr(each.part, "check_settings", None)
+    for part in (*(each.part for each in chosen.values()), parts.loss):
+        check = getattr(part, "check_settings", None)
         for warning in check(settings) if check is not None else ():
             logger.warning("%s", warning)
 

@@ -23,6 +23,7 @@ from slime_core.data.tools import AUTO, run_tools
 from slime_core.distributions import BUNDLE, installed, provided
 from slime_core.errors import ConfigError, PluginNotFoundError, name_of
 from slime_core.launch.checks import check_components, warn_without_effect
+from slime_core.launch.roles import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.hooks import Hooks, bare_manager, implement, nobody
 from slime_core.plugins.kinds import hook_flags, kind_of
@@ -34,9 +35,7 @@ from slime_core.plugins.signatures import construct, constructor_values, declare
 from slime_core.protocols import Args, RewardTraits, RolloutTraits, traits_of, with_defaults
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks
-from slime_core.trainers.roles import Trainers
-from slime_core.weights.sync import NO_NAMES
-from slime_core.weights.transports import transport_traits
+from slime_core.weights.sync import NO_NAMES, transport_traits
 from slime_core.workers.call import guarded, user_code
 
 if TYPE_CHECKING:
@@ -394,9 +393,7 @@ def _resolve_dataset(dataset: EvalDataset, generator: GenerateCaller, r: Resolve
     r.each("tools", "tools_path", dataset)
     if dataset.answer_path:
         dataset.answer_path = absolute_spec(dataset.answer_path)
-        from slime_core.plugins.answers import named_extractor
-
-        named_extractor(dataset.answer_path, f"{origin}: answer_path")
+        provided("slime.data", "answers").named_extractor(dataset.answer_path, f"{origin}: answer_path")
     own = dataset_args(r.args, dataset)
     run_tools(own)
     generator.check(own, training=False)
@@ -440,8 +437,7 @@ def _corrector(settings: Settings, r: Resolver) -> Corrector | None:
     args = settings.args
     if not (args.use_tis or args.get_mismatch_metrics):
         return None
-    from slime_core.learning.corrections import SETTINGS
-    from slime_core.learning.corrector import Corrector
+    from slime_core.learning.corrector import SETTINGS, Corrector
 
     spec = r.named(CORRECTION) or (DEFAULT_CORRECTION if args.use_tis else None)
     component: Any = None
@@ -479,7 +475,7 @@ def _reducer(r: Resolver) -> Callable[..., Any] | None:
     make = functools.partial(found, args=r.args) if "args" in declared(found, ("args",)) else found
     import torch
 
-    from slime_core.learning.reducers import reduced
+    from slime_core.learning.loss import reduced
 
     one = torch.ones(1)
     reduced(make, r.args, one, one, [2], [1])

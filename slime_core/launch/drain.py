@@ -1,7 +1,7 @@
 """Drain on SIGTERM or ctrl-C during training: finish or interrupt running work and commit, so no weights are lost.
 
-A launcher puts `with Drain(seconds) as drain:` around its loop. The command's handlers of both signals
-(`cli/termination.py`) pass the first signal to `current()`::
+A launcher puts `with Drain(seconds) as drain:` around its loop. The command's handlers of both signals (`Termination`)
+pass the first signal to `current()`::
 
     signal --> Drain.ask --> drain.asked, and every `on_ask` callback   rollout stage: interrupt the rollout
                          \\-> clock of --drain-timeout --> SIGTERM: the run ends at once, exit status 143
@@ -10,6 +10,11 @@ The loop commits and returns early. Both signals end the process at once outside
 command, and as the second signal inside the block. Ctrl-C also does so if slime is called from a program, which has its
 own use for ctrl-C. Ranks other than 0 follow rank 0's messages, so they only need to survive a signal that all
 processes receive.
+
+`cli.main` runs every command inside `Termination`, where SIGTERM (docker stop, a scheduler, `kill`) ends the command as
+ctrl-C does: it is passed to the current SIGINT handler, so an event loop cancels its tasks first. A command started
+with `&` in a script ignores SIGINT, and children forked by user code inherit the handler; SIGTERM still has its usual
+effect on both.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from slime_core.errors import TrainError
 from slime_core.waits import asked_to_end
@@ -179,3 +184,86 @@ def outliving() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Termination:
+    """A context manager inside which SIGTERM raises KeyboardInterrupt and is recorded."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        """True once a SIGTERM arrived that was not a request to drain."""
+        self.interrupted = False
+        """True once ctrl-C requested a run to drain."""
+        self._last = float("-inf")
+        self._owner = os.getpid()
+        self._before: Any = None
+
+    def __enter__(self) -> Termination:
+        # Only the main thread may set handlers. Only the default is replaced: another handler was set on purpose.
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            handlers = {signal.SIGTERM: self._on_signal, signal.SIGINT: self._on_interrupt}
+            if not callable(signal.getsignal(signal.SIGINT)):  # a shell's background job ignores it
+                del handlers[signal.SIGINT]
+            handle_signals(handlers)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            handle_signals({})
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:  # a forked child
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
+        now = time.monotonic()
+        training = current()
+        if now - self._last < SAME_REQUEST and not (training is not None and training.late):
+            return
+        self._last = now
+        if training is not None and training.ask(signal.SIGTERM):
+            return
+        self.asked = True
+        asked_to_end(128 + signal.SIGTERM, at_once=True)
+        _interrupt(frame)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGINT during a drain."""
+        training = current()
+        if training is not None and training.ask(signal.SIGINT):
+            self.interrupted = True
+        else:
+            _interrupt(frame)
+
+
+@contextmanager
+def no_silent_exit() -> Iterator[None]:
+    """Make `os._exit` print its caller and exit nonzero in this process, since it skips the commit and the summary."""
+    own, owner = os._exit, os.getpid()
+
+    def named_exit(status: int) -> NoReturn:
+        caller = sys._getframe(1)
+        ours = str(caller.f_globals.get("__name__")).startswith("slime_core.")
+        if os.getpid() == owner and not ours:  # not in a child that user code forked
+            place = f"{caller.f_code.co_name} ({caller.f_code.co_filename}:{caller.f_lineno})"
+            said = f"{place} called os._exit({status}), which ends the process without a commit or a summary"
+            print(f"slime: error: {said}", file=sys.stderr, flush=True)
+            status = status or 1
+        own(status)
+
+    os._exit = named_exit
+    try:
+        yield
+    finally:
+        os._exit = own
+
+
+def _interrupt(frame: FrameType | None) -> None:
+    handler = interrupt_handler()
+    if not callable(handler):
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)

@@ -29,8 +29,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from slime_core import loop
+from slime_core.checkpoint.run_dir import CONFIG, check_there, cut_after, run_dir_of, write_text
 from slime_core.checkpoint.store import rollout_of
 from slime_core.data.dumps import check_saved
+from slime_core.distributions import offered
 from slime_core.errors import ConfigError, rollout_name
 from slime_core.launch import drain
 from slime_core.launch.journal import Journal
@@ -38,13 +40,10 @@ from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.ranks import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, how_to_go_on, restore, unfinished_evaluations
+from slime_core.launch.roles import Trainers, current_device, use_device
 from slime_core.models.hf_io import copy_assets
-from slime_core.observability.jsonl import cut_after
-from slime_core.observability.run_dir import CONFIG, check_there, run_dir_of, write_text
-from slime_core.observability.timeline import timed_stages
 from slime_core.protocols import Args
 from slime_core.sample import TrainBatch
-from slime_core.trainers.roles import Trainers, current_device, use_device
 from slime_core.waits import waiting
 from slime_core.weights.sync import WeightReceiver, WeightSync
 
@@ -72,7 +71,7 @@ class RunParts:
     weights: Any
     """Has `version` and the methods that the loop needs (`WeightSync`)."""
     together: Callable[..., AbstractContextManager[None]] = lambda do, **_: nullcontext()
-    """`trainers.Leader.together` if other training processes run the same calls."""
+    """`launch.roles.Leader.together` if other training processes run the same calls."""
     unpushed: bool = False
     """True if no engine serves the newest trained weights: with `--update-weights-interval`, or during a step."""
     unfinished: list[int] = field(default_factory=list)
@@ -160,7 +159,9 @@ async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int, tr
         await loop.answer(stages.rollout.start())
         with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
             draining.on_ask(parts.stage.interrupt)
-            stages = timed_stages(replace(stages, stop=draining.stops), args, start)
+            stages = replace(stages, stop=draining.stops)
+            if (timeline := offered("slime.metrics", "timeline")) is not None:
+                stages = timeline.timed_stages(stages, args, start)
             try:
                 return int(await train(args, stages, start))
             except parts.survives as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from slime_core.checkpoint.run_dir import cut_after, run_dir_of
 from slime_core.config import Settings
 from slime_core.config.schema import Given
 from slime_core.errors import ConfigError
@@ -27,13 +28,11 @@ from slime_core.launch.lock import open_run_dir, sole_writer
 from slime_core.launch.prepare import Prepared, prepare, run_preflight
 from slime_core.launch.ranks import is_leader, is_rank, num_processes, report, rollouts_told, start_ranks
 from slime_core.launch.resume import commit_to_resume, named_commit
+from slime_core.launch.roles import Follower, Leader, LedTrainers, Trainers
 from slime_core.loop import is_due
 from slime_core.models.hf_io import copy_assets
-from slime_core.observability.jsonl import cut_after
-from slime_core.observability.run_dir import run_dir_of
 from slime_core.rollout.stage import RolloutStage
 from slime_core.sample import Group
-from slime_core.trainers.roles import Follower, Leader, LedTrainers, Trainers
 from slime_core.waits import first_results, published, waiting
 from slime_core.weights.collective import FollowingWeights
 

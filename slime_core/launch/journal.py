@@ -1,6 +1,6 @@
 """The record of a run: metrics through the hooks, checkpoints, and `summary.json`.
 
-Only rank 0 has a `Journal`; the other training processes record nothing (`trainers.roles`).
+Only rank 0 has a `Journal`; the other training processes record nothing (`launch.roles`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slime_core.checkpoint.run_dir import CHECKPOINTS, check_there, versions, write_summary
 from slime_core.checkpoint.store import CheckpointStore, rollout_of
+from slime_core.distributions import provided
 from slime_core.errors import PluginError
 from slime_core.launch.lock import settle_replaced
-from slime_core.observability.run_dir import CHECKPOINTS, check_there, versions, write_summary
 from slime_core.protocols import Args
 from slime_core.waits import named, progress
 
@@ -80,9 +81,8 @@ class Journal:
             rollout_id, state, writers, keep=self.args.keep_checkpoints, spared=self.best(rollout_id)
         )
         if self.args.save_hf:
-            from slime_core.checkpoint.export import export_hf
-
-            export_hf(self.checkpoint, Path(self.args.save_hf.format(rollout_id=rollout_id)))
+            target = Path(self.args.save_hf.format(rollout_id=rollout_id))
+            provided("slime.api", "export_hf")(self.checkpoint, target)
         self.hooks.slime_checkpoint_saved(path=self.checkpoint, rollout_id=rollout_id)
 
     def best(self, *rollouts: int) -> set[int]:

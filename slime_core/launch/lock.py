@@ -21,10 +21,9 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
+from slime_core.checkpoint.run_dir import CHECKPOINTS, FILE, RUN_FILES, SUMMARY, check_run_dir, run_dir_of
 from slime_core.checkpoint.store import in_commit, remove_made
 from slime_core.errors import ConfigError
-from slime_core.observability.jsonl import FILE
-from slime_core.observability.run_dir import CHECKPOINTS, RUN_FILES, SUMMARY, check_run_dir, run_dir_of
 from slime_core.protocols import Args
 
 _POLL = 0.1

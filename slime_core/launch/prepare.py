@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,21 @@ from slime_core.checkpoint.sources import Source, find_source, required_source, 
 from slime_core.checkpoint.store import is_checkpoint
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
-from slime_core.data.dataset import open_rows, split_path
-from slime_core.data.rows import Columns, recognised
+from slime_core.data.dataset import split_path
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.distributions import BUNDLE
+from slime_core.distributions import BUNDLE, offered
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.launch.checks import check_component_settings, check_routed_model, settle_offload
 from slime_core.launch.components import Components, Resolver, resolve_components
 from slime_core.launch.lock import file_lock
 from slime_core.launch.ranks import is_leader, processes_of, set_up_process
 from slime_core.models.config import read_hf_config
-from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins
 from slime_core.plugins.options import check_plugin_options
 from slime_core.plugins.registry import Resolved
-from slime_core.protocols import Args, TrainerTraits, traits_of
-from slime_core.protocols.finding import Finding, Level
+from slime_core.protocols import TrainerTraits, traits_of
+from slime_core.protocols.command import Finding, Level
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.reward import RewardStage, check_named_rewards
@@ -78,7 +75,7 @@ class Prepared:
                 check_named_rewards(rewards, args, source)
         except DataError as error:  # nothing has begun: an error of the settings, as of a model
             raise ConfigError(str(error)) from error
-        runner = None
+        runner, timeline = None, offered("slime.metrics", "timeline")
         if args.async_training:
             from slime_core.rollout.event_loop import LoopThread
 
@@ -100,7 +97,7 @@ class Prepared:
                 convert_samples=parts.convert_samples,
                 needs_address=parts.needs_address and not args.sglang_router_port,
                 hooks=self.hooks,
-                timeline=open_timeline(args) if draws else None,
+                timeline=timeline.open_timeline(args) if draws and timeline else None,
                 user=parts.user,
             ),
             runner,
@@ -160,8 +157,8 @@ def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
         _make_inputs(settings, resolver)
     elif args.prepare_path:
         resolver.function("recipes", "prepare_path")
-    if make and is_leader():
-        for line in _columns_in_words(args):
+    if make and is_leader() and (layouts := offered("slime.data", "layouts")) is not None:
+        for line in layouts.in_words(args):
             print(line, flush=True)
 
 
@@ -219,25 +216,6 @@ def _make_inputs(settings: Settings, resolver: Resolver) -> None:
         if args.ref_load == named:
             settings.derive("ref_load", args.hf_checkpoint, "hf_checkpoint")
         settings.derive("hf_checkpoint", args.hf_checkpoint, f"prepare_path, instead of {named}")
-
-
-def _columns_in_words(args: Args) -> list[str]:
-    """Return a line per data set with recognised columns; skip missing files and data with only an `input` column."""
-    sets = []
-    if args.prompt_data and args.rollout_global_dataset and not args.data_source_path:
-        sets.append((args.prompt_data, Columns.of_run(args), "--prompt-data"))
-    sets += [(d.path, Columns.of_eval(d, args), f"evaluation data set {d.name!r}:") for d in args.eval_datasets]
-    lines = []
-    for spec, columns, origin in sets:
-        if columns.input is not None or not split_path(spec)[0].is_file():
-            continue
-        with suppress(DataError):  # the data source reports unreadable data, if it is ever read
-            rows = open_rows(spec, origin, stream=split_path(spec)[1] == slice(None))  # the first rows tell
-            with closing(rows):
-                layout = recognised(rows, columns)
-            if layout is not None and (layout.prompt != "input" or layout.answer):
-                lines.append(f"columns of {spec}: {layout}")
-    return lines
 
 
 _STEPS = {"load": "ckpt_step", "ref_load": "ref_ckpt_step", "opd_teacher_load": "opd_teacher_ckpt_step"}
@@ -321,7 +299,7 @@ def _check_named_model(settings: Settings) -> None:
     args = settings.args
     if args.model is None or not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
         return
-    from slime_core.config.named_models import named_model
+    from slime_core.config.load import named_model
 
     model = named_model(str(args.model), str(settings.origins.get("model", "")), settings.argv)
     model.check(settings, read_hf_config(str(args.hf_checkpoint)))

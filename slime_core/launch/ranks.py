@@ -21,7 +21,6 @@ import gc
 import json
 import os
 import random
-import select
 import signal
 import sys
 import tempfile
@@ -37,16 +36,15 @@ import numpy
 import torch
 
 from slime_core import errors
+from slime_core.checkpoint.run_dir import SUMMARY, run_dir_of
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, SlimeError, TrainError
 from slime_core.launch.drain import Drain
 from slime_core.launch.launchers import launcher_traits
-from slime_core.observability.run_dir import SUMMARY, run_dir_of
 from slime_core.protocols import Args
 from slime_core.text import plain
-from slime_core.trainers.torchrun import env_int
 from slime_core.waits import waiting
-from slime_core.workers.process import Guarded, python, signal_of
+from slime_core.workers.process import Guarded, python, readable, signal_of
 
 if TYPE_CHECKING:
     from slime_core.launch.prepare import Prepared
@@ -58,6 +56,19 @@ SELF = "RANK_PID_OF_SLIME"
 """Environment variable: the rank's process id, which distinguishes a rank from its child processes."""
 ROLLOUTS = "ROLLOUTS_OF_SLIME"
 """Environment variable: number of rollouts of `--num-epoch`, counted by the process that starts the ranks."""
+
+
+def env_int(name: str, default: int) -> int:
+    """Return an environment variable as an integer; `default` if it is not set.
+
+    Raises:
+        ConfigError: The value is not an integer.
+    """
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f"environment variable {name}={text!r}: an integer is needed; torchrun sets it") from error
 
 
 def set_up_process(args: Args) -> None:
@@ -235,7 +246,7 @@ def _wait(ranks: Sequence[Guarded]) -> None:
     running = {os.pidfd_open(rank.pid): rank for rank in ranks if rank.pid is not None}
     try:
         while running:
-            for ended in select.select(list(running), [], [])[0]:
+            for ended in readable(running):
                 os.close(ended)
                 if running.pop(ended).wait():
                     return

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from slime_core.checkpoint.export import check_target
+from slime_core.checkpoint.run_dir import CONFIG, OUTPUT, check_run_dir, run_dir_of
 from slime_core.checkpoint.sources import looked_for, required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.config import Settings
-from slime_core.data.dumps import check_saved
-from slime_core.errors import CheckpointError, SlimeError, rollout_name
+from slime_core.errors import CheckpointError, rollout_name
 from slime_core.launch.journal import Journal
-from slime_core.observability.run_dir import CONFIG, OUTPUT, check_run_dir, run_dir_of
 from slime_core.protocols import Args
-from slime_core.protocols.finding import Finding, Level
-
-if TYPE_CHECKING:
-    from slime_core.launch.prepare import Prepared
 
 logger = logging.getLogger(__name__)
 
-_MOST_EXPORTS = 10_000
 _PLACES = {"load", "save", "run_dir", "config", "overwrite", "prepare_path", "start_rollout_id", "num_rollout"}
 """Settings whose change between a run and its continuation is not reported."""
 
@@ -183,20 +176,3 @@ def _plugin_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
         hashes = (str(p["sha256"] or "none")[:12] for p in (old, new))
         found.append(f"source hash {' -> '.join(hashes)} ({new['source_file']})")
     return found
-
-
-def starting(run: Prepared) -> Iterator[Finding]:
-    """Yield the findings of a training run at its start: a directory in use, or nothing to resume from or to read."""
-    args = run.args
-    if run.settings.command not in ("train", "sft"):
-        return
-    try:
-        commit = None if args.debug_rollout_only else named_commit(args)
-        resume = not args.debug_rollout_only and goes_on(run.settings, commit)
-        check_run_dir(args, resume=resume)
-        for rollout_id in range(min(args.num_rollout or 1, _MOST_EXPORTS)) if args.save_hf else ():
-            check_target(Path(args.save_hf.format(rollout_id=rollout_id)))
-        if not args.debug_rollout_only and args.load_debug_rollout_data:
-            check_saved(args, first_rollout(args, commit))
-    except SlimeError as error:
-        yield Finding("start", Level.ERROR, str(error))

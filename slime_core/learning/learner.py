@@ -2,7 +2,7 @@
 
 The loop calls it with the whole batch on every rank. Each rank computes the same schedule and takes its share: first
 the forward passes (`learning/passes.py`), then the critic's steps, if the estimator needs values, then the actor's
-(`learning/steps.py`). The critic's update does not change this rollout's advantages, which use its earlier values.
+(`learning/packing.py`). The critic's update does not change this rollout's advantages, which use its earlier values.
 
 Metrics: `train/*` are means over the rollout's optimizer steps (`train/lr`: the last one;
 `train/skipped_steps`: their number), `train/critic-*` the critic's likewise, `rollout/*` describe the
@@ -16,18 +16,29 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 
 from slime_core.errors import ConfigError, TrainError, rollout_name
 from slime_core.learning.loss import Loss
-from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
+from slime_core.learning.packing import (
+    Cost,
+    PackingPolicy,
+    RankSchedule,
+    Schedule,
+    build_schedule,
+    over_steps,
+    take_steps,
+)
 from slime_core.learning.passes import Clock, DataPostprocess, Passes
 from slime_core.learning.report import TrainedRollout, log_prob_gap, rollout_report, save_trained
-from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
+from slime_core.models.family import RoutedLayers
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
 from slime_core.sample import TrainBatch
+from slime_core.sample.routed_experts import FREE, RoutedExperts
 from slime_core.waits import named
 
 logger = logging.getLogger(__name__)
@@ -105,7 +116,6 @@ class Learner:
         share = schedule.for_rank(self.trainer.rank)
         local = replace(batch.select(share.indices), rollout_id=rollout_id)
         if self.args.use_routing_replay:
-            from slime_core.learning.routing import routing_arrays
             from slime_core.models.family import routed_layers
 
             local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint, self.trainer))
@@ -174,7 +184,7 @@ class Learner:
     def _train_critic(
         self, local: TrainBatch, tensors: TrainTensors, share: RankSchedule, denominators: list[Denominators]
     ) -> dict[str, float]:
-        from slime_core.learning.critic import value_loss
+        from slime_core.learning.loss import value_loss
 
         assert self.critic is not None
 
@@ -234,3 +244,35 @@ def _sample_cost(args: Args, trainer: Trainer) -> Cost:
     from slime_core.models.family import decoder_shape
 
     return decoder_shape(args.hf_checkpoint, trainer).forward_flops
+
+
+def routing_arrays(batch: TrainBatch, model: RoutedLayers) -> list[np.ndarray]:
+    """Return [n] new int32 arrays [len(tokens) - 1, layers, top_k]; unknown entries are `FREE`.
+
+    A layer's row that names an expert twice counts as unknown: engines leave zeros where they did not route.
+
+    Raises:
+        TrainError: The experts do not fit this model.
+    """
+    rows = batch.routed_experts or [None] * len(batch)
+    return [_array(batch, i, value, model) for i, value in enumerate(rows)]
+
+
+def _array(batch: TrainBatch, position: int, value: Any, model: RoutedLayers) -> np.ndarray:
+    shape = (len(batch.tokens[position]) - 1, model.num_layers, model.experts_per_token)
+    result = np.full(shape, FREE, dtype=np.int32)
+    if value is None:
+        return result
+    given = np.asarray(RoutedExperts.of(value))
+    layers = list(model.layers)
+    if given.shape != shape or given[:, layers].max(initial=FREE) >= model.num_experts:
+        raise TrainError(
+            f"sample {batch.sample_indices[position]} of {rollout_name(batch.rollout_id)}: routed experts of shape"
+            f" {given.shape}, up to number {given.max(initial=FREE)}; this model has {shape[1]} layers and"
+            f" {model.experts_per_token} of {model.num_experts} experts per token, and the sample {shape[0] + 1}"
+            " tokens. Do engine and trainer serve the same --hf-checkpoint?"
+        )
+    chosen = np.sort(given[:, layers], axis=-1)
+    whole = (chosen[..., 0] >= 0) & (np.diff(chosen, axis=-1) > 0).all(axis=-1)
+    result[:, layers] = np.where(whole[..., None], given[:, layers], FREE)
+    return result

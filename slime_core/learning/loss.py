@@ -3,27 +3,32 @@
 A loss is a component of kind "losses", named by `--loss-type`; the learner binds it to each optimizer step and the
 trainer calls the result per micro-batch. Nothing here is a mean over a micro-batch. Every term is a sum of values times
 weights whose denominators are the step's, over all ranks, so gradients and metrics do not depend on how samples are
-split.
+split. A critic's loss is `value_loss`.
+
+A reducer (`--custom-pg-loss-reducer-function-path`) replaces the mean over tokens. It is made per micro-batch from
+lengths and masks. The policy loss divides its result by the step's number of rollouts over all ranks (with
+`--calculate-per-token-loss` by its number of unmasked tokens), like THUDM/slime. A reducer must be a sum of per-sample
+terms: a mean over its micro-batch would make the loss depend on how samples are split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import torch
 
-from slime_core.errors import TrainError, rollout_name
+from slime_core.errors import ConfigError, PluginError, TrainError, rollout_name
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
-from slime_core.ops.masking import weighted_sum
-from slime_core.ops.ratios import kl_estimate, ratio_from_kl, token_kl
-from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput
+from slime_core.ops.masking import masked, weighted_sum
+from slime_core.ops.ratios import clipped_value_loss, kl_estimate, ratio_from_kl, token_kl
+from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput, Trainer
 from slime_core.sample import TrainBatch
+from slime_core.workers.call import user_code
 
 if TYPE_CHECKING:
     from slime_core.learning.corrector import Corrector
-    from slime_core.learning.reducers import MakeReducer
 
 OldPolicy = Literal["reused", "recomputed", "interpolated"]
 """Source of old log-probs: the first step's own, a pass of the trainer over all samples, or the loss itself."""
@@ -37,7 +42,7 @@ class Loss(Protocol):
     the settings decide whether advantages are computed, and each instance has True or False."""
     needs_entropy: bool
     """True if the trainer must compute the entropy of every token."""
-    needs_logits: ClassVar[bool]
+    needs_logits: bool
     """True if the trainer must pass logits instead of log-probs."""
     needs_function: ClassVar[bool]
     """True if the loss needs `--custom-loss-function-path`."""
@@ -48,6 +53,18 @@ class Loss(Protocol):
     def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
         """Return the loss masks without the tokens that the loss will reject; `--normalize-advantages` uses them."""
 
+    def teacher_log_probs(
+        self, trainer: Trainer, batch: TrainBatch, micro_batches: list[list[int]], *, role: Literal["actor", "teacher"]
+    ) -> Column:
+        """Return log-probs of the trainer's teacher; a loss that reads more of the teacher keeps it for `bind`.
+
+        Args:
+            trainer: Trainer of the actor.
+            batch: This rank's samples, with the prompts that the teacher sees.
+            micro_batches: Positions in the batch.
+            role: Model of the trainer that is the teacher: "actor" with `--opd-type self`.
+        """
+
     def bind(self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
         """Return the loss function of one optimizer step over the rank's local `batch`."""
 
@@ -57,7 +74,7 @@ class LossBase:
 
     needs_advantages: bool | None = None
     needs_entropy: bool = False
-    needs_logits: ClassVar[bool] = False
+    needs_logits: bool = False
     needs_function: ClassVar[bool] = False
     old_policy: OldPolicy = "reused"
     ignores: ClassVar[Sequence[str]] = ()
@@ -68,6 +85,12 @@ class LossBase:
     def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
         """Return all masks unchanged; see `Loss.kept`."""
         return tensors.loss_masks
+
+    def teacher_log_probs(
+        self, trainer: Trainer, batch: TrainBatch, micro_batches: list[list[int]], *, role: Literal["actor", "teacher"]
+    ) -> Column:
+        """Return the log-probs alone; see `Loss.teacher_log_probs`."""
+        return trainer.log_probs(batch, micro_batches, role=role)
 
 
 class PolicyLoss(LossBase):
@@ -145,14 +168,14 @@ class PolicyLoss(LossBase):
         inputs = loss_inputs(batch, tensors, output)
         if self.old_policy != "interpolated":
             return inputs
-        from slime_core.ops.corrections import interpolated_log_probs
+        from slime_core.ops.ratios import interpolated_log_probs
 
         assert inputs.rollout_log_probs is not None
         old = interpolated_log_probs(inputs.log_probs, inputs.rollout_log_probs, inputs.staleness)
         return replace(inputs, old_log_probs=old)
 
     def _off_policy(self, inputs: LossInputs) -> torch.Tensor:
-        from slime_core.ops.corrections import off_policy_sequences
+        from slime_core.ops.ratios import off_policy_sequences
 
         columns = (inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.loss_mask)
         return off_policy_sequences(*columns, inputs.sample_lengths, self.args.opsm_delta)
@@ -168,7 +191,6 @@ class PolicyLoss(LossBase):
         if self.reducer is None:
             # The denominators use the original mask, even if a correction has removed tokens from `mask`.
             return weighted_sum(loss, denominators.weights(batch, positions, mask))
-        from slime_core.learning.reducers import reduced
 
         lengths = [batch.response_lengths[p] for p in positions]
         totals = [len(batch.tokens[p]) for p in positions]
@@ -213,3 +235,84 @@ def loss_inputs(batch: TrainBatch, tensors: TrainTensors, output: MicroBatchOutp
         entropy=output.entropy,
         **{name: gather(getattr(tensors, name), positions) for name in others.split()},
     )
+
+
+def value_loss(args: Args, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
+    """The loss function of one optimizer step over the rank's local `batch`.
+
+    max((V_clip - R)^2, (V - R)^2) with V_clip = V_old + clip(V - V_old, -value_clip, value_clip) (PPO2, Dhariwal et
+    al., 2017). Metrics: `value_loss`, and `value_clipfrac`: how many values moved further than `--value-clip`.
+    """
+
+    def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        positions = output.positions
+        mask, returns = gather(tensors.loss_masks, positions), gather(tensors.returns, positions)
+        old = gather(tensors.values, positions)
+        assert output.values is not None, "a critic's trainer fills values"
+        assert mask is not None
+        assert returns is not None, "bound before returns were computed"
+        assert old is not None, "bound before values were computed"
+        loss, clipfrac = clipped_value_loss(output.values, old, returns, args.value_clip)
+        weights = denominators.weights(batch, positions, mask)
+        total = weighted_sum(loss, weights)
+        return total, {"value_loss": total.detach(), "value_clipfrac": weighted_sum(clipfrac, weights)}
+
+    return loss_fn
+
+
+MakeReducer = Callable[..., Callable[[torch.Tensor], torch.Tensor]]
+"""(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> ([T] -> scalar)."""
+
+
+def constant(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    loss_masks: Sequence[torch.Tensor],
+    calculate_per_token_loss: bool,
+    args: Args,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Dr. GRPO's (Liu et al., 2025): the sum over a response's tokens / `--rollout-max-response-len`.
+
+    Unlike a mean over the response, every token weighs the same in every response, so long wrong answers are not
+    favoured. With `--calculate-per-token-loss` the plain sum, which is divided by the step's tokens.
+
+    Raises:
+        ConfigError: No `--rollout-max-response-len`.
+    """
+    if not args.rollout_max_response_len:
+        raise ConfigError("loss reducer 'constant' divides by --rollout-max-response-len N, which is not set")
+    divisor = 1 if calculate_per_token_loss else args.rollout_max_response_len
+    mask = torch.cat(list(loss_masks))
+    return lambda values: masked(values, mask.to(values.dtype)).sum() / divisor
+
+
+def reduced(
+    make: MakeReducer,
+    args: Args,
+    loss: torch.Tensor,
+    mask: torch.Tensor,
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+) -> torch.Tensor:
+    """The micro-batch's sum by a reducer, a scalar.
+
+    Args:
+        make: Makes the reducer.
+        args: The run's settings.
+        loss: [T] per-token loss.
+        mask: [T] after corrections; masked tokens of `loss` reach the reducer as 0.
+        total_lengths: [n] prompt and response tokens.
+        response_lengths: [n].
+
+    Raises:
+        PluginError: The reducer raised, or the result is no scalar tensor.
+    """
+    masks = list(torch.split(mask, list(response_lengths)))
+    name = f"--custom-pg-loss-reducer-function-path {args.custom_pg_loss_reducer_function_path!r}"
+    with user_code(name):
+        reduce = make(list(total_lengths), list(response_lengths), masks, args.calculate_per_token_loss)
+        value = reduce(torch.where(mask != 0, loss, torch.zeros_like(loss)))
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise PluginError(f"{name}: the reducer must return a scalar tensor; found {found}")
+    return value.reshape(())

@@ -23,7 +23,7 @@ from slime_core.learning.tensors import Column, Denominators, TrainTensors, gath
 from slime_core.ops.masking import masked, weighted_sum
 from slime_core.protocols import StepResult, Trainer
 from slime_core.sample import TrainBatch
-from slime_core.sample.fan_out import sibling_counts, weighted_mean
+from slime_core.sample.types import sibling_counts, weighted_mean
 
 GAP = "train/train_rollout_logprob_abs_diff"
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from slime_core.lazy import exports
+from slime_core.lazy import Exports
 
 if TYPE_CHECKING:
-    from slime_core.ops.corrections import interpolated_log_probs as interpolated_log_probs
-    from slime_core.ops.corrections import mismatch_metrics as mismatch_metrics
-    from slime_core.ops.corrections import off_policy_sequences as off_policy_sequences
-    from slime_core.ops.groups import deviation as deviation
-    from slime_core.ops.groups import group_members as group_members
-    from slime_core.ops.groups import group_normalize as group_normalize
-    from slime_core.ops.logprobs import SamplingMask as SamplingMask
-    from slime_core.ops.logprobs import log_probs_from_logits as log_probs_from_logits
-    from slime_core.ops.logprobs import response_log_probs as response_log_probs
-    from slime_core.ops.logprobs import token_log_probs as token_log_probs
+    from slime_core.ops.masking import deviation as deviation
     from slime_core.ops.masking import expand_to_tokens as expand_to_tokens
+    from slime_core.ops.masking import group_members as group_members
+    from slime_core.ops.masking import group_normalize as group_normalize
     from slime_core.ops.masking import l2_norm as l2_norm
     from slime_core.ops.masking import masked as masked
     from slime_core.ops.masking import masked_whiten as masked_whiten
@@ -27,9 +19,15 @@ if TYPE_CHECKING:
     from slime_core.ops.masking import segment_means as segment_means
     from slime_core.ops.masking import segment_sums as segment_sums
     from slime_core.ops.masking import weighted_sum as weighted_sum
+    from slime_core.ops.ratios import cispo_surrogate as cispo_surrogate
+    from slime_core.ops.ratios import clipped_surrogate as clipped_surrogate
+    from slime_core.ops.ratios import clipped_value_loss as clipped_value_loss
     from slime_core.ops.ratios import icepop_weight as icepop_weight
     from slime_core.ops.ratios import importance_ratio as importance_ratio
+    from slime_core.ops.ratios import interpolated_log_probs as interpolated_log_probs
     from slime_core.ops.ratios import kl_estimate as kl_estimate
+    from slime_core.ops.ratios import mismatch_metrics as mismatch_metrics
+    from slime_core.ops.ratios import off_policy_sequences as off_policy_sequences
     from slime_core.ops.ratios import ratio_from_kl as ratio_from_kl
     from slime_core.ops.ratios import sequence_kl as sequence_kl
     from slime_core.ops.ratios import token_kl as token_kl
@@ -41,15 +39,14 @@ if TYPE_CHECKING:
     from slime_core.ops.returns import reverse_scan as reverse_scan
     from slime_core.ops.returns import token_rewards as token_rewards
     from slime_core.ops.returns import unpad as unpad
-    from slime_core.ops.surrogate import cispo_surrogate as cispo_surrogate
-    from slime_core.ops.surrogate import clipped_surrogate as clipped_surrogate
-    from slime_core.ops.surrogate import clipped_value_loss as clipped_value_loss
 
-_EXPORTS = exports(__file__)
-__all__ = [*_EXPORTS]
+_EXPORTS = Exports(
+    __name__,
+    __file__,
+    provided=("SamplingMask", "log_probs_from_logits", "response_log_probs", "token_log_probs"),
+)
+__all__ = [*_EXPORTS.places, *_EXPORTS.provided]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'slime_core.ops' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    return _EXPORTS.load(name)

@@ -6,13 +6,14 @@ The list has the commands of installed distributions.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from slime_core.distributions import BUNDLE, CORE, AllowList, enter_safe_mode, entry_points, installed, is_own
 from slime_core.errors import ConfigError, did_you_mean
@@ -114,3 +115,16 @@ def _unknown(word: str, names: Sequence[str]) -> str:
     hint = _INSTEAD.get(word) or did_you_mean(word, names) or f" Commands: {', '.join(names)}."
     more = "" if installed(BUNDLE) else f" slime's own beyond the core come with: pip install {BUNDLE}"
     return f"unknown command {word!r}.{hint}{more}"
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError, which begins with the command's name, where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError, with the choice that was probably meant."""
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if wrong:
+            choices = [word.strip(" '") for word in wrong[2].split(",")]
+            meant = did_you_mean(wrong[1], choices)
+            message += f".{meant}" if meant else ""
+        raise ConfigError(f"{self.prog}: {message}")

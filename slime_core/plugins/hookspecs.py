@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slime_core.learning.report import TrainedRollout
     from slime_core.plugins.registry import Registry
     from slime_core.protocols import Args
-    from slime_core.protocols.finding import Finding
+    from slime_core.protocols.command import Finding
     from slime_core.sample import Group, Sample
 
 PROJECT = "slime"

@@ -20,7 +20,7 @@ class RewardInputs:
 
     rewards: list[float]
     group_indices: list[int]
-    """Prompt group of each sample; the key of group statistics."""
+    """Prompt group of each sample, of each of `--lora-adapters` apart; the key of group statistics."""
     rollout_ids: list[int]
     """Rollout id of each sample. Fan-out siblings share an id; they are one member of their group."""
     response_lengths: list[int]
@@ -150,6 +150,8 @@ class AdvantageEstimator(Protocol):
     """"sequence": the importance ratio is one number per response (GSPO)."""
     compares_group: ClassVar[bool]
     """True if rewards are compared within a group, so that a group of one has no learning signal."""
+    needs_components: ClassVar[bool]
+    """True if every reward needs parts, `RewardInputs.components`; the checks before a run look for them."""
     needs_greedy_baseline: ClassVar[bool]
     """True if the rollout adds a greedy response per prompt, scored, not trained on, for `RewardInputs.baselines`."""
     requires: ClassVar[Mapping[str, Any]]

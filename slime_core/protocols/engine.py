@@ -63,7 +63,9 @@ class RolloutEngine(Protocol):
         """Continue `input_ids`; `sampling_params` has SGLang's keys. Raises EngineError.
 
         An engine that `takes_images` has another keyword, `image_data`: `data:` URLs in the order of the prompt, whose
-        image tokens are in `input_ids` already. It is passed only if the prompt has images.
+        image tokens are in `input_ids` already. It is passed only if the prompt has images. One that `takes_adapters`
+        has the keyword `adapter`, a name of `--lora-adapters`, passed only if the generate function gives one. Updates
+        have the weights of an adapter NAME as `adapters.NAME.<HF name>`, merged; others are those of every adapter.
         """
 
     async def abort(self, rid: str | None = None) -> None:
@@ -95,7 +97,7 @@ class RolloutEngine(Protocol):
         """Load an HF-layout directory."""
 
     async def weight_checksums(self) -> dict[str, str]:
-        """Return a mapping from HF names to `weights.checksum.tensor_checksum` of the tensors served.
+        """Return a mapping from HF names to `weights.sync.tensor_checksum` of the tensors served.
 
         Used by `--check-weight-update-equal`. An engine without checksums may have `async def
         differing_weights(weights) -> list[str]` instead, which returns the names of tensors that it serves differently.

@@ -41,6 +41,8 @@ class EngineTraits(Traits):
     softmax over that mask."""
     takes_images: bool = False
     """Whether `generate` has the keyword `image_data`; if not, a run with `--multimodal-keys` is refused."""
+    takes_adapters: bool = False
+    """Whether `generate` has the keyword `adapter`; if not, a run with `--lora-adapters` is refused."""
     pause_modes: tuple[str, ...] = ("in_place", "abort")
     """Modes that `pause` accepts."""
     runs_elsewhere: bool = False
@@ -61,6 +63,9 @@ class TrainerTraits(Traits):
     """Whether log-probs and entropy of every role use the softmax over `TrainBatch.rollout_top_p_token_ids`, if set."""
     takes_images: bool = False
     """Whether it trains on `TrainBatch.multimodal_train_inputs`; if not, a run with `--multimodal-keys` is refused."""
+    takes_adapters: bool = False
+    """Whether it runs each sample through the adapter that the entry "adapter" of its `train_metadata` names; if not, a
+    run with `--lora-adapters` is refused."""
     routing_replay: bool = False
     """Whether it replays `TrainBatch.routed_experts`, if set. All forward passes of the actor and the old actor use
     these experts, with the weights of their own router. `log_probs` and `log_probs_and_entropy` replace each -1 by the
@@ -138,7 +143,7 @@ class RewardTraits(Traits):
     scores_groups: bool = False
     """Whether its list of samples must be the whole group, because scores depend on each other."""
     extract_answer: Callable[[Sample], str | None] | None = None
-    """Function from a sample to the answer in its response, for votes (`plugins.answers`)."""
+    """Function from a sample to the answer in its response, for votes (`slime_data.answers`)."""
     check: Callable[..., None] | None = None
     """Check of the settings, as in `GenerateTraits.check`."""
 

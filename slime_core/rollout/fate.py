@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from slime_core.errors import RolloutError
 from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.sample import FilterDecision, Group, Sample, SampleStatus, is_score
 from slime_core.sample.admission import Sealed
-from slime_core.sample.fan_out import executions, mean
+from slime_core.sample.types import executions, mean
 from slime_core.workers.call import user_code
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ class Outcome(Enum):
     """The group was interrupted: it returns to the data source."""
 
 
-def decide(context: RolloutContext, group: Group, insufficient: Callable[[], bool]) -> tuple[Outcome, str | None]:
-    """Decide on a group, count it and note it. Returns the outcome, and a reason unless the outcome is KEPT.
+def decide(
+    context: RolloutContext, group: Group, insufficient: Callable[[], bool]
+) -> tuple[Outcome, str | None, float]:
+    """Decide on a group, count it and note it. Returns the outcome, a reason unless it is KEPT, the spread if DROPPED.
 
     The ledger records that the group is scored, and that it is LOST. The caller records other outcomes.
 
@@ -63,7 +66,7 @@ def decide(context: RolloutContext, group: Group, insufficient: Callable[[], boo
     filters = context.filters
     if any(s.status == SampleStatus.ABORTED for s in group):
         filters.count("aborted")
-        return Outcome.AGAIN, "aborted"
+        return Outcome.AGAIN, "aborted", 0.0
     context.ledger.scored(group)
     scored = [s for s in group if not s.is_lost]
     if not scored:
@@ -71,24 +74,25 @@ def decide(context: RolloutContext, group: Group, insufficient: Callable[[], boo
         reason = "group_timeout" if timed_out(group) else "failed"
         filters.count(reason)
         context.ledger.dropped(group, reason)
-        return Outcome.LOST, reason
+        return Outcome.LOST, reason, 0.0
     if lack := context.runner.baseline_lack(group):
         filters.count(lack)
         if lack == "aborted":
-            return Outcome.AGAIN, lack
+            return Outcome.AGAIN, lack, 0.0
         context.note(group)
         context.ledger.dropped(group, lack)
-        return Outcome.LOST, lack
+        return Outcome.LOST, lack, 0.0
     context.note(group)
     decision = filters.decide(scored)
     if decision.keep:
-        return Outcome.KEPT, None
+        return Outcome.KEPT, None, 0.0
     if decision.keep_when_insufficient and insufficient():
         filters.count_kept("insufficient")
-        return Outcome.KEPT, None
+        return Outcome.KEPT, None, 0.0
     reason = decision.reason or "dropped"
     filters.count(reason)
-    return Outcome.DROPPED, reason
+    rank = spread(filters.args, group) if decision.spread is None else float(decision.spread)
+    return Outcome.DROPPED, reason, rank
 
 
 def needs_nothing(context: RolloutContext, group: Group) -> bool:
@@ -270,9 +274,10 @@ class FilterStage:
                     " expected a bool or a decision with .keep and .reason"
                 )
             answer = FilterDecision(keep=answer)
-        keep = bool(answer.keep)
-        reason = getattr(answer, "reason", None)
-        return FilterDecision(keep, reason, bool(getattr(answer, "keep_when_insufficient", False)))
+        if isinstance(answer, FilterDecision):
+            return replace(answer, keep=bool(answer.keep))
+        insufficient = bool(getattr(answer, "keep_when_insufficient", False))
+        return FilterDecision(bool(answer.keep), getattr(answer, "reason", None), insufficient)
 
     def count(self, reason: str) -> None:
         """Count one dropped group."""

@@ -203,12 +203,14 @@ class GatedEngine:
         rid: str | None = None,
         session_id: str | None = None,
         image_data: Sequence[str] = (),
+        adapter: str | None = None,
     ) -> GenerationOutput:
         """Generate a response; see `RolloutEngine.generate`."""
-        images: Any = {"image_data": image_data} if image_data else {}
+        given: Any = {"image_data": image_data, "adapter": adapter}
+        given = {name: value for name, value in given.items() if value}
         self._add_waiting(1)
         try:
-            output = await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id, **images)
+            output = await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id, **given)
         finally:
             self._add_waiting(-1)
         await loop_turn()  # live and not waiting: a deterministic engine does not step now

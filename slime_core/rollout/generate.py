@@ -22,6 +22,7 @@ from slime_core.data.tokenizer import encode_prompt, encode_rendered
 from slime_core.data.tools import prompt_tools
 from slime_core.distributions import provided
 from slime_core.errors import RolloutError
+from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args, GenerateContext
 from slime_core.rollout.deadlines import GroupClock, ended
 from slime_core.rollout.fate import (
@@ -34,8 +35,7 @@ from slime_core.rollout.hooks import RolloutHooks, failed_call
 from slime_core.rollout.reward import RewardStage, reward_problem
 from slime_core.sample import Group, Sample, SampleStatus, admission
 from slime_core.sample.admission import Drawn
-from slime_core.sample.fan_out import executions
-from slime_core.sample.multimodal import image_token_of
+from slime_core.sample.types import executions
 from slime_core.waits import by_deadline, waiting
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def train_sampling_params(args: Args) -> dict[str, Any]:
 
 
 class Timeline(Protocol):
-    """A recorder of times (`observability.timeline`)."""
+    """A recorder of times (entry point `timeline` of `slime.metrics`)."""
 
     def now(self) -> float:
         """Return the seconds since 1970."""
@@ -267,7 +267,7 @@ class SampleRunner:
             if not _begins_with(sample, given, prompt_length):  # cut off while it changed the sample
                 sample.tokens, sample.response_length = given[:prompt_length], 0
                 sample.reset_for_retry()
-            if not isinstance(error, Exception):
+            if isinstance(error, RolloutError) or not isinstance(error, Exception):
                 raise
             return [failed_call(sample, generator.label, error, self.args)]
         siblings = result if isinstance(result, list) else [result]

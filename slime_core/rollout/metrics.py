@@ -15,7 +15,7 @@ from typing import Any
 from slime_core.distributions import entry_points
 from slime_core.protocols import Args
 from slime_core.sample import NOT_SAMPLED, Group, Sample, SampleStatus
-from slime_core.sample.fan_out import execution_rewards, shares, weighted_mean
+from slime_core.sample.types import execution_rewards, shares, weighted_mean
 
 
 @cache

@@ -49,12 +49,11 @@ from slime_core.rollout.fate import (
     prepare_return,
     prompts_of,
     restarted,
-    spread,
 )
 from slime_core.rollout.gate import Hold
 from slime_core.rollout.generate import SampleRunner, train_sampling_params
 from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample
-from slime_core.sample.fan_out import executions
+from slime_core.sample.types import executions
 from slime_core.waits import waiting
 from slime_core.workers.call import user_code
 
@@ -104,6 +103,8 @@ class Finished:
     """Weight version served when its generation began."""
     reason: str | None = None
     """Reason of the filter for dropping it."""
+    spread: float = 0.0
+    """Rank among dropped groups (`FilterDecision.spread`)."""
 
     @cached_property
     def span(self) -> tuple[int, int] | None:
@@ -279,7 +280,7 @@ class Pool:
 
     def decide(self, group: Finished) -> Outcome | None:
         """Decide on a finished group: keep it for training, give it back, or drop it."""
-        outcome, group.reason = decide(self.context, group.samples, lambda: self.missing > 0)
+        outcome, group.reason, group.spread = decide(self.context, group.samples, lambda: self.missing > 0)
         if outcome is Outcome.KEPT:
             self.keep(group)
         elif outcome is Outcome.AGAIN:
@@ -305,7 +306,7 @@ class Pool:
 
     def put_aside(self, group: Finished) -> None:
         """Keep a dropped group while it may be needed to fill the rollout."""
-        insort(self.aside, ((-spread(self.args, group.samples), group.index), group), key=itemgetter(0))
+        insort(self.aside, ((-group.spread, group.index), group), key=itemgetter(0))
 
     def forget(self, limit: int) -> None:
         """Keep the best `limit` of the groups put aside; report the others as gone to ledger and data source."""

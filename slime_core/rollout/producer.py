@@ -382,4 +382,6 @@ def _finished_again(group: OpenGroup) -> Finished:
     """Return the finished group of an open group; inverse of `finished_to_open`."""
     prompts = group.details.get("prompts")
     original = [Sample.from_dict(s) for s in prompts] if prompts else group.samples
-    return Finished(group.samples, original, int(group.details["began"]))
+    return Finished(
+        group.samples, original, int(group.details["began"]), spread=float(group.details.get("spread", 0.0))
+    )

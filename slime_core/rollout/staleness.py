@@ -25,7 +25,7 @@ from itertools import groupby
 from slime_core.protocols import Args
 from slime_core.rollout.fate import remove_if_masked, restarted
 from slime_core.sample import NOT_SAMPLED, Group, Sample
-from slime_core.sample.fan_out import executions
+from slime_core.sample.types import executions
 
 RETRIES = "stale_retries"
 """Entry of `sample.metadata`: number of regenerations because of age. The entry survives buffers and resume."""

@@ -47,7 +47,7 @@ from slime_core.errors import CheckpointError
 from slime_core.protocols import RolloutTraits, traits_of
 from slime_core.rollout.fate import FINISHED, copy_of, prepare_return, prompts_of, remains
 from slime_core.sample import Group, Sample, SampleStatus
-from slime_core.sample.fan_out import executions
+from slime_core.sample.types import executions
 
 if TYPE_CHECKING:
     from slime_core.rollout.pool import Finished, Flight
@@ -333,7 +333,7 @@ def from_line(line: Mapping[str, Any]) -> tuple[str, OpenGroup]:
 
 def finished_to_open(group: Finished, state: str) -> OpenGroup:
     """Convert a finished group for a commit, with a fan-out's prompts, since it may have to be regenerated."""
-    details: dict[str, Any] = {"state": state, "began": group.began}
+    details: dict[str, Any] = {"state": state, "began": group.began, "spread": group.spread}
     if [id(s) for s in group.samples] != [id(s) for s in group.original]:
         details["prompts"] = [s.to_dict() for s in prompts_of(group.original)]
     return OpenGroup(group.samples, details=details)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import RolloutError
-from slime_core.sample.multimodal import IMAGES, TrainInputs
+from slime_core.multimodal import IMAGES, TrainInputs
 from slime_core.sample.provenance import NOT_SAMPLED
 from slime_core.sample.routed_experts import RoutedExperts
 from slime_core.sample.sample import Sample

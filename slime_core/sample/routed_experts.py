@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.sample.multimodal import TrainInputs
+from slime_core.multimodal import TrainInputs
 
 if TYPE_CHECKING:
     from slime_core.protocols import Args

@@ -23,13 +23,13 @@ from enum import StrEnum
 from itertools import accumulate, chain, groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from slime_core.multimodal import image_ref, image_url, images_of
 from slime_core.sample import provenance
-from slime_core.sample.call_counters import PrefixCacheInfo as PrefixCacheInfo
-from slime_core.sample.call_counters import SpecInfo as SpecInfo
-from slime_core.sample.multimodal import image_ref, image_url, images_of
 from slime_core.sample.provenance import NOT_SAMPLED, TRAINABLE, Source, Span, Spans, TurnSpan
 from slime_core.sample.routed_experts import routed_experts_after_call
 from slime_core.sample.stored import Attributes, field_values, plain_values
+from slime_core.sample.stored import PrefixCacheInfo as PrefixCacheInfo
+from slime_core.sample.stored import SpecInfo as SpecInfo
 from slime_core.secrets import hidden
 
 if TYPE_CHECKING:

@@ -1,18 +1,19 @@
 """A sample's attributes <-> JSON values, as kept by buffers, dumps, ledgers and checkpoints.
 
 `Sample.to_dict` and `Sample.from_dict` call this module. Extra attributes, which are not fields of a sample, are kept
-as deep copies; the code that sets them must choose values that JSON can hold.
+as deep copies; the code that sets them must choose values that JSON can hold. The counters that an engine reports are
+summed over the calls of a sample; metrics average the sums of whole samples.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
+from slime_core.multimodal import TrainInputs, inputs_to_json
 from slime_core.sample import provenance
-from slime_core.sample.call_counters import PrefixCacheInfo, SpecInfo
-from slime_core.sample.multimodal import TrainInputs, inputs_to_json
 from slime_core.sample.routed_experts import RoutedExperts
 
 _WRITERS: Mapping[str, Any] = {
@@ -81,3 +82,49 @@ def plain_values(attributes: dict[str, Any], *, shared: bool = False) -> dict[st
     writers = (_NOT_JSON if shared else _WRITERS).items()
     own.update({n: write(own[n]) for n, write in writers if type(own.get(n)) not in _PLAIN})
     return own
+
+
+@dataclass
+class SpecInfo:
+    """Speculative decoding counters, summed over the engine calls of one sample."""
+
+    spec_accept_token_num: int = 0
+    spec_draft_token_num: int = 0
+    spec_verify_ct: int = 0
+    completion_token_num: int = 0
+
+    @property
+    def spec_accept_rate(self) -> float:
+        """Accepted tokens divided by drafted tokens; 0 if no token was drafted."""
+        return self.spec_accept_token_num / self.spec_draft_token_num if self.spec_draft_token_num else 0.0
+
+    @property
+    def spec_accept_length(self) -> float:
+        """Tokens produced per verification step."""
+        return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
+
+    def add(self, meta_info: Mapping[str, Any], response_length: int = 0) -> None:
+        """Add the counters of one engine answer, by SGLang 0.5.20's names or older ones; missing counters add 0."""
+        accepted, drafted = meta_info.get("spec_num_correct_drafts", 0), meta_info.get("spec_num_proposed_drafts", 0)
+        self.spec_accept_token_num += int(meta_info.get("spec_accept_token_num", accepted))
+        self.spec_draft_token_num += int(meta_info.get("spec_draft_token_num", drafted))
+        self.spec_verify_ct += int(meta_info.get("spec_verify_ct", 0))
+        self.completion_token_num += int(meta_info.get("completion_tokens", response_length))
+
+
+@dataclass
+class PrefixCacheInfo:
+    """Prefix cache counters, summed over the engine calls of one sample."""
+
+    cached_tokens: int = 0
+    total_prompt_tokens: int = 0
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Cached prompt tokens divided by all prompt tokens; 0 without prompt tokens."""
+        return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
+
+    def add(self, meta_info: Mapping[str, Any]) -> None:
+        """Add the counters of one engine answer."""
+        self.cached_tokens += int(meta_info.get("cached_tokens", 0))
+        self.total_prompt_tokens += int(meta_info.get("prompt_tokens", 0))

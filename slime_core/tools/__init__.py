@@ -7,9 +7,8 @@ knows a model family; families are components of the kind `tool_parsers`, and wh
 
 from typing import Any
 
-from slime_core.tools.calls import IllFormedCall, ParsedTurn, ToolCall, ToolParser, ToolSchema
+from slime_core.tools.calls import IllFormedCall, ParsedTurn, ToolCall, ToolParser, ToolSchema, split_reasoning
 from slime_core.tools.functions import Tool, schema_of
-from slime_core.tools.reasoning import split_reasoning
 from slime_core.tools.schema import (
     argument_problem,
     call_problem,

@@ -4,7 +4,7 @@
         await ...
     value = await within(draw(), "prompts", deadline=60, then="the run stops", error=DataError)    bounded.py
     with published(args, "rank 0"):         watches the table, and publishes it for `slime why`     watchdog.py
-    raise_in(thread, Overdue)               an exception in another thread                          interrupt.py
+    raise_in(thread, Overdue)               an exception in another thread                          bounded.py
     await loop_turn()                       a share of the event loop's time                        pace.py
     with telling_start():                   a line every few seconds until `first_results`          start.py
 
@@ -12,8 +12,7 @@
 watchdog handles a wait whose own mechanism has failed. This package is a low layer: almost every module may import it.
 """
 
-from slime_core.waits.bounded import Overdue, by_deadline, leave_behind, within
-from slime_core.waits.interrupt import raise_in, take_late
+from slime_core.waits.bounded import Overdue, by_deadline, leave_behind, raise_in, take_late, within
 from slime_core.waits.pace import loop_turn
 from slime_core.waits.start import first_results, part_of_start, telling_start
 from slime_core.waits.table import (

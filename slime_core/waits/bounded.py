@@ -1,12 +1,15 @@
 """Wait for an awaitable with a deadline: `by_deadline`, and `within`, which records the wait by name.
 
 At the deadline `within` writes a stall report, while the work still runs, and then raises an error that names the
-report. A coroutine that swallows its cancellation is left behind after `_GRACE`.
+report. A coroutine that swallows its cancellation is left behind after `_GRACE`. Another thread is interrupted by
+`raise_in`: CPython raises the exception at the thread's next bytecode.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -88,3 +91,22 @@ def leave_behind(task: asyncio.Future[Any]) -> None:
 
     asyncio.tasks._unregister_task(task)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+
+
+def raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an exception of this class in the thread with that identifier, if there is one."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def take_late(error: type[BaseException]) -> None:
+    """Take an exception that `raise_in` may have raised in this thread too late for the code it was meant for.
+
+    It is raised here and caught. CPython's own way to cancel it leaves its request for a check set, and 3.11 then hangs
+    in the next function that a profiler watches.
+    """
+    try:
+        raise_in(threading.get_ident(), error)
+        while True:
+            pass
+    except error:
+        return

@@ -1,12 +1,13 @@
 """Stage 11: trained parameters -> the rollout engines, under a version that only grows.
 
-The loop calls `push` after every update. The transport sends the version (`weights.transports`, and plugins of the kind
+The loop calls `push` after every update. The transport sends the version (`TensorTransport`, or another of the kind
 `weight_transports`); this module chooses the transport, numbers the versions, and times and checks the push.
 `--check-weight-update-equal` compares the served weights with the trained weights, tensor by tensor.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,16 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
-from slime_core.errors import ConfigError, WeightSyncError
+from slime_core.errors import ConfigError, PluginSignatureError, WeightSyncError
 from slime_core.plugins.resolve import resolve
-from slime_core.protocols import Args, Trainer
+from slime_core.protocols import Args, Trainer, TransportTraits, traits_of
 from slime_core.waits import named
-from slime_core.weights.checksum import checksum_dtype, tensor_checksum
 from slime_core.weights.collective import SharedWeights
-from slime_core.weights.transports import transport_traits
 
 if TYPE_CHECKING:
-    from slime_core.protocols.weights import WeightTransport
+    from slime_core.protocols.weights import WeightEngines, WeightTransport
 
 logger = logging.getLogger(__name__)
 
@@ -212,3 +211,55 @@ def _load(spec: str, offered: tuple[str, ...]) -> Callable[[Args], WeightTranspo
         raise ConfigError(f"{cited}: this rollout engine does not take it; allowed: {', '.join(offered)}")
     transport: Callable[[Args], WeightTransport] = found
     return transport
+
+
+def transport_traits(transport: type, cited: str) -> TransportTraits:
+    """Return the traits that the transport's class declares. Raises PluginError with a message that begins `cited`."""
+    traits = traits_of(transport, TransportTraits, cited)
+    if traits.arrives_by is not None and not hasattr(transport, "deliver"):
+        raise PluginSignatureError(
+            f"{cited}: class {transport.__name__} arrives by {traits.arrives_by!r} and has no async"
+            " deliver(args, engine, payload, version)"
+        )
+    return traits
+
+
+class TensorTransport:
+    """`tensor` and `distributed`: the trainer's own tensors, which the engine copies, maps or broadcasts."""
+
+    traits = TransportTraits()
+
+    def __init__(self, args: Args) -> None:
+        del args
+
+    def send(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, engines: WeightEngines
+    ) -> Mapping[str, float]:
+        """Pass the weights to the engines one by one, as they arrive."""
+        sent = 0
+
+        def counted() -> Iterator[tuple[str, torch.Tensor]]:
+            nonlocal sent
+            for name, tensor in weights:
+                sent += tensor.numel() * tensor.element_size()
+                yield name, tensor
+
+        measured = engines.take(counted())
+        return {"perf/update_weights_wire_bytes": float(sent), **measured}
+
+
+def tensor_checksum(tensor: torch.Tensor) -> str:
+    """`<dtype>:<32 hex digits>`, BLAKE2b (128 bits) over shape and raw bytes in row-major order."""
+    tensor = tensor.detach().to("cpu").contiguous()
+    digest = hashlib.blake2b(f"{tuple(tensor.shape)}".encode(), digest_size=16)
+    # One element counts as contiguous with any stride, and only stride 1 can be viewed as bytes.
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    digest.update(flat.view(torch.uint8).numpy().data)
+    return f"{str(tensor.dtype).removeprefix('torch.')}:{digest.hexdigest()}"
+
+
+def checksum_dtype(checksum: str) -> torch.dtype:
+    """The dtype of the tensor that a checksum was made of."""
+    dtype = getattr(torch, checksum.split(":", 1)[0])
+    assert isinstance(dtype, torch.dtype)
+    return dtype

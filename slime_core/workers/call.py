@@ -120,7 +120,7 @@ def _contain(label: str, error: BaseException) -> None:
         raise PluginError(f"{label} raised {type(error).__name__}{f'({error})' if str(error) else ''}") from error
 
 
-_HANDLERS = ("asyncio.runners", "slime_core.cli.termination")
+_HANDLERS = ("asyncio.runners", "slime_core.launch.drain")
 """Modules whose signal handlers raise KeyboardInterrupt in the running code."""
 
 

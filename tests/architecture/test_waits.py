@@ -70,7 +70,7 @@ ALLOWED = {
     "loop.py:cancel": _JUST_KILLED,
     "loop.py:ended": _STAGE,
     "loop.py:answer": _STAGE,
-    "observability/timeline.py:wait": _STAGE,
+    "slime_runs/timeline.py:wait": _STAGE,
     "slime_commands/plan/simulate.py:run": "no wait: a command of the simulated run",
     "workers/call.py:awaited": "the deadline of the reward or hook that calls it",
     "workers/pool.py:_own": _SERVES,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from slime_commands.plan.memory import FACTOR, Parameters, Sharding, total, trainer_items
 from slime_embedded.models.decoder import init_weights
+from slime_embedded.models.logprobs import CHUNK_ELEMENTS
 
 from slime_core.config import Args
 from slime_core.models.config import ModelConfig
 from slime_core.models.family import decoder_shape
 from slime_core.models.hf_io import write_config, write_weights
-from slime_core.ops.logprobs import CHUNK_ELEMENTS
 
 pytestmark = pytest.mark.backends
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from slime_runs.files import read_lines
 
-from tests.backends.whole_runs import ROLLOUTS, Learned, demo, running, samples
+from tests.backends.whole_runs import ROLLOUTS, Learned, demo, from_python, running, samples
 from tests.conftest import SLIME, TinyRun
 from tests.run_files import metrics
 from tests.until import wait_until
@@ -78,6 +78,16 @@ def test_the_demo_learns_with_two_servers_behind_a_router(embedded_demo: Learned
     # Both servers had work: the router is not a detour to one of them.
     for server in ("0", "1"):
         assert "POST /generate" in (learned.directory / f"engines/default/{server}.log").read_text()
+
+
+def test_the_python_object_trains_as_with_the_embedded_engine(sglang_python: Path, tmp_path: Path) -> None:
+    greedy = {"rollout_top_k": 1, "rewards_normalization": False}
+    expected, answers = from_python(tmp_path / "embedded", **greedy)
+    sglang = {"rollout_engine": "sglang", "engine_python": str(sglang_python)}
+    found, same = from_python(tmp_path / "sglang", **greedy, **sglang)
+    assert same == answers
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-6)
 
 
 # -- killed, resumed, a server lost ----------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,21 @@ def log(rollout_id, args, samples, extra, seconds):
         assert time.monotonic() < end
         time.sleep(0.02)
     return False
+"""
+_SCRIPT = """
+import json, sys
+from slime_testing_contracts.tiny import digits, tiny_model
+from slime_core import Trainer
+
+ROWS = [{{"input": f"{{a}}+{{b}}=?", "label": str(a + b)}} for a in range(10, 18) for b in range(10, 14)]
+weight = 2.0
+with Trainer(
+    tiny_model(), data=ROWS, reward=lambda args, sample: weight * digits(args, sample), num_rollout=2,
+    rollout_batch_size=4, n_samples_per_prompt=4, rollout_max_response_len=8, lr=3e-3,
+    apply_chat_template=True, num_threads=1, preflight=False, **{settings!r},
+) as trainer:
+    steps = [(step.reward, step.metrics["train/grad_norm"]) for step in trainer]
+    print(json.dumps([steps, trainer.generate(["12+30=?"], temperature=0.0)]))
 """
 
 
@@ -200,3 +216,16 @@ def demo(cwd: Path, name: str, *flags: str) -> list[str]:
     if not run_file.exists():
         subprocess.run([SLIME, "init", "demo", run_file], check=True, capture_output=True)
     return [SLIME, "train", "--config", str(run_file), "--save", name, *saved, *sizes, *flags]
+
+
+def from_python(cwd: Path, **settings: Any) -> tuple[list[tuple[float, float]], list[str]]:
+    """Run `slime_core.Trainer` in a script; return reward and gradient norm of its steps, and an answer after them."""
+    cwd.mkdir()
+    (cwd / "script.py").write_text(_SCRIPT.format(settings=settings))
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        capture_output=True, text=True, timeout=600, cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps, answers = json.loads(done.stdout.splitlines()[-1])
+    return [(reward, norm) for reward, norm in steps], answers

@@ -241,6 +241,32 @@ def test_functions_that_read_rewards_get_what_the_run_s_reward_returns(
     assert all("post" not in finding["message"] for finding in told)
 
 
+@pytest.mark.parametrize(
+    ("reward", "flags", "error"),
+    [
+        (MAPPING, {"reward_key": "score"}, None),
+        pytest.param(
+            MAPPING, {"reward_key": "score", "set": "plugins.gdpo.weights={style: 1.0}"},
+            "gdpo needs 'style' on every sample; these have acc", marks=pytest.mark.slow,
+        ),
+        ("def reward_func(args, sample, **kwargs):\n    return 1.0\n", {},
+         "gdpo needs rewards with parts; these have none: let the reward return a mapping"),
+        pytest.param(SERVICE, {}, None, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_parts_that_the_algorithm_needs_are_looked_for(
+    reward: str, flags: dict[str, Any], error: str | None, tiny: TinyRun, tmp_path: Path
+) -> None:
+    (tmp_path / "rm.py").write_text(reward)
+    spec = f"{tmp_path / 'rm.py'}:reward_func"
+    argv = tiny.argv(tmp_path / "run", custom_rm_path=spec, advantage_estimator="gdpo", **flags)
+    status, findings = _check(*argv)
+    errors = [finding["message"] for finding in findings if finding["level"] == "error"]
+    assert status == (0 if error is None else 1)
+    assert len(errors) == status
+    assert error is None or f"--advantage-estimator (flag) 'gdpo': --advantage-estimator {error}" in errors[0]
+
+
 @pytest.mark.slow
 def test_data(tiny: TinyRun, tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"

@@ -15,8 +15,7 @@ import pytest
 from slime_runs.processes import runs
 
 from slime_core.cli import main as frame
-from slime_core.cli.termination import Termination
-from slime_core.launch.drain import Drain
+from slime_core.launch.drain import Drain, Termination
 from slime_core.protocols import Command
 from slime_core.waits import asked_to_end
 from tests.conftest import SLIME, TinyRun, without_start
@@ -124,7 +123,7 @@ def test_a_handler_of_the_embedding_program_stays() -> None:
 def test_a_forked_child_dies_of_it() -> None:
     code = (
         "import os, signal\n"
-        "from slime_core.cli.termination import Termination\n"
+        "from slime_core.launch.drain import Termination\n"
         "with Termination():\n"
         "    child = os.fork()\n"
         "    if child == 0:\n"

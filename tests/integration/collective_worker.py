@@ -19,9 +19,8 @@ from slime_core.config import Args
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import read_weights
 from slime_core.protocols import TrainerTraits
-from slime_core.weights.checksum import tensor_checksum
 from slime_core.weights.collective import FollowingWeights
-from slime_core.weights.sync import WeightSync
+from slime_core.weights.sync import WeightSync, tensor_checksum
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 

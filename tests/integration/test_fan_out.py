@@ -13,7 +13,7 @@ from slime_testing_contracts.loop import LoopRun, run_loop
 from slime_testing_contracts.tiny import write_rows
 
 from slime_core.learning.report import GAP
-from slime_core.sample.fan_out import executions
+from slime_core.sample.types import executions
 
 STEPS = 3
 FIXTURE = """

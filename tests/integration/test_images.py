@@ -14,8 +14,8 @@ from slime_runs.view.server import make_app
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model
 from starlette.testclient import TestClient
 
+from slime_core.multimodal import image_token_of, image_url
 from slime_core.sample import SampleStatus
-from slime_core.sample.multimodal import image_token_of, image_url
 from tests.image_runs import PICTURED, PLAIN, SAMPLES, argv, serving, write_inputs
 from tests.zygote import Zygote
 

@@ -160,7 +160,7 @@ def test_why_tells_the_parent_and_every_rank(running: Any, tmp_path: Path, slime
     assert {of["rank 0"]["pid"], of["rank 1"]["pid"]} < {child.pid for child in below}
     assert "start_ranks" in of["parent of the ranks"]["stacks"]
     assert "loop.py" in of["rank 0"]["stacks"]
-    assert "trainers/roles.py" in of["rank 1"]["stacks"]
+    assert "launch/roles.py" in of["rank 1"]["stacks"]
     text = slime("why", waits.parent).stdout
     assert all(f"{role}  (pid {of[role]['pid']} on " in text for role in of)
 

@@ -197,6 +197,58 @@ def test_what_an_environment_says_is_masked(folder: Path, model: Path, slime: Sl
         )
 
 
+SHOP = """def price(item: str) -> str:
+    \"\"\"Return the price of a thing in a shop.
+
+    Args:
+        item: The thing.
+    \"\"\"
+    return {"apple": "3 coins", "bread": "5 coins", "milk": "2 coins"}[item]
+
+
+tools = [price]
+
+
+def reward(args, sample):
+    return float("coins" in sample.response)
+"""
+CALL = '<tool_call>{"name": "price", "arguments": {"item": "%s"}}</tool_call>'
+
+
+def _shopping(item: str) -> list[dict[str, str]]:
+    """Return a chat that asks for a price, after two examples of a call."""
+    chat = [{"role": "system", "content": f"You answer by calling a function, like this:\n{CALL % 'cheese'}"}]
+    for seen in ("cheese", "butter"):
+        chat.append({"role": "user", "content": f"What does {seen} cost?"})
+        chat.append({"role": "assistant", "content": CALL % seen})
+    return [*chat, {"role": "user", "content": f"What does {item} cost?"}]
+
+
+def test_it_calls_a_tool_whose_answer_is_masked(folder: Path, model: Path, slime: Slime) -> None:
+    from transformers import AutoTokenizer
+
+    (folder / "shop.py").write_text(SHOP)
+    data, run = folder / "shop.jsonl", folder / "shop"
+    data.write_text("".join(json.dumps({"input": _shopping(item)}) + "\n" for item in ("apple", "bread", "milk")))
+    slime(
+        "train", "--hf-checkpoint", model, "--prompt-data", data, "--save", run, "--num-rollout", 1,
+        "--rollout-batch-size", 3, "--n-samples-per-prompt", 4, "--rollout-temperature", 0.7,
+        "--rollout-max-response-len", 96, "--custom-rm-path", f"{folder / 'shop.py'}:reward",
+        "--custom-generate-function-path", "tool_use", "--tools-path", folder / "shop.py",
+        "--tool-call-parser", "hermes",
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    played = samples(run)
+    called = [sample for sample in played if sample.reward]
+    assert len(called) >= len(played) / 4
+    for sample in called:
+        masked = [t for t, kept in zip(sample.tokens[-sample.response_length :], sample.loss_mask) if not kept]
+        assert "<|im_start|>tool\n" in tokenizer.decode(masked)
+        assert " coins<|im_end|>\n<|im_start|>assistant\n" in tokenizer.decode(masked)
+    [gap] = [value for _, value in Run(run).series("train/train_rollout_logprob_abs_diff")]
+    assert gap < 1e-4
+
+
 def test_openai_client_completes_streams_and_counts(url: str) -> None:
     openai = pytest.importorskip("openai")
     api = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

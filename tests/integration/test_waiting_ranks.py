@@ -19,7 +19,7 @@ DEADLINE_S = 8.0
 WORKER = textwrap.dedent("""
     import os, sys, threading
 
-    from slime_core.trainers.roles import Follower, Leader
+    from slime_core.launch.roles import Follower, Leader
     from slime_embedded.trainer.parallel import DataParallel
 
     minutes, slow, what = float(sys.argv[1]) / 60, 1.25 * float(sys.argv[1]), sys.argv[2]

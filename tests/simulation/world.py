@@ -303,7 +303,7 @@ class ObservedSource(DatasetSource):
     """The real data source, and what it hands out told to the history."""
 
     def __init__(self, args: Args, history: History) -> None:
-        from slime_core.sample.buffer import BufferBase
+        from slime_core.data.buffer import BufferBase
 
         super().__init__(args, CharTokenizer(), BufferBase(args))
         self._history = history

@@ -15,9 +15,9 @@ from typing import Any
 
 from slime import _missing
 from slime._settings import settings_of
+from slime_core.data.buffer import BufferBase
 from slime_core.errors import CheckpointError, ConfigError, RolloutError, rollout_name
 from slime_core.sample import Group
-from slime_core.sample.buffer import BufferBase
 
 BufferFilterFn = Callable[[Any, int | None, list[Group], int], list[Group]]
 

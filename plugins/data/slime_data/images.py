@@ -16,7 +16,7 @@ from typing import Any
 from slime_core.data.rows import IMAGE, check_kinds
 from slime_core.data.tokenizer import spelled, without_advice
 from slime_core.errors import ConfigError, DataError
-from slime_core.sample.multimodal import TrainInputs, image_ref, open_image
+from slime_core.multimodal import TrainInputs, image_ref, open_image
 
 PLACEHOLDER = "<image>"
 """Placeholder in a text for the next image of the row, as in THUDM/slime."""

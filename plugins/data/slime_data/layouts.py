@@ -1,9 +1,9 @@
 r"""The usual columns of Hugging Face's data sets: which are prompt and answer where no flag says so.
 
-`rows.recognised` asks (entry-point group `slime.data`) when `--input-key` is not given, and `launch.prepare` prints in
-one line what was found. The first row decides for the file, and a key that is given is never looked at here: such a
-column is taken as it is, while a recognised answer is cut to what can be compared (`... #### 42` is 42). Names are
-compared without case, and with `_` for blanks; `a.b` is the key `b` of the objects in column `a`.
+`rows.recognised` asks (entry-point group `slime.data`) when `--input-key` is not given, and `launch.prepare` prints
+one line per data set (`in_words`). The first row decides for the file, and a key that is given is never looked at
+here: such a column is taken as it is, while a recognised answer is cut to what can be compared (`... #### 42` is 42).
+Names are compared without case, and with `_` for blanks; `a.b` is the key `b` of the objects in column `a`.
 
 ::
 
@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
-from slime_core import last_boxed
-from slime_core.data.dataset import column
-from slime_core.data.rows import checked_prompt
+from slime_core import Args, last_boxed
+from slime_core.data.dataset import column, open_rows, split_path
+from slime_core.data.rows import Columns, checked_prompt, recognised
 from slime_core.errors import DataError
 
 _CONVERSATIONS = ("messages", "conversation", "conversations")
@@ -132,6 +133,25 @@ def recognise(row: Mapping[str, Any], label_key: str | None = None, *, demonstra
         form = _compared(column(row, answer))[1]
     system = text_column("system", "system_prompt")
     return Layout(prompt, answer, text_column(*beside), label_key, demonstrates, form, choices, system)
+
+
+def in_words(args: Args) -> list[str]:
+    """Return a line per data set with recognised columns; skip missing files and data with only an `input` column."""
+    sets = []
+    if args.prompt_data and args.rollout_global_dataset and not args.data_source_path:
+        sets.append((args.prompt_data, Columns.of_run(args), "--prompt-data"))
+    sets += [(d.path, Columns.of_eval(d, args), f"evaluation data set {d.name!r}:") for d in args.eval_datasets]
+    lines = []
+    for spec, columns, origin in sets:
+        if columns.input is not None or not split_path(spec)[0].is_file():
+            continue
+        with suppress(DataError):  # the data source reports unreadable data, if it is ever read
+            rows = open_rows(spec, origin, stream=split_path(spec)[1] == slice(None))  # the first rows tell
+            with closing(rows):
+                layout = recognised(rows, columns)
+            if layout is not None and (layout.prompt != "input" or layout.answer):
+                lines.append(f"columns of {spec}: {layout}")
+    return lines
 
 
 def _names(row: Mapping[str, Any]) -> dict[str, str]:

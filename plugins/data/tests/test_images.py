@@ -18,7 +18,7 @@ from slime_core.data.prompts import DatasetSource
 from slime_core.data.rows import check_kinds
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import ConfigError, DataError
-from slime_core.sample.multimodal import TrainInputs, image_bytes, open_image
+from slime_core.multimodal import TrainInputs, image_bytes, open_image
 
 
 def source(folder: Path, row: dict[str, Any], **changes: Any) -> DatasetSource:

@@ -29,6 +29,7 @@ class GDPO(EstimatorBase):
     """[n] sums of parts, normalised by part and group, then over the batch. A group of one gets advantage 0."""
 
     compares_group = True
+    needs_components = True
     Options: ClassVar[type[PluginOptions]] = Options
     ignores: ClassVar[Sequence[str]] = ("rewards_normalization",)
 

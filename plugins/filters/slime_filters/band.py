@@ -12,6 +12,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from slime_core import Args, FilterDecision, Group, PluginOptions, execution_rewards, options
+from slime_core.ops import deviation
 
 
 class Options(PluginOptions):
@@ -40,7 +41,8 @@ class Options(PluginOptions):
 def dynamic_filter(args: Args, samples: Group) -> FilterDecision:
     """Keep iff low <= value <= high; the reason is `below_band`, `above_band` or `no_reward`.
 
-    Samples without a reward (failed ones) are left out; fan-out siblings count once, with their mean reward.
+    Samples without a reward (failed ones) are left out; fan-out siblings count once, with their mean reward. A dropped
+    group ranks by the deviation of the number that is compared.
     """
     chosen = options(args, "band", Options)
     rewards = execution_rewards(args, samples, chosen.component)
@@ -51,4 +53,4 @@ def dynamic_filter(args: Args, samples: Group) -> FilterDecision:
     if chosen.low <= value <= chosen.high:
         return FilterDecision(keep=True)
     reason = "below_band" if value < chosen.low else "above_band"
-    return FilterDecision(keep=False, reason=reason, keep_when_insufficient=chosen.fallback)
+    return FilterDecision(False, reason, chosen.fallback, spread=deviation(rewards))

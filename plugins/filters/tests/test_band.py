@@ -44,3 +44,9 @@ def test_a_part_of_the_reward_may_be_what_counts() -> None:
     args = Args(reward_key=None, plugins={"band": {"component": "answer"}})
     assert dynamic_filter(args, group).keep
     assert decide(1.0, 1.0).reason == "above_band"
+
+
+def test_a_dropped_group_ranks_by_the_part_that_counts() -> None:
+    group = [Sample(reward=r, reward_components={"answer": a}) for r, a in ((5.0, 0.0), (0.0, 0.5), (0.0, 0.5))]
+    args = Args(reward_key=None, plugins={"band": {"component": "answer"}})
+    assert dynamic_filter(args, group).spread == pytest.approx((1 / 12) ** 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import numpy as np
 import pytest
 from slime_data.images import load_processor
 from slime_generators.multi_turn import generate
-from slime_testing_contracts import Reply, ScriptedEngine
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
+from slime_testing_contracts.tiny import tiny_model
 from slime_testing_contracts.tiny_vision import tiny_qwen2_vl, tiny_vision_model, write_image
+from slime_testing_probes.probes import PROBES, Bench
 
-from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core import GenerateContext, Sample, SampleStatus, resolve
 from slime_core.config import Args
+from slime_core.errors import RolloutError
+from slime_core.multimodal import image_token_of, open_image
 from slime_core.sample import GenerationOutput, admission
-from slime_core.sample.multimodal import image_token_of, open_image
 
 WORLD = '''
 class World:
@@ -55,6 +59,33 @@ class Seeing(ScriptedEngine):
     ) -> GenerationOutput:
         self.seen = [*getattr(self, "seen", []), len(image_data)]
         return await super().generate(input_ids, sampling_params, **named)
+
+
+@pytest.mark.parametrize("observation", [1, 2, 3])
+def test_a_model_of_text_is_told_of_before_the_run(observation: int, tmp_path: Path) -> None:
+    """The checks before a run play up to the second observation; a later image ends the run."""
+    (tmp_path / "world.py").write_text(
+        "class World:\n"
+        "    number = 0\n"
+        "    def show(self):\n"
+        "        self.number += 1\n"
+        f"        image = [{{'type': 'image', 'image': 'x.png'}}] if self.number == {observation} else 'words ' * 9\n"
+        "        return [{'role': 'user', 'content': image}]\n"
+        "    def reset(self):\n        return self.show()\n"
+        "    def step(self, action):\n        return self.show(), 0.0, False\n"
+    )
+    args = Args(
+        hf_checkpoint=str(tiny_model()), environment_path=f"{tmp_path}/world.py:World",
+        custom_generate_function_path="", n_samples_per_prompt=2,
+    )  # fmt: skip
+    row = {"place": "row 1", "spec": None, "prompt": [{"role": "user", "content": "Look."}], "label": None}
+    bench = Bench(args, [{**row, "metadata": {}}])
+    said = pytest.raises(RolloutError, match=r"shows an image, and the model of --hf-checkpoint .* reads text")
+    with nullcontext() if observation == 3 else said:
+        PROBES["generators"](bench, resolve("generators", "multi_turn"))
+    context = GenerateContext(ScriptedEngine(lambda _: "42"), CharTokenizer())
+    with said:
+        asyncio.run(generate(args, bench.prompt(), {"max_new_tokens": 200}, context=context))
 
 
 @pytest.mark.parametrize("model", [tiny_vision_model, tiny_qwen2_vl])

@@ -16,11 +16,11 @@ from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tin
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, TrainError
+from slime_core.multimodal import TrainInputs, image_token_of
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import MicroBatchOutput
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import Sample, SampleStatus, TrainBatch
-from slime_core.sample.multimodal import TrainInputs, image_token_of
 from tests.batches import train_batch
 
 SETTINGS = {

@@ -12,8 +12,8 @@ from typing import Any
 
 from slime_core.errors import ConfigError, did_you_mean
 from slime_core.launch.drive import RunParts
+from slime_core.launch.roles import Trainers, role_args
 from slime_core.protocols import Args
-from slime_core.trainers.roles import Trainers, role_args
 
 
 class Reader(Enum):

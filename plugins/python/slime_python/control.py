@@ -28,10 +28,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from slime_core.checkpoint.run_dir import run_dir_of
 from slime_core.config import Settings
 from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE
 from slime_core.errors import ConfigError, SlimeError, TrainError
-from slime_core.observability.run_dir import run_dir_of
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE
 from slime_core.plugins.manager import OBSERVERS, forget_registry
 from slime_core.workers.process import Guarded, python

@@ -21,10 +21,10 @@ from typing import Any
 import pluggy
 
 from slime_core import hookimpl
+from slime_core.checkpoint.run_dir import run_dir_of
 from slime_core.errors import RolloutInterrupted
 from slime_core.launch.drive import RunParts
 from slime_core.loop import Stages, answer, saves_after, train
-from slime_core.observability.run_dir import run_dir_of
 from slime_core.plugins.registry import Resolved
 from slime_core.protocols import Args
 from slime_core.sample import Group

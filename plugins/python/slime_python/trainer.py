@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 import yaml
 from slime_runs.run import RunError, is_run
 
+from slime_core.checkpoint.run_dir import run_dir_of
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
-from slime_core.observability.run_dir import run_dir_of
 from slime_core.plugins.kinds import KINDS
 from slime_python import here
 from slime_python.changes import CHANGES, SCHEDULE, check_change
@@ -192,7 +192,15 @@ class Trainer:
             self.push_to_hub(self._push_to)
         return self.run
 
-    def push_to_hub(self, repo: str, *, private: bool = False, overwrite: bool = False, adapters: bool = False) -> str:
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        private: bool = False,
+        overwrite: bool = False,
+        adapters: bool = False,
+        adapter: str | None = None,
+    ) -> str:
         """Upload the newest committed weights with a card of the run's facts, as `slime push`; return the address.
 
         Args:
@@ -200,6 +208,7 @@ class Trainer:
             private: Create it as a private repository.
             overwrite: Also write to a repository that slime has not made.
             adapters: Upload the adapters of a run with `lora_rank` instead of whole weights.
+            adapter: Name of `lora_adapters`; by default the shared adapter.
 
         Raises:
             ConfigError: Nothing has been committed, or name, token or repository cannot be used.
@@ -208,7 +217,8 @@ class Trainer:
         from slime_hub.push import push
 
         form = "peft" if adapters else "merged"
-        return _on_thread(lambda: push(self.run, repo, form=form, private=private, overwrite=overwrite)).url
+        how: dict[str, Any] = {"adapter": adapter, "form": form, "private": private, "overwrite": overwrite}
+        return _on_thread(lambda: push(self.run, repo, **how)).url
 
     def __iter__(self) -> Iterator[Step]:
         """Train one rollout at a time; a loop that is left ends the run with a commit, and the next one resumes it.
@@ -390,7 +400,7 @@ class Trainer:
         Raises:
             ConfigError: The directory exists, or nothing has been trained.
         """
-        from slime_core.checkpoint.export import export_hf
+        from slime_runs.save_hf import export_hf
 
         if Path(path).exists():
             raise ConfigError(f"save({str(path)!r}): the directory exists; name a new one")

@@ -19,7 +19,7 @@ from slime_testing_contracts.tiny import tiny_model
 from slime_core import Trainer
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.models.hf_io import read_weights
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 
 ROWS = [{"input": f"{a}+{b}=?", "label": str(a + b)} for a in range(10, 18) for b in range(10, 14)]
 SMALL: dict[str, Any] = {

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError
-from slime_core.observability.timeline import FILE as TIMELINE
 from slime_runs.index import Filter
 from slime_runs.new_directory import check_new
 from slime_runs.perfetto import Trace
 from slime_runs.run import Run, RunError, StoredSample
+from slime_runs.timeline import FILE as TIMELINE
 
 _CARD = """---
 configs:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import Args, hookimpl
-from slime_core.observability.timeline import FILE, open_timeline
 from slime_runs import profile
 from slime_runs.perfetto import Trace
 from slime_runs.run import PROFILE, Run
+from slime_runs.timeline import FILE, open_timeline
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_core.checkpoint.run_dir import CONFIG
 from slime_core.config import Settings, load_settings
 from slime_core.launch.prepare import prepare
-from slime_core.observability.run_dir import CONFIG
 from slime_core.protocols import Args
 from slime_core.rollout.evaluate import dataset_args, eval_sampling_params
 from slime_core.rollout.generate import sampling_seed, train_sampling_params

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from slime_core.checkpoint.run_dir import CHECKPOINTS, CONFIG, SUMMARY
 from slime_core.checkpoint.store import find
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.observability.run_dir import CHECKPOINTS, CONFIG, SUMMARY
-from slime_core.observability.timeline import FILE as TIMELINE
 from slime_core.sample import Sample
 from slime_runs.boards import Report, read_boards
 from slime_runs.events import FILE as EVENTS
@@ -38,6 +37,7 @@ from slime_runs.files import (
     trained_name,
 )
 from slime_runs.history import History, read_history
+from slime_runs.timeline import FILE as TIMELINE
 from slime_runs.trace import TraceIndex, starts
 
 if TYPE_CHECKING:  # it imports numpy, which `slime why` can do without
@@ -175,7 +175,7 @@ class Run:
         return [event for event in read_lines(self.path / EVENTS) if isinstance(event.get("event"), str)]
 
     def trace(self) -> Iterator[dict[str, Any]]:
-        """Yield the timeline events in the format of `slime_core.observability.timeline`."""
+        """Yield the timeline events in the format of `slime_runs.timeline`."""
         return read_lines(self.path / TIMELINE)
 
     @property

@@ -17,8 +17,8 @@ from slime_data.greedy_baseline import baseline_reward
 from slime_core.protocols import Args
 from slime_core.rollout.metrics import reward_values, sample_metrics
 from slime_core.sample import Group, Sample, is_score
-from slime_core.sample.fan_out import executions, mean, shares, weighted_mean
 from slime_core.sample.routed_experts import RoutedExperts
+from slime_core.sample.types import executions, mean, shares, weighted_mean
 from slime_runs.scores import pass_at_k
 
 __all__ = [

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from slime_core.sample.fan_out import executions, mean
+from slime_core.sample.types import executions, mean
 
 __all__ = ["Prompt", "data_sets", "eval_scores", "majority_at_k", "pass_at_k", "prompts_of", "score_values", "usual_ks"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from slime_core.checkpoint.run_dir import CHECKPOINTS
 from slime_core.checkpoint.store import STATE, CheckpointStore, verify
-from slime_core.observability.run_dir import CHECKPOINTS
 from slime_core.protocols import Args
 from slime_runs.files import read_object
 from slime_runs.run import RunError

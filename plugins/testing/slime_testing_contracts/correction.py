@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from slime_core.learning.corrections import CorrectionInputs, CorrectionOutputs
-from slime_core.learning.corrector import Corrected, Corrector
+from slime_core.learning.corrector import Corrected, CorrectionInputs, CorrectionOutputs, Corrector
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.plugins.signatures import construct, declared
 from slime_core.protocols import LossInputs

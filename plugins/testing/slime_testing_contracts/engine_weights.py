@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slime_core.sample import GenerationOutput
-from slime_core.weights.checksum import checksum_dtype, tensor_checksum
+from slime_core.weights.sync import checksum_dtype, tensor_checksum
 from slime_testing_contracts import engine_reference as reference
 from slime_testing_contracts.engine_case import CUT, GREEDY, PROMPT, SAMPLED, EngineCase
 

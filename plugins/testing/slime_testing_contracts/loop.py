@@ -64,7 +64,7 @@ class LoopRun:
     @property
     def weight_checksums(self) -> dict[str, str]:
         """Return HF name -> checksum at the end of the run, equal for bitwise equal runs."""
-        from slime_core.weights.checksum import tensor_checksum
+        from slime_core.weights.sync import tensor_checksum
 
         return {name: tensor_checksum(tensor) for name, tensor in self.weights.items()}
 
@@ -126,7 +126,7 @@ def _environment() -> dict[str, str]:
 def _collected(args: Args, summary: dict[str, Any]) -> LoopRun:
     from slime_data.saved import read_samples
 
-    from slime_core.observability.run_dir import run_dir_of
+    from slime_core.checkpoint.run_dir import run_dir_of
 
     run_dir = run_dir_of(args)
     run = LoopRun(run_dir, summary, args)

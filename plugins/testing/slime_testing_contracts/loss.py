@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from slime_commands.custom_loss import CustomLoss
+from slime_embedded.models.logprobs import response_log_probs
 
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.loss import LossBase
 from slime_core.learning.tensors import Denominators, TrainTensors
-from slime_core.ops.logprobs import response_log_probs
 from slime_core.protocols import MicroBatchOutput, with_defaults
 from slime_core.sample import TrainBatch
 from slime_testing_contracts.base import Contract

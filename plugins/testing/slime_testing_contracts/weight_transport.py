@@ -15,7 +15,7 @@ from slime_core.config.schema import Args
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import read_weights
 from slime_core.rollout.stage import deliver
-from slime_core.weights.transports import transport_traits
+from slime_core.weights.sync import transport_traits
 from slime_testing_contracts.base import Contract
 
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.distributions import is_own
+from slime_core.estimator import estimator_class
 from slime_core.launch.prepare import Prepared
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec
-from slime_core.protocols.finding import Finding, Level
+from slime_core.protocols.command import Finding, Level
 from slime_core.sample import Sample
 from slime_core.workers.messages import pack_args
 from slime_core.workers.process import Guarded, signal_of
@@ -35,16 +36,23 @@ CALL_DEADLINE = 2.0
 _BOOT = "import sys; sys.path[:] = {path!r}; from slime_testing_probes.probes import main; main({descriptor})"
 
 
+def _needs_parts(resolved: Resolved) -> bool:
+    """Return whether it is an estimator that needs the parts of a reward."""
+    kind, label = resolved.kind, resolved.ref.label
+    return kind == "estimators" and estimator_class(resolved.obj, label).needs_components
+
+
 class FreshProcess:
     """Loads and calls the run's components elsewhere; started again without a component that hangs or kills it."""
 
     def __init__(self, run: Prepared) -> None:
         self._run = run
         first = {(a.kind, a.spec): a for a in reversed(run.resolver.used)}
-        # Of our own, only what answers to the data has news: the rest loads as it did here, and most of it needs torch.
+        # Of slime's own plugins only those that depend on the data are called: the rest loads as it did here.
         self._asked: list[Resolved] = [
-            a for a in reversed(first.values()) if a.kind in ON_ROWS or not is_own(a.ref.distribution)
-        ]
+            a for a in reversed(first.values())
+            if a.kind in ON_ROWS or _needs_parts(a) or not is_own(a.ref.distribution)
+        ]  # fmt: skip
         self._skip: set[int] = set()
         self._rows: list[tuple[str, str | None, Sample]] = []
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # no name, so that a kill leaves nothing behind

@@ -265,12 +265,15 @@ def _estimator(bench: Bench, resolved: Resolved) -> None:
     from slime_core.protocols import AdvantageInputs, LossInputs, RewardInputs
     from slime_core.sample.provenance import TurnSpan
 
-    args, lengths = bench.args, [3, 2]
-    estimator = estimator_class(resolved.obj, resolved.ref.label)(args)
+    args, lengths, parts = bench.args, [3, 2], _parts(bench)
+    made = estimator_class(resolved.obj, resolved.ref.label)
+    if made.needs_components and parts is None:
+        return
+    estimator = made(args)
     turns = [[TurnSpan(0, 1, 0.5, state="a"), TurnSpan(2, 3, 0.5, state="b")], [TurnSpan(0, 2, 0.0, state="a")]]
     rollout = RewardInputs(
         [1.0, 0.0], [0, 0], [0, 1], lengths, [False] * 2, [0.5, 0.5],
-        components=[{}, {}], turns=turns, metadata=[{}, {}],
+        components=[dict(parts or {}), dict(parts or {})], turns=turns, metadata=[{}, {}],
     )  # fmt: skip
     shaped = estimator.shape_rewards(args, rollout)
     _expect(len(shaped) == 2, shaped, "one shaped reward per sample")
@@ -284,7 +287,7 @@ def _estimator(bench: Bench, resolved: Resolved) -> None:
         rewards=torch.tensor(shaped, dtype=torch.float32), response_lengths=lengths, group_indices=[0, 0],
         rollout_ids=[0, 1], loss_masks=column(1.0), kl=column(0.0), log_probs=column(-0.5),
         rollout_log_probs=column(-0.5), ref_log_probs=column(-0.5), teacher_log_probs=column(-0.5), values=column(0.1),
-        components=[{}, {}], turns=turns, turn_rewards=of_turns,
+        components=[dict(parts or {}), dict(parts or {})], turns=turns, turn_rewards=of_turns,
         rollout_data={
             "tokens": [[1, 2, 3, 4], [1, 2, 3]], "raw_reward": [1.0, 0.0], "truncated": [0, 0], "metadata": [{}, {}],
             "sample_indices": [0, 1], "total_lengths": [4, 3],
@@ -302,6 +305,15 @@ def _estimator(bench: Bench, resolved: Resolved) -> None:
         ),
     )  # fmt: skip
     _expect(outputs.loss.shape == old.shape, tuple(outputs.loss.shape), "one loss per token")
+
+
+def _parts(bench: Bench) -> dict[str, float] | None:
+    """Return the parts that the run's reward has for a finished answer; None if no answer was scored."""
+    for sample in map(copy.deepcopy, bench.scored):
+        if sample.status == SampleStatus.COMPLETED:
+            sample.note_components(bench.args.reward_key)
+            return sample.reward_components or {}
+    return None
 
 
 def _expect(right: bool, answer: Any, expected: str) -> None:
@@ -324,7 +336,7 @@ PROBES: Mapping[str, Callable[[Bench, Resolved], None]] = {
 """Kinds whose components are called. Components of other kinds are only loaded: a call would start a model, write to a
 logger, or need objects that exist only in a run."""
 ON_ROWS = PROBES.keys() - {"estimators", "advantages"}
-"""Kinds that are called with a row of the data; estimators get made-up numbers."""
+"""Kinds that are called with a row of the data; estimators get made-up numbers, and the parts of a scored reward."""
 _READ_REWARDS = (
     "filters", "buffers", "reward_post_processes", "sample_converters", "slime_filter_samples",
 )  # fmt: skip

@@ -74,6 +74,8 @@ class LoraArgs(Section):
     """Only 0: passes over one sample must agree. For launch scripts that set it."""
     lora_target_modules: Annotated[list[str], Field(min_length=1)] = ["all-linear"]
     """Modules with adapters, by the last part of their HF name (q_proj v_proj); all-linear: all but routed experts."""
+    lora_adapters: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]] = []
+    """Names of further adapters, each generated and trained with samples whose train_metadata names it."""
 
 
 class TrainArgs(Section):
@@ -210,6 +212,7 @@ def _adapters(s: Settings) -> None:
         "lora_alpha": a.lora_alpha is not None,
         "lora_dropout": a.lora_dropout,
         "lora_target_modules": a.lora_target_modules != ["all-linear"],
+        "lora_adapters": a.lora_adapters,
     }
     cited = [s.cite(name) for name, differs in changed.items() if differs]
     if cited and a.lora_rank is None:
@@ -241,6 +244,7 @@ RULES: tuple[Rule, ...] = (
     NoEffect("lr_decay_iters", lambda a: a.lr_decay_style == "constant" and not a.lr_warmup_fraction, _NOTHING_DECAYS),
     Exclusive("only_train_params_name_list", "freeze_params_name_list"),
     _adapters,
+    Refused(lambda a: len(set(a.lora_adapters)) < len(a.lora_adapters), "{lora_adapters}: give each name once."),
     Refused(lambda a: a.lora_dropout, "{lora_dropout}: log-probs of two passes over a sample must be equal; only 0."),
     _weight_transport,
 )

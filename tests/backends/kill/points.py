@@ -58,7 +58,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "commit_pointer": ("slime_core.checkpoint.store:CheckpointStore._point_to",),
     "commit_prune": ("slime_core.checkpoint.store:CheckpointStore._prune", "shutil:rmtree"),
     "ledger_segment": ("slime_core.rollout.state:write_segment", "slime_core.data.ledger_files:flush"),
-    "metrics": ("slime_core.observability.jsonl:JsonlTracker.slime_log_metrics",),
+    "metrics": ("slime_core.checkpoint.run_dir:JsonlTracker.slime_log_metrics",),
     "step_end": ("slime_core.launch.journal:Journal.step_end",),
     "finish": ("slime_core.launch.journal:Journal.finish",),
 }

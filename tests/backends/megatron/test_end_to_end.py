@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.whole_runs import ROLLOUTS, ROOT, Learned, demo, hold, release, running
+from tests.backends.whole_runs import ROLLOUTS, ROOT, Learned, demo, from_python, hold, release, running
 from tests.conftest import SLIME, Slime, TinyRun, without_start
 from tests.run_files import metrics
 
@@ -130,6 +130,16 @@ COMPARED = {
     "train/loss", "train/grad_norm", "train/entropy_loss", "train/ppo_kl", "train/kl_loss", "train/critic-value_loss",
     "train/critic-grad_norm", "rollout/raw_reward", "rollout/values", "rollout/ref_log_probs",
 }  # fmt: skip
+
+
+def test_the_python_object_trains_as_with_the_embedded_trainer(tmp_path: Path) -> None:
+    expected, answers = from_python(tmp_path / "embedded")
+    found, same = from_python(
+        tmp_path / "megatron", train_backend="megatron", actor_num_gpus_per_node=2, tensor_model_parallel_size=2
+    )
+    assert same == answers
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-6)
 
 
 def both(

@@ -16,7 +16,7 @@ import sys
 from slime_testing_contracts.tiny import digits, tiny_model
 from slime_core import Trainer
 from slime_core.models.hf_io import read_weights
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 
 ROWS = [{"input": f"{a}+{b}=?", "label": str(a + b)} for a in range(10, 18) for b in range(10, 14)]
 SMALL = dict(num_rollout=3, rollout_batch_size=4, n_samples_per_prompt=4, rollout_max_response_len=8, lr=3e-3,

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import CheckpointError
-from slime_core.trainers.roles import Trainers
+from slime_core.launch.roles import Trainers
 
 
 class Recorded:

@@ -8,7 +8,7 @@ import torch
 from slime_core.config import Args
 from slime_core.errors import TrainError
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.advantages import compute_advantages
+from slime_core.learning.passes import compute_advantages
 from slime_core.learning.tensors import TrainTensors
 from slime_core.protocols import AdvantageInputs, Advantages
 from slime_core.sample import TrainBatch

@@ -10,9 +10,8 @@ import torch
 
 from slime_core.errors import TrainError
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.critic import value_loss
 from slime_core.learning.learner import Learner
-from slime_core.learning.loss import PolicyLoss
+from slime_core.learning.loss import PolicyLoss, value_loss
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops import masked_gae, token_rewards
 from slime_core.protocols import AdvantageInputs, Advantages, MicroBatchOutput

@@ -16,7 +16,7 @@ from slime_core.learning.packing import (
     karmarkar_karp,
     split_bins,
 )
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape
 from slime_core.sample import TrainBatch
 from tests.batches import train_batch
 

@@ -8,7 +8,7 @@ import torch
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError
-from slime_core.learning.reducers import constant, reduced
+from slime_core.learning.loss import constant, reduced
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,7 @@ import pytest
 from slime_testing_contracts.tiny import tiny_moe_model
 
 from slime_core.errors import TrainError
-from slime_core.learning.routing import routing_arrays
+from slime_core.learning.learner import routing_arrays
 from slime_core.models.family import RoutedLayers, routed_layers
 from slime_core.sample import TrainBatch
 from slime_core.sample.routed_experts import FREE, RoutedExperts, json_default

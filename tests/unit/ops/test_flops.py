@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape
 
 
 def test_counts_by_hand() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.ops.groups import deviation, group_members, group_normalize
+from slime_core.ops.masking import deviation, group_members, group_normalize
 
 
 @pytest.mark.parametrize(

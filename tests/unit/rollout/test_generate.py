@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from slime_core.config import Args
+from slime_core.errors import RolloutError
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.fate import Outcome, decide
 from slime_core.rollout.gate import GatedEngine
@@ -88,6 +89,14 @@ def test_a_sample_cut_off_while_it_was_written_keeps_its_prompt_and_nothing_else
     assert "test_generate.py:" in torn.metadata["failure"]["at"]
     batch = make_batch(ARGS, 0, [group], None)
     assert (batch.loss_masks, batch.rewards) == ([[1], [0]], [1.0, 0.0])
+
+
+def test_a_function_may_end_the_run() -> None:
+    async def cannot(sample: Sample) -> Sample:
+        raise RolloutError("no model here reads images")
+
+    with pytest.raises(RolloutError, match="no model here"):
+        asyncio.run(_runner(cannot).run_group(_group(), {}, rollout_id=0))
 
 
 def test_what_was_written_before_the_error_and_fits_together_stays() -> None:

@@ -17,7 +17,7 @@ from slime_core.errors import CheckpointError, RolloutError
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.pool import RolloutContext
+from slime_core.rollout.pool import Finished, RolloutContext
 from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.state import from_line, to_line
@@ -262,6 +262,15 @@ async def test_open_groups_come_back(partial: bool) -> None:
     assert indices(taken.groups) == [2, 3]
     assert (6 in again.began) is not partial
     await again.producer.stop()
+
+
+async def test_dropped_groups_that_come_back_keep_their_rank() -> None:
+    world, again = World(continuous_args()), World(continuous_args())
+    for index, spread in enumerate((0.5, 2.0, 1.0)):
+        group = [Sample(group_index=index, index=index, reward=0.0, status=SampleStatus.COMPLETED)]
+        world.producer.put_aside(Finished(group, group, spread=spread))
+    again.producer.restore_open_groups(_stored(world))
+    assert [group.index for _, group in again.producer.aside] == [1, 2, 0]
 
 
 async def test_unfinished_groups_of_another_size_are_refused() -> None:

@@ -93,15 +93,20 @@ def _by_index(sample):
     return float(sample.group_index * (sample.index % 2))
 
 
-def test_a_spent_budget_may_be_filled_with_the_best_dropped_groups() -> None:
+@pytest.mark.parametrize(("spreads", "kept"), [(None, [4, 7, 8]), ((0, 3, 1, 2), [1, 4, 5])])
+def test_a_spent_budget_may_be_filled_with_the_best_dropped_groups(
+    spreads: tuple[float, ...] | None, kept: list[int]
+) -> None:
     source = Source()
     args = rollout_args(rollout_batch_size=3, over_sampling_batch_size=3, dynamic_sampling_on_exhausted="keep")
     args.dynamic_sampling_budget = 3
     out = _run(
         args, source, Generator(), scorer=Scorer(_by_index),
-        keep=lambda a, g: FilterDecision(g[0].group_index == 4, reason="odd_taste"),
+        keep=lambda a, g: FilterDecision(
+            g[0].group_index == 4, reason="odd_taste", spread=spreads and spreads[g[0].group_index % 4]
+        ),
     )  # fmt: skip
-    assert [g[0].group_index for g in out.samples] == [4, 7, 8]
+    assert [g[0].group_index for g in out.samples] == kept
     assert (sum(source.draws), source.returned) == (9, [])
     assert out.metrics["rollout/dynamic_filter/drop_odd_taste"] == 8
     assert out.metrics["rollout/dynamic_filter/kept_exhausted"] == 2

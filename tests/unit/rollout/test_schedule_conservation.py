@@ -22,7 +22,7 @@ from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import FilterDecision, Sample
-from slime_core.sample.fan_out import executions
+from slime_core.sample.types import executions
 from tests.unit.rollout.parts import Scorer, Source, rollout_args
 
 ROLLOUTS = 4

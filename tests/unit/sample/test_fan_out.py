@@ -22,8 +22,7 @@ from slime_corrections.truncated import TruncatedImportanceSampling
 from slime_core.config.schema import Args
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.learner import Learner
-from slime_core.learning.loss import PolicyLoss
-from slime_core.learning.reducers import constant
+from slime_core.learning.loss import PolicyLoss, constant
 from slime_core.learning.report import GAP
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
@@ -33,7 +32,7 @@ from slime_core.rollout.fate import spread
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.staleness import staleness_metrics
 from slime_core.sample import Group, PrefixCacheInfo, Sample, SpecInfo
-from slime_core.sample.fan_out import execution_rewards, executions, shares, sibling_counts
+from slime_core.sample.types import execution_rewards, executions, shares, sibling_counts
 from tests.toy_trainer import VOCAB, Ranks, ToyTrainer, make_args
 
 torch.set_num_threads(1)

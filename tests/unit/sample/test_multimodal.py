@@ -15,9 +15,9 @@ from slime_testing_contracts.tiny_vision import write_image
 
 from slime_core.data.dumps import write_samples
 from slime_core.errors import RolloutError
+from slime_core.multimodal import TrainInputs, image_bytes, image_ref, image_url, open_image
 from slime_core.sample import Sample, SampleStatus
 from slime_core.sample.columns import multimodal_column
-from slime_core.sample.multimodal import TrainInputs, image_bytes, image_ref, image_url, open_image
 
 
 def finished(index: int, image: Path | None = None) -> Sample:

@@ -1,4 +1,4 @@
-"""`waits.interrupt`: an exception that another thread raises, in time or too late."""
+"""`waits.bounded`: an exception that another thread raises, in time or too late."""
 
 from __future__ import annotations
 

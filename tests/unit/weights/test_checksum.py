@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 
 
 def test_equal_tensors_have_equal_checksums_however_stored() -> None:

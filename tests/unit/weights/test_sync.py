@@ -12,9 +12,8 @@ import torch
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginSignatureError, WeightSyncError
 from slime_core.models.hf_io import read_weights
-from slime_core.weights.checksum import checksum_dtype, tensor_checksum
 from slime_core.weights.collective import FollowingWeights
-from slime_core.weights.sync import WeightSync, choose_transport
+from slime_core.weights.sync import WeightSync, checksum_dtype, choose_transport, tensor_checksum
 
 TOLD: list[int] = []
 

@@ -82,7 +82,7 @@ async def test_what_is_no_exception_is_the_functions_error_too(
         guarded(raises, "filter 'x'")()
 
 
-@pytest.mark.parametrize("handler", ["slime_core.cli.termination", "asyncio.runners"])
+@pytest.mark.parametrize("handler", ["slime_core.launch.drain", "asyncio.runners"])
 def test_an_interrupt_by_a_signal_passes(handler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "getsignal", lambda number: print)
     names = {"__name__": handler}

@@ -11,7 +11,7 @@ from slime_core import hookimpl
 
 if TYPE_CHECKING:
     from slime_core.launch.prepare import Prepared
-    from slime_core.protocols.finding import Finding
+    from slime_core.protocols.command import Finding
 
 
 @hookimpl

@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from slime_core.cli.parser import Parser
+from slime_core.plugins.commands import Parser
 from slime_core.protocols import Command
 from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
-    from slime_core.protocols.finding import Finding
+    from slime_core.protocols.command import Finding
 
 COMMANDS = ("train", "sft", "rollout", "eval")
 
@@ -47,11 +47,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--json", action="store_true")
     own, rest = parser.parse_known_args(argv)
+    from slime_commands.check.preflight import starting
     from slime_core.config.load import BACKENDS
     from slime_core.launch.prepare import preflight, prepare
-    from slime_core.launch.resume import starting
     from slime_core.plugins.presets import load_settings
-    from slime_core.protocols.finding import Finding, Level
+    from slime_core.protocols.command import Finding, Level
 
     if own.flags_only:
         settings = check_flags(rest, command=own.command)

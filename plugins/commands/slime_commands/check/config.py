@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
+from slime_core.plugins.commands import Parser
 from slime_core.protocols import Command
 from slime_core.secrets import hidden_values
 from slime_core.text import json_text
@@ -63,7 +63,7 @@ def _show(argv: list[str]) -> int:
 
 def _load_components(settings: Settings) -> None:
     """Find and import what the given settings name, as the run would. Raises PluginError for the first that fails."""
-    from slime_core.cli.plugin_help import named_components
+    from slime_commands.check.plugin_help import named_components
     from slime_core.config.spec import flag_specs
     from slime_core.plugins.resolve import resolve
 

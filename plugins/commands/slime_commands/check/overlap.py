@@ -13,7 +13,7 @@ from slime_core.data.dataset import Rows, has_row, open_rows, split_path
 from slime_core.data.rows import Columns, recognised
 from slime_core.errors import DataError
 from slime_core.protocols import Args
-from slime_core.protocols.finding import Finding, Level
+from slime_core.protocols.command import Finding, Level
 
 _SECONDS = 3.0
 """How long rows are read at most; what is left is not compared."""

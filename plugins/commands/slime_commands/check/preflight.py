@@ -18,25 +18,28 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from slime_runs.save_hf import check_target
 from slime_testing_probes.fresh_process import FreshProcess
 
 from slime_commands.check.overlap import overlap
+from slime_core.checkpoint.run_dir import check_run_dir, run_dir_of
 from slime_core.config.sections.rollout import context_of
 from slime_core.data.dataset import has_row, open_rows
+from slime_core.data.dumps import check_saved
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer, render_messages
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.launch.prepare import Prepared
-from slime_core.launch.resume import first_rollout, named_commit
+from slime_core.launch.resume import first_rollout, goes_on, named_commit
 from slime_core.models.config import vocab_size_of
 from slime_core.models.hf_io import weight_files
-from slime_core.observability.run_dir import run_dir_of
-from slime_core.protocols.finding import Finding, Level
+from slime_core.protocols.command import Finding, Level
 from slime_core.sample import Sample
 
 ROWS_READ = 64
 """Rows of each data set that are read, spread evenly."""
 _HEADROOM = 1.1
+_MOST_EXPORTS = 10_000
 _SLOW_PRODUCTS = 3.0
 """Times as long as in float32: with instructions for bfloat16 it is about half, without any 20 to 100."""
 
@@ -48,6 +51,23 @@ def preflight(run: Prepared) -> list[Finding]:
         fresh.begin(rows)
         findings += [*_batch(run), *_length(run), *_precision(run), *_paths(run), *_disk(run)]
         return [*fresh.findings(), *findings]
+
+
+def starting(run: Prepared) -> Iterator[Finding]:
+    """Yield the findings of a training run at its start: a directory in use, or nothing to resume from or to read."""
+    args = run.args
+    if run.settings.command not in ("train", "sft"):
+        return
+    try:
+        commit = None if args.debug_rollout_only else named_commit(args)
+        resume = not args.debug_rollout_only and goes_on(run.settings, commit)
+        check_run_dir(args, resume=resume)
+        for rollout_id in range(min(args.num_rollout or 1, _MOST_EXPORTS)) if args.save_hf else ():
+            check_target(Path(args.save_hf.format(rollout_id=rollout_id)))
+        if not args.debug_rollout_only and args.load_debug_rollout_data:
+            check_saved(args, first_rollout(args, commit))
+    except SlimeError as error:
+        yield Finding("start", Level.ERROR, str(error))
 
 
 # -- data, tokenizer ---------------------------------------------------------------------------------------
@@ -226,7 +246,7 @@ def _length(run: Prepared) -> Iterator[Finding]:
     try:
         done = first_rollout(args, named_commit(args))
     except SlimeError:
-        return  # `launch.resume.starting` says so
+        return  # `starting` says so
     if done >= args.num_rollout:
         text = f"{run.settings.cite('num_rollout')}: {done} are done, so nothing is left; a larger one goes on"
         yield Finding("length", Level.WARNING, text)

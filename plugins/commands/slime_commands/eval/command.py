@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
-from slime_core.cli.parser import Parser
 from slime_core.cli.train import loading
+from slime_core.plugins.commands import Parser
 from slime_core.protocols import Command
 from slime_core.text import json_text, plain
 from slime_core.waits import telling_start
@@ -26,11 +26,11 @@ def _eval(argv: list[str]) -> int:
     own, argv = parser.parse_known_args(argv)
     with loading():
         from slime_commands.eval.evaluation import REPORT, evaluate, resumed_argv
+        from slime_core.checkpoint.run_dir import run_dir_of
         from slime_core.config import load_settings
         from slime_core.errors import ConfigError
         from slime_core.launch.launchers import warn_inline_only
         from slime_core.launch.prepare import prepare
-        from slime_core.observability.run_dir import run_dir_of
 
         settings = load_settings(resumed_argv(argv), command="eval")
     args = settings.args

@@ -19,16 +19,16 @@ from slime_runs.scores import prompts_of, score_values
 from slime_commands.eval.intervals import CONFIDENCE, RESAMPLES, estimates
 from slime_commands.eval.own_directory import own_directory
 from slime_commands.eval.record import EvalRecord, read_state
+from slime_core.checkpoint.run_dir import CONFIG, run_dir_of, versions, write_text
 from slime_core.config.eval_config import located_deep
 from slime_core.data.dataset import open_rows
 from slime_core.errors import ConfigError
 from slime_core.launch.lock import open_run_dir
 from slime_core.launch.prepare import Prepared
-from slime_core.observability.run_dir import CONFIG, run_dir_of, versions, write_text
 from slime_core.protocols import Args, RolloutTraits, traits_of
 from slime_core.rollout.generate import sampling_seed
 from slime_core.sample import SampleStatus
-from slime_core.sample.fan_out import executions
+from slime_core.sample.types import executions
 from slime_core.waits import first_results
 
 REPORT = "eval.json"

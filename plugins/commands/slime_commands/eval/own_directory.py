@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from slime_core.checkpoint.run_dir import CHECKPOINTS, run_dir_of
+from slime_core.checkpoint.run_dir import FILE as METRICS
 from slime_core.errors import ConfigError
 from slime_core.launch.lock import sole_writer
-from slime_core.observability.jsonl import FILE as METRICS
-from slime_core.observability.run_dir import CHECKPOINTS, run_dir_of
 from slime_core.protocols import Args
 from slime_core.waits import published
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from slime_commands.models.contradictions import check_model
 from slime_commands.models.megatron_flags import megatron_flags
 from slime_commands.models.numbers import Numbers, read_numbers
-from slime_core.config.named_models import pick
+from slime_core.config.load import pick
 
 if TYPE_CHECKING:
     from slime_core.config import Settings

@@ -17,7 +17,7 @@ from slime_core.errors import SlimeError
 if TYPE_CHECKING:
     from slime_core.config import Settings
     from slime_core.launch.prepare import Prepared
-    from slime_core.protocols.finding import Finding
+    from slime_core.protocols.command import Finding
 
 _LARGEST_KL = 1.0
 _TINY = 10e6
@@ -55,7 +55,7 @@ def _processes(run: Prepared, parameters: int) -> Iterator[Finding]:
     from slime_commands.plan.memory import shown
     from slime_core.launch.launchers import launcher_traits
     from slime_core.protocols import TrainerTraits, traits_of
-    from slime_core.protocols.finding import Finding, Level
+    from slime_core.protocols.command import Finding, Level
 
     args, cores, has = run.args, len(os.sched_getaffinity(0)), main_memory()
     count = int(os.environ.get("LOCAL_WORLD_SIZE", run.processes))
@@ -81,7 +81,7 @@ def _processes(run: Prepared, parameters: int) -> Iterator[Finding]:
 def _choices(settings: Settings, parameters: int) -> Iterator[Finding]:
     """Settings with which runs rarely learn (docs/how-to/choose-settings.md)."""
     from slime_commands.plan.choices import COLD, HOT, complaint
-    from slime_core.protocols.finding import Finding, Level
+    from slime_core.protocols.command import Finding, Level
 
     args, page = settings.args, "see docs/how-to/choose-settings.md"
     lora = args.lora_rank is not None
@@ -107,7 +107,7 @@ def _memory(settings: Settings) -> Iterator[Finding]:
     from slime_commands.plan.memory import shown, total
     from slime_commands.plan.run_plan import plan_run
     from slime_core.launch.launchers import launcher_traits
-    from slime_core.protocols.finding import Finding, Level
+    from slime_core.protocols.command import Finding, Level
 
     args, gpus = settings.args, torch.cuda.device_count() if settings.args.device != "cpu" else 0
     if not gpus and args.device != "cpu" and launcher_traits(settings).spans_nodes:

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
+from slime_core.plugins.commands import Parser
 from slime_core.protocols import Command
 from slime_core.text import json_text
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from slime_commands.plan.memory import Parameters
 from slime_core.errors import ConfigError
-from slime_core.models.family import decoder_shape
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape, decoder_shape
 from slime_core.protocols import Args
 
 

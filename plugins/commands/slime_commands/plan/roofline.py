@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape
 
 GPU = "H100"
 _FLOPS, _BYTES = 989e12, 3.35e12

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from slime_runs.files import read_lines
+from slime_runs.timeline import FILE
 
 from slime_core.errors import ConfigError
-from slime_core.observability.timeline import FILE
 
 _FINISHED = ("completed", "truncated")
 

@@ -20,7 +20,7 @@ from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_weights
 from slime_core.sample.routed_experts import RoutedExperts
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 from slime_embedded.engine.fused_runner import FusedRunner, kernels_for
 from slime_embedded.engine.kv_cache import KVCache
 from slime_embedded.engine.memory import EngineMemory
@@ -33,6 +33,7 @@ from slime_embedded.engine.sequence import Sequence, TextStream, decode
 from slime_embedded.engine.weights import FusedWeights
 
 if TYPE_CHECKING:
+    from slime_embedded.engine.adapters import AdapterRunner, AdapterWeights
     from slime_embedded.engine.cohorts import TransformersRunner, TransformersWeights
     from slime_embedded.engine.constraints import Constraints
     from slime_embedded.engine.invariant_runner import InvariantRunner
@@ -75,6 +76,7 @@ class EngineCore:
         options: CoreOptions | None = None,
         origin: str = "weights",
         model: TransformersModel | None = None,
+        adapters: Seq[str] = (),
     ) -> None:
         options = options or CoreOptions()
         device = torch.device(device)
@@ -83,8 +85,9 @@ class EngineCore:
         self.weight_version = 0
         self.version_label = "0"
         """`weight_version` as reported; it differs if a caller of the HTTP API gave another name."""
-        self._weights: FusedWeights | TransformersWeights
-        self.runner: ModelRunner | InvariantRunner | TransformersRunner
+        self._adapters = ("", *adapters)
+        self._weights: FusedWeights | AdapterWeights | TransformersWeights
+        self.runner: ModelRunner | InvariantRunner | AdapterRunner | TransformersRunner
         new_cache: Callable[..., KVCache]
         with torch.inference_mode():
             if model is not None:
@@ -97,14 +100,23 @@ class EngineCore:
                 new_cache = partial(CohortCache, self.runner)
             else:
                 kernels = kernels_for(config, device, dtype, options.batch_invariant)
-                fused = self._weights = FusedWeights(config, device, dtype, kernels)
-                fused.update(weights, origin)
-                if options.batch_invariant:
-                    from slime_embedded.engine.invariant_runner import InvariantRunner
 
-                    self.runner = InvariantRunner(config, fused, device)
-                else:
-                    self.runner = (FusedRunner if kernels else ModelRunner)(config, fused, device, dtype)
+                def new_runner(fused: FusedWeights) -> ModelRunner | InvariantRunner:
+                    if options.batch_invariant:
+                        from slime_embedded.engine.invariant_runner import InvariantRunner
+
+                        return InvariantRunner(config, fused, device)
+                    return (FusedRunner if kernels else ModelRunner)(config, fused, device, dtype)
+
+                parts = {name: FusedWeights(config, device, dtype, kernels) for name in self._adapters}
+                self._weights = parts[""]
+                if adapters:
+                    from slime_embedded.engine.adapters import AdapterRunner, AdapterWeights
+
+                    self._weights = AdapterWeights(parts)
+                self._weights.update(weights, origin)
+                runners = {name: new_runner(fused) for name, fused in parts.items()}
+                self.runner = AdapterRunner(runners) if adapters else runners[""]
                 new_cache = partial(KVCache, config, device, self.runner.kv_dtype)
             self.max_context, max_tokens = self._limits(options)
             cache = new_cache(max_tokens=max_tokens, max_context=self.max_context)
@@ -149,12 +161,16 @@ class EngineCore:
         streaming: bool = False,
         logprob_start: int | None = None,
         top_logprobs: int = 0,
+        adapter: str | None = None,
     ) -> Sequence:
-        """Queue a request.
+        """Queue a request, for the shared adapter or the one named.
 
         Raises:
-            EngineError: The prompt or the parameters are invalid, or too long for the context.
+            EngineError: The prompt, the parameters or the adapter are invalid, or too long for the context.
         """
+        if (adapter or "") not in self._adapters:
+            known = ", ".join(self._adapters[1:]) or "none"
+            raise EngineError(f"adapter {adapter!r} is not served; --lora-adapters has {known}")
         given = sampling_params
         params = given if isinstance(given, SamplingParams) else SamplingParams.parse(given)
         prompt = self._check_prompt(input_ids, params, logprob_start, top_logprobs)
@@ -173,6 +189,7 @@ class EngineCore:
             logprob_start=logprob_start,
             top_logprobs=top_logprobs,
             streaming=streaming,
+            adapter=adapter or "",
             constraint=self.constraints.make(params) if params.constrained else None,
             kept=[] if self._options.sampling_mask else None,
             text_stream=TextStream(self.tokenizer, params) if params.stop or streaming else None,
@@ -270,16 +287,23 @@ class EngineCore:
         return everyone
 
     def _score_prompt(self, sequence: Sequence, states: torch.Tensor, start: int) -> None:
-        """Compute log-probs of the prompt tokens after `logprob_start`, at the request's temperature (greedy: 1)."""
+        """Compute log-probs of the prompt tokens after `logprob_start`, at the request's temperature (greedy: 1).
+
+        With `top_logprobs` also those of the likeliest tokens in their places.
+        """
         assert sequence.logprob_start is not None
         assert start <= sequence.logprob_start
         targets = torch.tensor(sequence.prompt_ids[sequence.logprob_start + 1 :], device=states.device)
         states = states[sequence.logprob_start - start : len(sequence.prompt_ids) - 1 - start]
-        sequence.prompt_log_probs = []
+        sequence.prompt_log_probs, sequence.prompt_top = [], []
         scale = 1.0 if sequence.params.greedy else sequence.params.temperature
         for part, ids in zip(torch.split(states, 512), torch.split(targets, 512)):
             scores = (self.runner.logits(part).float() / scale).log_softmax(dim=-1)
             sequence.prompt_log_probs.extend(scores.gather(1, ids[:, None]).squeeze(1).tolist())
+            if sequence.top_logprobs:
+                top = scores.topk(sequence.top_logprobs)
+                pairs = zip(top.values.tolist(), top.indices.tolist())
+                sequence.prompt_top.extend(list(zip(*pair)) for pair in pairs)
 
     def _decode(self) -> list[Sequence]:
         if self._batch is None or self._batch.steps_left <= 0:

@@ -54,6 +54,7 @@ class EmbeddedEngine:
         true_on_policy=True,
         returns_routed_experts=True,
         returns_sampling_mask=True,
+        takes_adapters=True,
         pause_modes=("abort", "in_place", "retract"),
         uses=frozenset({"colocate", "kernels", "model_impl", "offload_rollout", "update_weight_pause_mode"}),
     )
@@ -136,6 +137,7 @@ class EmbeddedEngine:
         logprob_start: int | None = None,
         top_logprobs: int = 0,
         return_routed_experts: bool | None = None,
+        adapter: str | None = None,
     ) -> GenerationOutput:
         """Continue `input_ids`.
 
@@ -145,14 +147,15 @@ class EmbeddedEngine:
             rid: Request id for `abort`; unique among running requests.
             session_id: Unused here; one engine serves all sessions.
             logprob_start: Also report log-probs of the prompt from this position on.
-            top_logprobs: Also report this many most likely tokens per step.
+            top_logprobs: Also report this many most likely tokens per step, and per prompt token with a log-prob.
             return_routed_experts: Also report the experts of every token but the last; None: if the run replays them.
+            adapter: Adapter of `--lora-adapters` that generates; None: the shared one, or the whole model.
 
         Raises:
             EngineError: The request is invalid, or the engine stopped.
         """
         sequence, request = await self._submit(
-            input_ids, sampling_params, rid, False, logprob_start, top_logprobs, return_routed_experts
+            input_ids, sampling_params, rid, False, logprob_start, top_logprobs, return_routed_experts, adapter
         )
         try:
             with waiting("an answer of the engine", deadline=None, then="--rollout-timeout ends the sample"):
@@ -170,13 +173,14 @@ class EmbeddedEngine:
         logprob_start: int | None = None,
         top_logprobs: int = 0,
         return_routed_experts: bool | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[GenerationOutput, None]:
         """Generate as `generate`, and yield the output so far after each step; the last output has a finish reason.
 
         Only the last output has routed experts.
         """
         sequence, request = await self._submit(
-            input_ids, sampling_params, rid, True, logprob_start, top_logprobs, return_routed_experts
+            input_ids, sampling_params, rid, True, logprob_start, top_logprobs, return_routed_experts, adapter
         )
         assert request.chunks is not None
         getter: asyncio.Future[GenerationOutput] | None = None
@@ -207,6 +211,7 @@ class EmbeddedEngine:
         logprob_start: int | None,
         top_logprobs: int,
         routed: bool | None,
+        adapter: str | None,
     ) -> tuple[Sequence, _Request]:
         name = rid if rid is not None else f"request-{next(self._numbers)}"
         if routed is None:
@@ -221,7 +226,7 @@ class EmbeddedEngine:
         def add(core: EngineCore) -> Sequence:
             sequence = core.add_request(
                 input_ids, params, name,
-                streaming=streaming, logprob_start=logprob_start, top_logprobs=top_logprobs,
+                streaming=streaming, logprob_start=logprob_start, top_logprobs=top_logprobs, adapter=adapter,
             )  # fmt: skip
             self._requests[name] = (sequence, request)
             return sequence
@@ -411,6 +416,8 @@ class EmbeddedEngine:
         }
         if (first := sequence.logprob_start) is not None:
             meta["input_token_logprobs"] = list(zip([None, *sequence.prompt_log_probs], sequence.prompt_ids[first:]))
+            if sequence.top_logprobs:
+                meta["input_top_logprobs"] = [None, *sequence.prompt_top]
         if routed_experts:
             meta["routed_experts"] = core.routed_experts(sequence)
         if sequence.top_logprobs:

@@ -1,7 +1,7 @@
 """Keys and values of the running sequences, in rows that one attention call can read without a copy.
 
-An `Arena` holds sequences of one length class (64, 128, 256, ... tokens) in rows 0..n-1 without holes, so a decode
-step reads `[:n, :, :longest]` as one strided tensor and pays at most twice a sequence's length. A sequence that
+An `Arena` holds sequences of one adapter and length class (64, 128, 256, ... tokens) in rows 0..n-1 without holes, so a
+decode step reads `[:n, :, :longest]` as one strided tensor and pays at most twice a sequence's length. A sequence that
 outgrows its class moves to the next. The scheduler asks `KVCache` for room; the model runner reads the arenas.
 
     arena 64    row 0 [########........]     arena 128   row 0 [#################...............]
@@ -77,7 +77,8 @@ class KVCache:
         self.max_tokens = max_tokens
         self.max_context = max_context
         """Longest sequence, prompt and output."""
-        self.arenas: dict[int, Arena] = {}
+        self.arenas: dict[tuple[int, str], Arena] = {}
+        """Arenas by capacity and adapter."""
 
     @property
     def used_tokens(self) -> int:
@@ -95,14 +96,14 @@ class KVCache:
         """Is there room for one more sequence of `length` tokens next to `reserved` other ones?"""
         return self.used_tokens + reserved + self.capacity_for(length) <= self.max_tokens
 
-    def arena_for(self, length: int, extra_rows: int = 1) -> Arena:
-        """The arena for sequences of `length` tokens, with `extra_rows` free rows."""
+    def arena_for(self, length: int, adapter: str = "") -> Arena:
+        """Return the arena for sequences of `length` tokens and an adapter, with a free row."""
         capacity = self.capacity_for(length)
-        if capacity not in self.arenas:
-            self.arenas[capacity] = Arena(capacity, self._config, self._device, self._dtype)
+        if (capacity, adapter) not in self.arenas:
+            self.arenas[capacity, adapter] = Arena(capacity, self._config, self._device, self._dtype)
             self.arenas = dict(sorted(self.arenas.items()))
-        arena = self.arenas[capacity]
-        needed = len(arena.sequences) + extra_rows
+        arena = self.arenas[capacity, adapter]
+        needed = len(arena.sequences) + 1
         if needed > arena.num_rows:
             self._make_space((max(needed, 2 * arena.num_rows) - arena.num_rows) * capacity)
             arena.resize(max(needed, min(2 * arena.num_rows, self.max_tokens // capacity)))
@@ -119,7 +120,7 @@ class KVCache:
         """Move a sequence to the arena for `length` tokens; all tokens but the last are stored."""
         source, row, stored = sequence.arena, sequence.row, len(sequence.tokens) - 1
         assert source is not None
-        target = self.arena_for(length)
+        target = self.arena_for(length, sequence.adapter)
         assert target is not source
         target.place(sequence)
         target.kv[:, :, sequence.row, :, :stored].copy_(source.kv[:, :, row, :, :stored])

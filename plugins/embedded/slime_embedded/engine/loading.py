@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -59,6 +60,7 @@ def load_core(args: Args) -> EngineCore:
         refused = {
             "--true-on-policy-mode": options.batch_invariant,
             "--use-rollout-routing-replay": args.use_rollout_routing_replay,
+            "--lora-adapters": args.lora_adapters,
         }
         for flag in (flag for flag, given in refused.items() if given):
             raise ConfigError(
@@ -66,9 +68,14 @@ def load_core(args: Args) -> EngineCore:
                 f" {flag}; remove it"
             )
         model = TransformersModel.from_directory(config, str(directory), device, dtype=dtype)
+    weights: Iterable[tuple[str, torch.Tensor]] = () if model is not None else read_weights(directory)
+    if args.lora_adapters:
+        from slime_embedded.engine.adapters import stored
+
+        weights = chain(weights, stored(directory, args.lora_adapters))
     return EngineCore(
         config,
-        read_weights(directory) if model is None else (),
+        weights,
         tokenizer=tokenizer,
         eos_ids=eos_ids(directory, config, tokenizer),
         device=device,
@@ -76,6 +83,7 @@ def load_core(args: Args) -> EngineCore:
         options=options,
         origin=str(directory),
         model=model,
+        adapters=args.lora_adapters,
     )
 
 

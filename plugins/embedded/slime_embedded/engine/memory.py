@@ -19,6 +19,7 @@ from slime_embedded.engine.weights import FusedWeights
 from slime_embedded.models.storages import Storages
 
 if TYPE_CHECKING:
+    from slime_embedded.engine.adapters import AdapterRunner, AdapterWeights
     from slime_embedded.engine.cohorts import TransformersRunner, TransformersWeights
     from slime_embedded.engine.invariant_runner import InvariantRunner
 
@@ -30,8 +31,8 @@ class EngineMemory:
 
     def __init__(
         self,
-        weights: FusedWeights | TransformersWeights,
-        runner: ModelRunner | InvariantRunner | TransformersRunner,
+        weights: FusedWeights | AdapterWeights | TransformersWeights,
+        runner: ModelRunner | InvariantRunner | AdapterRunner | TransformersRunner,
         cache: KVCache,
     ) -> None:
         self._weights = weights

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from slime_core.models.config import ModelConfig
-from slime_core.models.rope import rope_cos_sin
 from slime_embedded.engine.kv_cache import Arena
 from slime_embedded.engine.sequence import Sequence
 from slime_embedded.engine.weights import FusedWeights
+from slime_embedded.models.rope import rope_cos_sin
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 """Attention function: (layer, [T, Q + 2H, D] rotated queries, keys and values) -> [T, Q * D]."""

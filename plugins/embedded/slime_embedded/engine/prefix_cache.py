@@ -15,6 +15,8 @@ import torch
 from slime_embedded.engine.sequence import Sequence
 
 BLOCK = 16
+_Key = tuple[int | str, tuple[int, ...]]
+"""Number of the node before a block, or the adapter in front of the first one; the block's tokens."""
 
 
 @dataclass(eq=False)
@@ -23,13 +25,14 @@ class Owner:
 
     tokens: list[int]
     stored: int
+    adapter: str
     sequence: Sequence | None = None
     """The running sequence that has them in its row, or"""
     kv: torch.Tensor | None = None
     """[layer, key or value, kv head, stored, head_dim]"""
     routed: np.ndarray | None = None
     """[stored, layers, k] experts of a finished sequence's tokens; None for a dense model."""
-    nodes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    nodes: list[_Key] = field(default_factory=list)
 
     def read_routed(self, length: int) -> np.ndarray | None:
         """[length, layers, k] experts that made the keys and values; None for a dense model."""
@@ -55,16 +58,17 @@ class PrefixCache:
     """The index over all owners, with least-recently-used eviction of the finished ones."""
 
     def __init__(self) -> None:
-        self._nodes: dict[tuple[int, tuple[int, ...]], _Node] = {}
+        self._nodes: dict[_Key, _Node] = {}
         self._next_number = 1
         self._running: dict[Sequence, Owner] = {}
         self._finished: dict[Owner, None] = {}
         self.finished_tokens = 0
         """Tokens held for finished sequences."""
 
-    def match(self, tokens: list[int], limit: int) -> tuple[Owner | None, int]:
-        """The owner that shares the longest prefix of `tokens[:limit]`, and that prefix's length."""
-        parent, owner = 0, None
+    def match(self, tokens: list[int], limit: int, adapter: str = "") -> tuple[Owner | None, int]:
+        """Return the owner with this adapter that shares the longest prefix of `tokens[:limit]`, and its length."""
+        parent: int | str = adapter
+        owner = None
         for start in range(0, limit - BLOCK + 1, BLOCK):
             node = self._nodes.get((parent, tuple(tokens[start : start + BLOCK])))
             if node is None:
@@ -82,7 +86,7 @@ class PrefixCache:
     def add_running(self, sequence: Sequence, stored: int) -> None:
         """Offer the first `stored` tokens of a running sequence."""
         if stored >= BLOCK:
-            self._running[sequence] = self._index(Owner(sequence.tokens, stored, sequence=sequence))
+            self._running[sequence] = self._index(Owner(sequence.tokens, stored, sequence.adapter, sequence=sequence))
 
     def drop_running(self, sequence: Sequence) -> None:
         """Forget a sequence that is about to lose its row."""
@@ -98,7 +102,7 @@ class PrefixCache:
         self.shrink(budget - stored)
         kv = sequence.arena.kv[:, :, sequence.row, :, :stored].clone()
         routed = None if sequence.routed is None else sequence.routed[:stored].copy()
-        owner = self._index(Owner(sequence.tokens[:stored], stored, kv=kv, routed=routed))
+        owner = self._index(Owner(sequence.tokens[:stored], stored, sequence.adapter, kv=kv, routed=routed))
         self._finished[owner] = None
         self.finished_tokens += stored
 
@@ -118,7 +122,7 @@ class PrefixCache:
         self.finished_tokens = 0
 
     def _index(self, owner: Owner) -> Owner:
-        parent = 0
+        parent: int | str = owner.adapter
         for start in range(0, owner.stored - BLOCK + 1, BLOCK):
             key = (parent, tuple(owner.tokens[start : start + BLOCK]))
             node = self._nodes.get(key)

@@ -56,7 +56,7 @@ class Scheduler:
 
         Twins get their rows after all leaders, so the leaders' rows are adjacent and are computed in one pass.
         """
-        admission, leaders, tokens, kept = Admission(), dict[tuple[int, ...], Sequence](), 0, 0
+        admission, leaders, tokens, kept = Admission(), dict[tuple[str, tuple[int, ...]], Sequence](), 0, 0
         while self.waiting and self.num_running < self._max_running and tokens < PREFILL_BUDGET:
             sequence = self.waiting[0]
             length = len(sequence.tokens)
@@ -76,13 +76,13 @@ class Scheduler:
             admission.starts.append(start)
             tokens += length - start
         for twin, _ in admission.twins:
-            self.cache.arena_for(min(len(twin.tokens) + 1, self.cache.max_context)).place(twin)
+            self.cache.arena_for(min(len(twin.tokens) + 1, self.cache.max_context), twin.adapter).place(twin)
         return admission
 
-    def _leader(self, sequence: Sequence, leaders: dict[tuple[int, ...], Sequence]) -> Sequence | None:
+    def _leader(self, sequence: Sequence, leaders: dict[tuple[str, tuple[int, ...]], Sequence]) -> Sequence | None:
         if self.prefixes is None or sequence.reusable < len(sequence.tokens) - 1:
             return None
-        leader = leaders.setdefault(tuple(sequence.tokens), sequence)
+        leader = leaders.setdefault((sequence.adapter, tuple(sequence.tokens)), sequence)
         return leader if leader is not sequence else None
 
     def _has_room(self, length: int, kept: int) -> bool:
@@ -96,8 +96,8 @@ class Scheduler:
         """Place the sequence. Returns the number of leading tokens copied from the prefix cache."""
         owner, matched = None, 0
         if self.prefixes is not None:
-            owner, matched = self.prefixes.match(sequence.tokens, sequence.reusable)
-        self.cache.arena_for(room).place(sequence)
+            owner, matched = self.prefixes.match(sequence.tokens, sequence.reusable, sequence.adapter)
+        self.cache.arena_for(room, sequence.adapter).place(sequence)
         if owner is None:
             return 0
         assert sequence.arena is not None

@@ -169,6 +169,10 @@ class FusedWeights:
         weight = self._room[:size].view(rows, columns) if alone else like.new_empty((rows, columns))
         return Linear(weight, like.new_empty(rows) if bias else None, alone, self.kernels)
 
+    def complete(self, weights: Iterable[tuple[str, torch.Tensor]], origin: str) -> dict[str, torch.Tensor]:
+        """Return a complete set of HF tensors by name. Raises WeightSyncError as `update` does."""
+        return complete(weights, {name: place.shape for name, place in self._places.items()}, self.config, origin)
+
     @torch.inference_mode()
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], origin: str) -> None:
         """Copy a complete set of HF tensors in, or change nothing.
@@ -177,8 +181,7 @@ class FusedWeights:
             WeightSyncError: A name is missing, unknown or given twice, or a shape differs. `origin` names the
                 source of the tensors.
         """
-        shapes = {name: place.shape for name, place in self._places.items()}
-        given = complete(weights, shapes, self.config, origin)
+        given = self.complete(weights, origin)
         for linear, names in self._owners.items():
             for name in names:
                 self._places[name].write(given[name])

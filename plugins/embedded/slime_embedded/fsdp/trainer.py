@@ -8,6 +8,7 @@ in one process. Gradients are summed, not averaged, because the loss is normalis
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from torch.distributed.tensor import DTensor
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.ops import l2_norm
 from slime_core.protocols import Args, TrainerTraits
-from slime_core.trainers.settings import Role
-from slime_core.trainers.torchrun import join_peers
 from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import state
+from slime_embedded.trainer.model_files import left_out
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
 from slime_embedded.trainer.schedule import LearningRateSchedule
+from slime_embedded.trainer.shared_settings import Role
+from slime_embedded.trainer.torchrun import join_peers
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 _SHARDS = "shards"
@@ -57,10 +59,8 @@ class FsdpTrainer(EmbeddedTrainer):
                 " --train-backend fsdp does not train on; use --train-backend embedded"
             )
 
-    def _new_optimizer(self, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
-        return ShardedAdamW(
-            trained_parameters(self._sharded(self.model), self.settings), adam, schedule, self._parallel
-        )
+    def _new_optimizer(self, model: Decoder, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
+        return ShardedAdamW(trained_parameters(self._sharded(model), self.settings), adam, schedule, self._parallel)
 
     def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
         return self._sharded(super()._load_frozen(role, directory, reference_moves=reference_moves))
@@ -117,9 +117,13 @@ class FsdpTrainer(EmbeddedTrainer):
         weights = self.named_weights()
         if self.rank == 0:
             state.write_model(
-                directory, weights, self.config, settings.hf_checkpoint, settings.save_dtype,
+                directory,
+                chain(weights, left_out(self.model, settings)),
+                self.config,
+                settings.hf_checkpoint,
+                settings.save_dtype,
                 shard_bytes=settings.save_shard_bytes,
-            )  # fmt: skip
+            )
         else:
             assert not list(weights)
         from torch.distributed.checkpoint.state_dict_saver import save

@@ -20,10 +20,10 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from slime_core.models.rope import rope_cos_sin
-from slime_core.ops.logprobs import SamplingMask
 from slime_embedded.models.decoder import Decoder, DecoderLayer
 from slime_embedded.models.feed_forward import MixtureOfExperts
+from slime_embedded.models.logprobs import SamplingMask
+from slime_embedded.models.rope import rope_cos_sin
 from slime_embedded.models.routing import Routing
 
 TILE = 32

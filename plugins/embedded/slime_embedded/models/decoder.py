@@ -2,7 +2,7 @@
 
 The trainer calls `Decoder.hidden` and multiplies with `Decoder.head_weight` itself, in chunks, because the full
 logits are the largest tensor of a training step. Parameter names are HF's, so a state dict is an HF checkpoint.
-The rotation is `models.rope`'s, which the embedded engine uses too.
+The rotation is `rope`'s, which the embedded engine uses too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.utils.checkpoint import checkpoint
 
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import check_shapes
-from slime_core.models.rope import rope_cos_sin
-from slime_core.ops.logprobs import token_log_probs
 from slime_embedded.models.feed_forward import FeedForward, MixtureOfExperts
 from slime_embedded.models.lean_autograd import Linear, attend, rms_norm, rotate
+from slime_embedded.models.logprobs import token_log_probs
 from slime_embedded.models.packed import PackedLayout
+from slime_embedded.models.rope import rope_cos_sin
 
 if TYPE_CHECKING:
     from slime_embedded.hf.places import Places

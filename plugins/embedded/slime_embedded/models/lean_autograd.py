@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slime_core.models.rope import apply_rope
 from slime_embedded.kernels import pointers, training
 from slime_embedded.models.packed import PackedLayout
+from slime_embedded.models.rope import apply_rope
 
 
 class Linear(nn.Linear):

@@ -6,7 +6,7 @@ Used by the embedded trainer. A model with adapters has the parameters `X.lora_A
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,9 @@ from torch.nn import functional
 from slime_core.models.lora import LoraSettings, first_adapter, merged, module_of
 
 DOWN, UP = "lora_A", "lora_B"
+ADAPTERS = "adapters"
+"""Folder of a checkpoint with a subfolder for each of `--lora-adapters`, and first part of the names of their weights
+on the way to an engine."""
 
 
 class LoraLinear(nn.Module):
@@ -82,7 +85,9 @@ class _MergedLinear(torch.autograd.Function):
         return grad_x, None, grad_down, grad_up, None, None
 
 
-def add_adapters(model: nn.Module, lora: LoraSettings, seed: int, *, merge: bool = False) -> list[str]:
+def add_adapters(
+    model: nn.Module, lora: LoraSettings, seed: int, *, merge: bool = False, adapter: str = ""
+) -> list[str]:
     """Put adapters into a model in place and freeze everything else; HF names of the adapted weights.
 
     Args:
@@ -90,6 +95,7 @@ def add_adapters(model: nn.Module, lora: LoraSettings, seed: int, *, merge: bool
         lora: Which, and of what rank.
         seed: The run's.
         merge: As for `LoraLinear`.
+        adapter: Name of `--lora-adapters`, on which the first values depend; empty for the shared adapter.
 
     Raises:
         ConfigError: The targets do not fit the model.
@@ -102,17 +108,23 @@ def add_adapters(model: nn.Module, lora: LoraSettings, seed: int, *, merge: bool
         linear = getattr(owner, word)
         assert isinstance(linear, nn.Linear), f"{name} is no linear layer"
         device = linear.weight.device
-        down, up = first_adapter(name, linear.weight.shape, lora.rank, seed)
+        drawn_for = f"{adapter}/{name}" if adapter else name
+        down, up = first_adapter(drawn_for, linear.weight.shape, lora.rank, seed)
         setattr(owner, word, LoraLinear(linear, down.to(device), up.to(device), lora.scale, merge=merge))
     return chosen
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield HF names and tensors without gradient: merged weights of adapted layers, else the live weights."""
-    adapted = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, LoraLinear)}
+    adapted = dict(adapted_weights(model))
     for name, parameter in model.named_parameters():
         if name.rpartition(".")[2] not in (DOWN, UP):
-            yield name, adapted[name].merged_weight() if name in adapted else parameter.detach()
+            yield name, adapted[name]() if name in adapted else parameter.detach()
+
+
+def adapted_weights(model: nn.Module) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """Yield the HF name of each adapted weight, and the function that returns the merged tensor."""
+    return ((f"{name}.weight", m.merged_weight) for name, m in model.named_modules() if isinstance(m, LoraLinear))
 
 
 def base_weights(model: nn.Module, *, adapters: bool = False) -> dict[str, torch.Tensor]:

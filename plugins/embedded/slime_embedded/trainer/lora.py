@@ -1,23 +1,34 @@
-"""LoRA in the embedded trainer: a reference model without a copy of the weights, and checkpoints with adapters.
+"""LoRA in the embedded trainer: models that share the base's memory, steps by adapter, and checkpoints with adapters.
 
 A checkpoint holds the merged model, for serving and evaluation, and `adapter/` in PEFT's layout. A run resumes from the
 adapters and reads the base from `--hf-checkpoint` again. On resume it also reads the merged model, to check that the
 adapters were trained on this base.
+
+With `--lora-adapters` each name is another model on the same base, with an optimizer of its own, so an adapter is
+trained as in a run of its own. A checkpoint has it in `adapters/NAME/`, with its optimizer's state.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from slime_core.errors import CheckpointError
+from slime_core.errors import CheckpointError, TrainError
 from slime_core.models.hf_io import read_weights
 from slime_core.models.lora import LoraSettings, module_of, same_weight
 from slime_core.models.lora_files import FOLDER, read_adapter, write_adapter
+from slime_core.sample import TrainBatch
 from slime_embedded.models.decoder import Decoder
-from slime_embedded.models.lora_linear import UP, LoraLinear, adapter_weights, merged_weights
+from slime_embedded.models.lora_linear import ADAPTERS, UP, LoraLinear, adapter_weights, add_adapters, merged_weights
+from slime_embedded.trainer.optimizer import FlatAdamW
+from slime_embedded.trainer.settings import TrainerSettings
+
+SHARED = "shared"
+"""Name in metrics of the adapter of samples that name none."""
 
 
 def base_of(model: Decoder) -> Decoder:
@@ -34,10 +45,68 @@ def base_of(model: Decoder) -> Decoder:
     return base.requires_grad_(False)
 
 
+def with_adapter(model: Decoder, settings: TrainerSettings, seed: int, name: str) -> Decoder:
+    """Return the model with the adapter `name` in place of its own; both share the base's memory."""
+    assert settings.lora is not None
+    other = base_of(model)
+    add_adapters(other, settings.lora, seed, merge=settings.batch_invariant, adapter=name)
+    return other
+
+
+def by_adapter(batch: TrainBatch, positions: Sequence[int], known: Collection[str]) -> dict[str, list[int]]:
+    """Return the positions by the adapter of their samples, "" for the shared one.
+
+    Raises:
+        TrainError: A sample names an adapter that is not `known`.
+    """
+    found: dict[str, list[int]] = {}
+    for position in positions:
+        given = batch.train_metadata[position] if batch.train_metadata else None
+        name = (given or {}).get("adapter") or ""
+        if name not in known:
+            raise TrainError(
+                f"sample {batch.sample_indices[position]}: its train_metadata names the adapter {name!r};"
+                f" --lora-adapters has {' '.join(filter(None, known))}"
+            )
+        found.setdefault(name, []).append(position)
+    return found
+
+
+def step_adapters(optimizers: Mapping[str, FlatAdamW], trained: Sequence[float]) -> dict[str, float]:
+    """Take an optimizer step of each adapter of which a token is trained; the others stay as they are.
+
+    Args:
+        optimizers: Optimizers by the adapters' names, "" for the shared one.
+        trained: Number of trained tokens of each, on all ranks.
+
+    Returns:
+        The metrics of `FlatAdamW.step`: the norm of all gradients, the largest learning rate, the number of adapters
+        whose step was skipped; and `grad_norm/NAME` of each adapter.
+    """
+    found = {name: optimizer.step() for (name, optimizer), count in zip(optimizers.items(), trained) if count}
+    first = next(iter(optimizers.values()))
+    norms = {name: found[name]["grad_norm"] if name in found else 0.0 for name in optimizers}
+    return {
+        "grad_norm": math.hypot(*norms.values()),
+        "lr": max(each["lr"] for each in found.values()) if found else first.schedule.at(first.steps),
+        "skipped_steps": sum(each["skipped_steps"] for each in found.values()),
+        **{f"grad_norm/{name or SHARED}": norm for name, norm in norms.items()},
+    }
+
+
+def check_adapters(directory: Path, names: Collection[str]) -> None:
+    """Raise CheckpointError unless the checkpoint has exactly the adapters `names`, besides the shared one."""
+    folder = directory / ADAPTERS
+    stored = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    if stored != set(names):
+        then, now = (" ".join(sorted(some)) or "not given" for some in (stored, names))
+        raise CheckpointError(f"{directory} does not fit this run: --lora-adapters was {then}, is {now}")
+
+
 def save_adapter(directory: Path, model: Decoder, lora: LoraSettings, checkpoint: str) -> None:
-    """Write `directory/adapter`; `checkpoint` is the checkpoint of the base."""
+    """Write the adapter into `directory`; `checkpoint` is the checkpoint of the base."""
     modules = [name for name, _ in model.named_modules()]
-    write_adapter(directory / FOLDER, lora, adapter_weights(model), modules, checkpoint)
+    write_adapter(directory, lora, adapter_weights(model), modules, checkpoint)
 
 
 def load_adapter(directory: Path, model: Decoder, lora: LoraSettings, checkpoint: str) -> None:

@@ -15,11 +15,11 @@ import torch
 
 from slime_core.errors import TrainError
 from slime_core.models.config import ModelConfig
-from slime_core.ops.logprobs import SamplingMask
+from slime_core.multimodal import TrainInputs
 from slime_core.sample import TrainBatch
-from slime_core.sample.multimodal import TrainInputs
-from slime_core.trainers.sample_rows import SampleRows, read_samples
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.logprobs import SamplingMask
+from slime_embedded.trainer.sample_rows import SampleRows, read_samples
 
 if TYPE_CHECKING:
     from slime_embedded.models.routing import Routing

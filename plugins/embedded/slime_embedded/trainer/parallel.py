@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from slime_core.trainers.torchrun import env_int, join_peers, pick_device
+from slime_core.launch.ranks import env_int
+from slime_embedded.trainer.torchrun import join_peers, pick_device
 
 _BUCKET_ELEMENTS = 16 * 1024 * 1024
 """Elements of one all-reduce of gradients: large enough to fill the wire, small enough to bound its buffers."""

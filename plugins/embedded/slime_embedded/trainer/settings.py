@@ -1,6 +1,6 @@
 """`args` -> the embedded trainer's own settings, checked; the only module of the trainer that reads flags.
 
-Called once by `EmbeddedTrainer`. Settings of every trainer are in `trainers.settings`.
+Called once by `EmbeddedTrainer`. Settings of every trainer are in `trainer.shared_settings`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig
 from slime_core.protocols import Args
-from slime_core.trainers.settings import CommonSettings, Role, common_values
+from slime_embedded.trainer.shared_settings import CommonSettings, Role, common_values
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class TrainerSettings(CommonSettings):
     recompute: bool
     batch_invariant: bool
     """`--true-on-policy-mode`: log-probs equal the embedded engine's bit for bit."""
+    adapters: tuple[str, ...] = ()
+    """`--lora-adapters`: names of the adapters besides the shared one."""
 
     @classmethod
     def from_args(cls, args: Args, role: Role = "actor") -> TrainerSettings:
@@ -43,6 +45,7 @@ class TrainerSettings(CommonSettings):
             model_impl=args.model_impl,
             recompute=granularity == "full" or args.recompute_activations,
             batch_invariant=args.true_on_policy_mode,
+            adapters=tuple(args.lora_adapters) if role == "actor" else (),
         )
 
 
@@ -52,6 +55,7 @@ def check_fits(args: Args, settings: TrainerSettings, config: ModelConfig, role:
         return
     asked = {
         "--lora-rank": config.images and settings.lora is not None,
+        "--lora-adapters": settings.adapters,
         "--true-on-policy-mode": settings.batch_invariant,
         "--recompute-granularity": config.images and settings.recompute,
         "--use-rollout-routing-replay": args.use_rollout_routing_replay,

@@ -12,33 +12,32 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, TrainError, rollout_name
 from slime_core.models.config import read_hf_config
-from slime_core.models.family import decoder_shape
+from slime_core.models.family import DecoderShape, decoder_shape
 from slime_core.models.hf_io import read_weights
-from slime_core.ops.flops import DecoderShape
-from slime_core.ops.logprobs import log_probs_from_logits
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.sample import TrainBatch
-from slime_core.trainers.sample_rows import left_out
-from slime_core.trainers.settings import Role
 from slime_embedded import kernels
 from slime_embedded.hf.config import model_config, transformers_config
 from slime_embedded.hf.model import TransformersModel
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.logprobs import CHUNK_ELEMENTS, log_probs_from_logits
 from slime_embedded.trainer import model_files, state
 from slime_embedded.trainer.frozen import OLD_ACTOR, REFERENCE, FrozenModels
 from slime_embedded.trainer.microbatch import MicroBatch, keep_routing, pack, routing_of, through
 from slime_embedded.trainer.model_files import load_model, published_weights
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
+from slime_embedded.trainer.sample_rows import left_out
 from slime_embedded.trainer.schedule import LearningRateSchedule
 from slime_embedded.trainer.settings import TrainerSettings, check_fits, main_memory
+from slime_embedded.trainer.shared_settings import Role
 
 if TYPE_CHECKING:
     from slime_embedded.models.routing import Routing
@@ -50,6 +49,13 @@ _USES = (
     "actor_num_gpus_per_node actor_num_nodes keep_old_actor kernels lora_alpha lora_dropout lora_rank"
     " lora_target_modules model_impl offload_train"
 )
+
+
+class Policy(NamedTuple):
+    """Weights that are trained together: the model with an adapter, or without LoRA all of it."""
+
+    model: Decoder
+    optimizer: FlatAdamW
 
 
 class EmbeddedTrainer:
@@ -65,7 +71,12 @@ class EmbeddedTrainer:
     """
 
     traits = TrainerTraits(
-        true_on_policy=True, sampling_mask=True, routing_replay=True, takes_images=True, uses=frozenset(_USES.split())
+        true_on_policy=True,
+        sampling_mask=True,
+        routing_replay=True,
+        takes_images=True,
+        takes_adapters=True,
+        uses=frozenset(_USES.split()),
     )
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
@@ -91,15 +102,37 @@ class EmbeddedTrainer:
             from slime_embedded.models.lora_linear import add_adapters
 
             add_adapters(self.model, settings.lora, args.seed, merge=settings.batch_invariant)
-        self.optimizer = self._new_optimizer(adam, schedule)
+        self.optimizer = self._new_optimizer(self.model, adam, schedule)
+        self._policies = {"": Policy(self.model, self.optimizer)}
+        """Adapters by name; "" is the shared one, and the only one without `--lora-adapters`."""
+        for name in settings.adapters:
+            from slime_embedded.trainer.lora import with_adapter
+
+            model = with_adapter(self.model, settings, args.seed, name)
+            self._policies[name] = Policy(model, self._new_optimizer(model, adam, schedule))
         moves = bool(args.ref_update_interval)
         self._frozen = FrozenModels(settings, partial(self._load_frozen, reference_moves=moves))
         if moves:
             self._frozen.check_reference_fits(self.model)
         self._last_rollout: int | None = None
 
-    def _new_optimizer(self, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
-        return FlatAdamW(trained_parameters(self.model, self.settings), adam, schedule, self._parallel)
+    def _new_optimizer(self, model: Decoder, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
+        return FlatAdamW(trained_parameters(model, self.settings), adam, schedule, self._parallel)
+
+    @property
+    def _optimizers(self) -> dict[str, FlatAdamW]:
+        return {name: policy.optimizer for name, policy in self._policies.items()}
+
+    @staticmethod
+    def check_settings(settings: Settings) -> list[str]:
+        """Raise ConfigError for a frozen copy of the actor, of which several adapters would need one each."""
+        for name in ("ref_update_interval", "keep_old_actor"):
+            if settings.args.lora_adapters and getattr(settings.args, name):
+                raise ConfigError(
+                    f"{settings.cite(name)} copies one model, and {settings.cite('lora_adapters')} trains several;"
+                    " remove one of the two"
+                )
+        return []
 
     def settings_changed(self, args: Args) -> None:
         """Take the learning rates and the temperature of changed settings, from the next step on.
@@ -107,7 +140,9 @@ class EmbeddedTrainer:
         Raises:
             ConfigError: The learning rates contradict each other.
         """
-        self.optimizer.schedule = LearningRateSchedule.from_args(args, critic=self.role == "critic")
+        schedule = LearningRateSchedule.from_args(args, critic=self.role == "critic")
+        for optimizer in self._optimizers.values():
+            optimizer.schedule = schedule
         self.settings = replace(self.settings, temperature=args.rollout_temperature)
 
     @classmethod
@@ -157,12 +192,14 @@ class EmbeddedTrainer:
 
     def weight_probes(self) -> torch.Tensor:
         """Return about 65,536 trained weights, evenly spread; the odd stride visits every column of a matrix."""
-        return self.optimizer.values[:: len(self.optimizer.values) >> 16 | 1]
+        values = [optimizer.values for optimizer in self._optimizers.values()]
+        flat = values[0] if len(values) == 1 else torch.cat(values)
+        return flat[:: len(flat) >> 16 | 1]
 
     def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
-        # With adapters the actor's base weights never change, so a reference with the same weights needs no memory.
-        shared = self.settings.lora is not None and directory == self.settings.hf_checkpoint
-        if shared and role == REFERENCE and not reference_moves:
+        # With adapters the actor's base weights never change, so a model with the same weights needs no memory.
+        moves = role == OLD_ACTOR or (role == REFERENCE and reference_moves)
+        if self.settings.lora is not None and directory == self.settings.hf_checkpoint and not moves:
             from slime_embedded.trainer.lora import base_of
 
             return base_of(self.model)
@@ -208,6 +245,33 @@ class EmbeddedTrainer:
         log_probs, entropies = self._over(model, batch, micro_batches, run)
         return log_probs, entropies
 
+    def over_logits(
+        self,
+        batch: TrainBatch,
+        micro_batches: Sequence[Sequence[int]],
+        read: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]],
+        *,
+        role: str = "actor",
+    ) -> list[list[torch.Tensor]]:
+        """Return the results of `read` per sample; see `protocols.Trainer`. Raises as `log_probs`."""
+        model, settings = self._language_model(role), self.settings
+        size = settings.log_probs_chunk_size
+        rows = size if size > 0 else max(1, CHUNK_ELEMENTS[self.device.type] // model.config.vocab_size)
+
+        def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
+            own = self._actor_of(batch, micro.positions) if model is self.model else model
+
+            def head(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                parts = zip(torch.split(hidden, rows), torch.split(micro.targets, rows))
+                logits = ((own.logits(h.to(self.compute_dtype)).float(), t) for h, t in parts)
+                found = [read(scores / settings.temperature, t) for scores, t in logits]
+                return tuple(torch.cat(column) for column in zip(*found, strict=True))
+
+            with self._compute():
+                return through(own, micro, head)
+
+        return self._over(model, batch, micro_batches, run)
+
     def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Return [response_length] float32 values per sample of the batch, without gradient.
 
@@ -226,6 +290,8 @@ class EmbeddedTrainer:
     ) -> list[list[torch.Tensor]]:
         """Return the results of `run` for all samples: one column per tensor. A teacher's vocabulary may be smaller."""
         found: dict[int, tuple[torch.Tensor, ...]] = {}
+        if model is self.model:
+            micro_batches = self._of_one_adapter(batch, micro_batches)
         missing = self._missing_passes(len(micro_batches))
         with torch.no_grad():
             for positions in micro_batches:
@@ -235,6 +301,23 @@ class EmbeddedTrainer:
             self._empty_passes(model, missing)
         left_out(batch, micro_batches)
         return [list(column) for column in zip(*(found[i] for i in range(len(batch))), strict=True)] or [[], []]
+
+    def _of_one_adapter(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Split micro-batches so that all samples of a pass have the same adapter."""
+        if len(self._policies) == 1:
+            return micro_batches
+        from slime_embedded.trainer.lora import by_adapter
+
+        return [part for positions in micro_batches for part in by_adapter(batch, positions, self._policies).values()]
+
+    def _actor_of(self, batch: TrainBatch, positions: Sequence[int]) -> Decoder:
+        """Return the model of a pass of `_of_one_adapter`."""
+        if len(self._policies) == 1:
+            return self.model
+        from slime_embedded.trainer.lora import by_adapter
+
+        (name,) = by_adapter(batch, positions, self._policies)
+        return self._policies[name].model
 
     def _missing_passes(self, passes: int) -> int:
         """Return how many passes fewer this rank makes than another; 0 if ranks need not make the same number."""
@@ -249,7 +332,8 @@ class EmbeddedTrainer:
         """Run `_log_probs`; for the actor and the old actor, replay the batch's routing and record missing routing."""
         replays = role in ("actor", OLD_ACTOR)
         routing = routing_of(batch, micro, self.config, self.device) if replays else None
-        found = self._log_probs(self._language_model(role), micro, with_entropy, routing)
+        model = self._actor_of(batch, micro.positions) if role == "actor" else self._language_model(role)
+        found = self._log_probs(model, micro, with_entropy, routing)
         if routing is not None:
             keep_routing(batch, micro, self.config, routing)
         return found
@@ -311,7 +395,7 @@ class EmbeddedTrainer:
             As metrics those of `loss_fn` summed over micro-batches and ranks, `grad_norm` before clipping, `lr`,
             `skipped_steps` (1 when the gradients were not finite and nothing was changed), and with routing replay
             `routing_mismatch`, the share of replayed (token, layer) pairs whose router would choose other experts;
-            and the log-probs before the step.
+            with several adapters those of `step_adapters`; and the log-probs before the step.
 
         Raises:
             TrainError: No micro-batch, or gradients not finite in several steps in a row.
@@ -320,10 +404,12 @@ class EmbeddedTrainer:
             raise TrainError(
                 f"{rollout_name(batch.rollout_id)}: an optimizer step without micro-batches on rank {self.rank}"
             )
-        if self.settings.reset_optimizer_states and batch.rollout_id != self._last_rollout:
-            self.optimizer.reset_moments()
+        for optimizer in self._optimizers.values():
+            if self.settings.reset_optimizer_states and batch.rollout_id != self._last_rollout:
+                optimizer.reset_moments()
+            optimizer.zero_grad()
         self._last_rollout = batch.rollout_id
-        self.optimizer.zero_grad()
+        micro_batches = self._of_one_adapter(batch, micro_batches)
         totals: dict[str, torch.Tensor] = {}
         log_probs: dict[int, torch.Tensor] = {}
         grads: dict[int, torch.Tensor] = {}
@@ -332,7 +418,7 @@ class EmbeddedTrainer:
         for positions in micro_batches:
             micro = pack(batch, positions, self.config.vocab_size, self.device, every_token=with_logits)
             routing = routing_of(batch, micro, self.config, self.device) if self.role == "actor" else None
-            output = self._output(micro, with_entropy, with_logits, routing)
+            output = self._output(self._actor_of(batch, positions), micro, with_entropy, with_logits, routing)
             if self.role == "actor":
                 parts = torch.split(output.log_probs.detach(), micro.response_lengths)
                 log_probs.update(zip(micro.positions, parts, strict=True))
@@ -354,23 +440,38 @@ class EmbeddedTrainer:
         if batch.routed_experts is not None and self.role == "actor":
             different, replayed = self._parallel.all_reduce(mismatches).tolist()
             found[_MISMATCH] = different / max(replayed, 1.0)
-        return StepResult({**found, **self.optimizer.step()}, log_probs, grads)
+        return StepResult({**found, **self._step(batch, micro_batches)}, log_probs, grads)
+
+    def _step(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Take the optimizer step, with several adapters of those of which a token is trained on some rank."""
+        if len(self._policies) == 1:
+            return self.optimizer.step()
+        from slime_embedded.trainer.lora import by_adapter, step_adapters
+
+        trained = dict.fromkeys(self._policies, 0.0)
+        for positions in micro_batches:
+            for name, part in by_adapter(batch, positions, self._policies).items():
+                trained[name] += sum(sum(batch.loss_masks[position]) for position in part)
+        counts = self._parallel.all_reduce(torch.tensor(list(trained.values()), dtype=torch.float64))
+        return step_adapters(self._optimizers, counts.tolist())
 
     def _output(
-        self, micro: MicroBatch, with_entropy: bool, with_logits: bool, routing: Routing | None
+        self, model: Decoder, micro: MicroBatch, with_entropy: bool, with_logits: bool, routing: Routing | None
     ) -> MicroBatchOutput:
         if self.role == "critic":
             values = self._values(self._critic(), micro)
             return MicroBatchOutput(micro.positions, values.new_empty(0), values=values)
         if with_logits:
-            return self._with_logits(micro, with_entropy, routing)
-        log_probs, entropy = self._log_probs(self.model, micro, with_entropy, routing)
+            return self._with_logits(model, micro, with_entropy, routing)
+        log_probs, entropy = self._log_probs(model, micro, with_entropy, routing)
         return MicroBatchOutput(micro.positions, log_probs, entropy)
 
-    def _with_logits(self, micro: MicroBatch, with_entropy: bool, routing: Routing | None) -> MicroBatchOutput:
+    def _with_logits(
+        self, model: Decoder, micro: MicroBatch, with_entropy: bool, routing: Routing | None
+    ) -> MicroBatchOutput:
         with self._compute():
             logits = through(
-                self.model, micro, lambda h: self.model.logits(h.to(self.compute_dtype)).float(), every_row=True,
+                model, micro, lambda h: model.logits(h.to(self.compute_dtype)).float(), every_row=True,
                 routing=routing,
             )  # fmt: skip
         chosen = logits[torch.from_numpy(micro.rows).to(self.device)]
@@ -400,9 +501,15 @@ class EmbeddedTrainer:
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield HF names and float32 tensors of the model, with adapters merged; skip a tied output layer, like HF.
 
-        Without adapters the tensors are the live parameters: copy them if they must outlast the next step.
+        Without adapters the tensors are the live parameters: copy them if they must outlast the next step. The merged
+        weights of each of `--lora-adapters` follow, as `adapters.NAME.<HF name>`.
         """
         yield from published_weights(self.model, self.settings)
+        for name in self.settings.adapters:
+            from slime_embedded.models.lora_linear import ADAPTERS, adapted_weights
+
+            for weight, merged in adapted_weights(self._policies[name].model):
+                yield f"{ADAPTERS}.{name}.{weight}", merged()
 
     def update_reference(self) -> None:
         """Copy the actor's weights into the reference. Raises TrainError when the run has no reference."""
@@ -434,7 +541,19 @@ class EmbeddedTrainer:
             model_files.save(directory, self.model, self.config, self.settings)
             self._frozen.save(directory, self.model)
         state.save_progress(directory, self.optimizer, self.settings, self.rank, self.world_size)
+        for name in self.settings.adapters:
+            self._save_adapter(name, directory)
         self._parallel.barrier()
+
+    def _save_adapter(self, name: str, directory: Path) -> None:
+        from slime_embedded.models.lora_linear import ADAPTERS
+        from slime_embedded.trainer.lora import save_adapter
+
+        folder, (model, optimizer), lora = directory / ADAPTERS / name, self._policies[name], self.settings.lora
+        assert lora is not None
+        if self.rank == 0:
+            save_adapter(folder, model, lora, self.settings.hf_checkpoint)
+        state.save_progress(folder, optimizer, self.settings, self.rank, self.world_size)
 
     def load(self, directory: Path) -> None:
         """Restore the state that `save` wrote, bit for bit; with `--finetune`, restore only the weights.
@@ -442,23 +561,40 @@ class EmbeddedTrainer:
         Raises:
             CheckpointError: The checkpoint is incomplete or does not fit this run.
         """
+        from slime_embedded.trainer.lora import check_adapters
+
         directory = Path(directory)
+        check_adapters(directory, self.settings.adapters)
+        for name in self.settings.adapters:
+            self._load_adapter(name, directory)
         if not self.settings.finetune:
             state.load_progress(directory, self.optimizer, self.settings, self.rank, self.world_size)
         model_files.load(directory, self.model, self.settings)
         self._frozen.load(directory, self.model)
+
+    def _load_adapter(self, name: str, directory: Path) -> None:
+        from slime_core.models.lora_files import read_adapter
+        from slime_embedded.models.lora_linear import ADAPTERS, adapter_weights
+
+        folder, (model, optimizer), lora = directory / ADAPTERS / name, self._policies[name], self.settings.lora
+        assert lora is not None
+        if not self.settings.finetune:
+            state.load_progress(folder, optimizer, self.settings, self.rank, self.world_size)
+        read_adapter(folder, lora, adapter_weights(model))
 
     def offload(self) -> None:
         """Free the gradients and, on a GPU, move the moments to the host; return when every rank has finished.
 
         Parameters and frozen models stay on the device, since weight pushes and checkpoints read them there.
         """
-        self.optimizer.offload()
+        for optimizer in self._optimizers.values():
+            optimizer.offload()
         self._parallel.barrier()
 
     def onload(self) -> None:
         """Move the moments back to the device."""
-        self.optimizer.onload()
+        for optimizer in self._optimizers.values():
+            optimizer.onload()
 
     def close(self) -> None:
         """Leave the process group; safe to call twice. The trainer takes no steps afterwards."""

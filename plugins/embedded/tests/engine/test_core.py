@@ -16,7 +16,7 @@ from slime_embedded.engine.sequence import Sequence
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 from tests.embedded_cores import make_core, prompts, run
 from tests.tiny_models import VARIANTS
 

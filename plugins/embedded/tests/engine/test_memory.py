@@ -10,7 +10,7 @@ import pytest
 
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.models.hf_io import read_weights
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 from tests.embedded_cores import make_core, prompts, run
 
 MakeModel = Callable[..., tuple[Path, Any]]

@@ -23,7 +23,7 @@ from slime_core.errors import EngineError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
 from slime_core.sample import Sample
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 
 PROMPT = [3, 4, 5, 6, 7, 8] * 5
 PARAMS = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}

@@ -16,12 +16,12 @@ from slime_embedded.models.batch_invariant import (
     attend_tiles,
 )
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.logprobs import token_log_probs
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 from slime_core.config import Args
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
-from slime_core.ops.logprobs import token_log_probs
 from slime_core.sample import TrainBatch
 from tests.tiny_models import VARIANTS
 

@@ -9,10 +9,9 @@ import torch
 from slime_embedded import kernels
 from slime_embedded.models.lean_autograd import Linear, attend, rms_norm, rotate, swiglu
 from slime_embedded.models.packed import PackedLayout
+from slime_embedded.models.rope import apply_rope
 from torch.func import functional_call
 from torch.nn import functional
-
-from slime_core.models.rope import apply_rope
 
 
 @pytest.fixture(autouse=True, params=["auto", "torch"])

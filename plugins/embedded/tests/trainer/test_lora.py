@@ -16,7 +16,7 @@ from slime_testing_contracts.tiny import tiny_moe_model
 from transformers import AutoModelForCausalLM
 
 from slime_core.config import Args
-from slime_core.errors import CheckpointError, ConfigError
+from slime_core.errors import CheckpointError, ConfigError, TrainError
 from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
 
@@ -274,3 +274,163 @@ def test_a_mixture_of_experts_trains_what_all_tokens_go_through(make_batch: Make
     again.load(tmp_path / "checkpoint")
     for a, b in zip(again.log_probs(batch, MICRO), trainer.log_probs(batch, MICRO), strict=True):
         assert torch.equal(a, b)
+
+
+# -- several adapters --------------------------------------------------------------------------------------
+
+TWO: dict[str, Any] = {**LORA, "lora_adapters": ["planner", "solver"]}
+
+
+def named(batch: TrainBatch, *adapters: str | None) -> TrainBatch:
+    batch.train_metadata = [name and {"adapter": name} for name in adapters]  # type: ignore[misc]
+    return batch
+
+
+def total(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Sum over tokens, so that a sample's gradient does not depend on the others."""
+    value = -output.log_probs.sum()
+    return value, {"loss": value}
+
+
+def of(trainer: EmbeddedTrainer, name: str) -> dict[str, torch.Tensor]:
+    return adapter_weights(trainer._policies[name].model)
+
+
+def test_each_adapter_gets_the_gradient_of_its_samples(
+    make_args: MakeArgs, make_batch: MakeBatch, model_dir: Path
+) -> None:
+    """Against PEFT's adapters in float64, one pass per sample; the samples of a packed batch alternate."""
+    import peft
+
+    trainer = EmbeddedTrainer(make_args(**TWO, clip_grad=0.0))
+    config = peft.LoraConfig(r=4, lora_alpha=8.0, target_modules="all-linear")
+    base = AutoModelForCausalLM.from_pretrained(model_dir).double()
+    model: Any = peft.get_peft_model(base, config, adapter_name="planner").double()
+    model.add_adapter("solver", config)
+    model = model.double()
+    theirs: dict[str, dict[str, Any]] = {name: {} for name in ("planner", "solver")}
+    generator = torch.Generator().manual_seed(5)
+    for name, parameters in theirs.items():
+        for key, parameter in model.named_parameters():
+            if f".{name}." in key:
+                parameters[key.removeprefix("base_model.model.").replace(f".{name}.weight", "")] = parameter
+        assert set(parameters) == set(of(trainer, name))
+        for key, tensor in of(trainer, name).items():
+            if key.endswith("lora_B"):
+                tensor.normal_(0, 0.1, generator=generator)
+            parameters[key].data = tensor.double()
+    adapters = ["planner", "solver", "solver", "planner"]
+    batch = named(make_batch(4), *adapters)
+    result = trainer.train_step(batch, [[0, 1, 2, 3]], total)
+    norms = {}
+    for name, parameters in theirs.items():
+        model.set_adapter(name)
+        for position, own in enumerate(adapters):
+            if own != name:
+                continue
+            ids, response = torch.tensor(batch.tokens[position]), batch.response_lengths[position]
+            log_p = torch.log_softmax(model(ids[None]).logits[0, -response - 1 : -1], dim=-1)
+            found = log_p.gather(-1, ids[-response:, None]).squeeze(-1)
+            torch.testing.assert_close(result.log_probs[position].double(), found.detach(), rtol=1e-4, atol=1e-5)
+            (-found.sum()).backward()
+        optimizer = trainer._policies[name].optimizer
+        for key, parameter in parameters.items():
+            torch.testing.assert_close(
+                optimizer._view(optimizer.grads, key).double(),
+                parameter.grad,
+                rtol=1e-3,
+                atol=1e-5,
+                msg=f"{name} {key}",
+            )
+        norms[name] = torch.cat([p.grad.flatten() for p in parameters.values()]).norm().item()
+    metrics = result.metrics
+    assert metrics["grad_norm"] == pytest.approx((norms["planner"] ** 2 + norms["solver"] ** 2) ** 0.5, rel=1e-4)
+    assert [metrics[f"grad_norm/{name}"] for name in (*norms, "shared")] == [
+        pytest.approx(norms["planner"], rel=1e-4), pytest.approx(norms["solver"], rel=1e-4), 0.0,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [{}, {"true_on_policy_mode": True}])
+def test_an_adapter_learns_as_in_a_run_of_its_own(
+    make_args: MakeArgs, make_batch: MakeBatch, flags: dict[str, Any]
+) -> None:
+    """Bit for bit: other adapters' samples in a batch, and steps without a sample of it, change nothing."""
+    both, alone = (
+        EmbeddedTrainer(make_args(**{**TWO, **flags, "lora_adapters": names, "clip_grad": 0.5}))
+        for names in (["planner", "solver"], ["solver"])
+    )
+    start = weights(both)
+    for step in range(4):
+        batch = make_batch(4, seed=step)
+        adapters = ["planner"] * 4 if step == 2 else ["planner", "solver", "solver", "planner"]
+        both.train_step(named(batch, *adapters), [[0, 1, 2, 3]], total)
+        if step != 2:
+            alone.train_step(named(batch.select([1, 2]), "solver", "solver"), [[0, 1]], total)
+    assert all(torch.equal(tensor, of(alone, "solver")[name]) for name, tensor in of(both, "solver").items())
+    ended = weights(both)
+    moved = {name for name, tensor in ended.items() if not torch.equal(tensor, start[name])}
+    assert moved == {name for name in start if name.startswith(("adapters.planner.", "adapters.solver."))}
+    first = next(name for name in moved if name.startswith("adapters.planner."))
+    assert not torch.equal(ended[first], ended[first.replace("planner", "solver")])
+
+
+def test_samples_without_a_name_train_the_shared_adapter_as_without_others(
+    make_args: MakeArgs, make_batch: MakeBatch
+) -> None:
+    several, single = EmbeddedTrainer(make_args(**TWO)), EmbeddedTrainer(make_args(**LORA))
+    for step in range(3):
+        several.train_step(named(make_batch(4, seed=step), None, "solver", "planner", None), MICRO, total)
+        single.train_step(make_batch(4, seed=step).select([0, 3]), [[0], [1]], total)
+    assert all(torch.equal(tensor, of(single, "")[name]) for name, tensor in of(several, "").items())
+    batch = named(make_batch(4, seed=9), "solver", None, "planner", "solver")
+    in_one = several.log_probs(batch, [[0, 1, 2, 3]])
+    for position, row in enumerate(several.log_probs(batch, [[3], [2], [1], [0]])):
+        torch.testing.assert_close(in_one[position], row, rtol=1e-5, atol=1e-5)
+    assert torch.equal(in_one[1], single.log_probs(batch.select([1]), [[0]])[0])
+
+
+def test_a_masked_sample_does_not_step_its_adapter(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    trainer = EmbeddedTrainer(make_args(**TWO, weight_decay=0.5))
+    before = {name: tensor.clone() for name, tensor in of(trainer, "solver").items()}
+    batch = named(make_batch(2), "planner", "solver")
+    batch.loss_masks[1] = [0] * batch.response_lengths[1]
+    trainer.train_step(batch, [[0, 1]], total)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in of(trainer, "solver").items())
+    assert [p.optimizer.steps for p in trainer._policies.values()] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("flags", [{}, {"save_dtype": "bfloat16", "reset_optimizer_states": True}])
+def test_two_plus_two_steps_of_several_adapters_equal_four(
+    make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    def steps(trainer: EmbeddedTrainer, numbers: range) -> list[dict[str, float]]:
+        names = ["planner", "solver", None, "planner"]
+        batches = [named(make_batch(4, seed=s, rollout_id=s), *names[s % 3 :], *names[: s % 3]) for s in numbers]
+        return [trainer.train_step(batch, MICRO, noisy_loss).metrics for batch in batches]
+
+    random.seed(7)
+    torch.manual_seed(7)
+    straight = EmbeddedTrainer(make_args(**TWO, **flags))
+    metrics = steps(straight, range(2))
+    straight.save(tmp_path / "checkpoint")
+    metrics += steps(straight, range(2, 4))
+    random.seed(99)
+    again = EmbeddedTrainer(make_args(**TWO, **flags, seed=5))
+    again.load(tmp_path / "checkpoint")
+    assert steps(again, range(2, 4)) == metrics[2:]
+    for name in ("", "planner", "solver"):
+        assert all(torch.equal(tensor, of(again, name)[key]) for key, tensor in of(straight, name).items())
+        moments, restored = (one._policies[name].optimizer.moments() for one in (straight, again))
+        assert all(torch.equal(restored[key], moment) for key, moment in moments.items())
+    files = {p.name for p in (tmp_path / "checkpoint" / "adapters" / "solver").rglob("*.*")}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", "state.json", "optimizer.safetensors"}
+
+
+def test_adapters_that_do_not_fit(make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path) -> None:
+    trainer = EmbeddedTrainer(make_args(**TWO))
+    with pytest.raises(TrainError, match=r"sample 1: its train_metadata names the adapter 'judge'; .* planner solver"):
+        trainer.train_step(named(make_batch(2), None, "judge"), [[0, 1]], total)
+    trainer.save(tmp_path / "checkpoint")
+    for flags, now in ((LORA, "not given"), ({**LORA, "lora_adapters": ["solver"]}, "solver")):
+        with pytest.raises(CheckpointError, match=f"--lora-adapters was planner solver, is {now}"):
+            EmbeddedTrainer(make_args(**flags)).load(tmp_path / "checkpoint")

@@ -5,8 +5,7 @@ import random
 
 import numpy as np
 import torch
-
-from slime_core.trainers.state_files import capture_rng, restore_rng
+from slime_embedded.trainer.state_files import capture_rng, restore_rng
 
 
 def draw() -> list[float]:

@@ -13,7 +13,7 @@ from slime_testing_contracts.tiny import tiny_moe_model
 
 from slime_core.config import Args
 from slime_core.errors import TrainError
-from slime_core.learning.routing import routing_arrays
+from slime_core.learning.learner import routing_arrays
 from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.family import routed_layers
 from slime_core.models.hf_io import read_weights

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from slime_embedded.models.logprobs import response_log_probs
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from transformers import AutoModelForCausalLM
 
 from slime_core.errors import CheckpointError, ConfigError, TrainError
-from slime_core.ops.logprobs import response_log_probs
 from slime_core.protocols import LossFn, MicroBatchOutput
 from slime_core.sample import TrainBatch
 

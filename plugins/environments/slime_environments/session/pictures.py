@@ -13,11 +13,11 @@ from typing import Any
 
 from slime_data.images import ImagePrompts, load_processor
 
-from slime_core.errors import DataError
+from slime_core.errors import DataError, RolloutError
+from slime_core.multimodal import IMAGES, TrainInputs, has_images, image_token_of, images_of
 from slime_core.protocols import Args
 from slime_core.protocols.environment import Observation
 from slime_core.sample import Sample
-from slime_core.sample.multimodal import IMAGES, TrainInputs, has_images, image_token_of, images_of
 from slime_core.sample.provenance import Source
 
 OF_ROW = "row_images"
@@ -35,10 +35,21 @@ class Pictures:
         """Images of the newest observation, until `attach`."""
 
     def take(self, observation: Observation | None) -> Observation | None:
-        """Return the observation with empty image parts. Raises DataError for an image that cannot be read."""
+        """Return the observation with empty image parts.
+
+        Raises:
+            DataError: An image cannot be read.
+            RolloutError: The model takes no images.
+        """
         self._new = []
         if observation is None or isinstance(observation, str) or not has_images(observation):
             return observation
+        if image_token_of(self._checkpoint) is None:
+            raise RolloutError(
+                f"the environment shows an image, and the model of --hf-checkpoint {self._checkpoint} reads text only"
+                " (no image_token_id in its config.json); name a vision-language model, with --rollout-engine sglang or"
+                " --rollout-engine http"
+            )
         messages, self._new = _prompts(self._checkpoint).messages(observation, {})
         return messages
 

@@ -26,8 +26,7 @@ from pydantic import Field
 from slime_core import Args, PluginOptions, TrainBatch, options
 from slime_core.errors import ConfigError
 from slime_core.learning.corrector import Corrector
-from slime_core.learning.loss import PolicyLoss
-from slime_core.learning.reducers import MakeReducer
+from slime_core.learning.loss import MakeReducer, PolicyLoss
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops import weighted_sum
 from slime_core.protocols import AdvantageEstimator, LossFn, MicroBatchOutput

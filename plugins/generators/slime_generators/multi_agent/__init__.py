@@ -14,8 +14,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from slime_core import Args, GenerateContext, RewardCaller, Sample, SampleStatus, resolve
-from slime_generators.multi_agent.options import QUESTION, Options, Role, options_of
+from slime_core import Args, GenerateContext, GenerateTraits, RewardCaller, Sample, SampleStatus, declares, resolve
+from slime_generators.multi_agent.options import QUESTION, Options, Role, adapter_of, check, options_of
 from slime_generators.multi_agent.trajectories import Trajectory, question_of, sibling
 
 __all__ = ["Options", "Role", "generate"]
@@ -24,6 +24,7 @@ STATE = "multi_agent"
 """Metadata key of the state of an interrupted conversation."""
 
 
+@declares(GenerateTraits(check=check))
 async def generate(
     args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> Sample | list[Sample]:
@@ -67,6 +68,8 @@ class _Talk:
         for number, role in enumerate(chosen.roles):
             own = sample if number == 0 else others.get(role.name) or sibling(sample, role)
             own.metadata["role"] = role.name
+            if (adapter := adapter_of(args, role)) is not None:
+                own.train_metadata = {**(own.train_metadata or {}), "adapter": adapter}
             self._trajectories[role.name] = Trajectory(args, role, own, context)
 
     async def go_on(self, params: dict[str, Any]) -> bool:

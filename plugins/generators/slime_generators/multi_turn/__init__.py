@@ -73,6 +73,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
         PluginError: The environment cannot be built, or raised.
         EnvironmentTimeoutError: The environment missed a deadline, and `on_timeout` is fail.
         EngineError: The engine refused the request or stopped answering.
+        RolloutError: An observation has an image, and the model reads text only.
     """
     own = _options(args, sample)
     if sample.response_length >= int(sampling_params["max_new_tokens"]):

@@ -85,8 +85,8 @@ class AdaptiveKL:
         """Move the coefficient in a trainer process."""
         if not self._name:
             return
+        from slime_core.learning.packing import over_steps
         from slime_core.learning.report import rollout_report
-        from slime_core.learning.steps import over_steps
 
         found: dict[str, float] = {}
         if self._name == "kl_coef":

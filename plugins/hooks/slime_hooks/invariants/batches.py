@@ -24,8 +24,8 @@ from slime_hooks.invariants.trained import Trained
 __all__ = ["Batches", "Trained"]
 
 
-_FIRST, _EVERY = 5, 8
-"""Gradients and updates are recomputed in the first `_FIRST` rollouts of a process, then in two of every `_EVERY`."""
+_FIRST, _EVERY = 5, 16
+"""Weights, gradients and updates are compared in the first `_FIRST` rollouts of a process, and in 2 of `_EVERY`."""
 
 
 class Batches:
@@ -37,10 +37,10 @@ class Batches:
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
         """Yield violated invariants; for losses without advantages (SFT), check only those of any optimizer step."""
-        moved = yield from self._weights.incidents(it)
         self._rollouts += 1
-        closely = self._rollouts <= _FIRST or self._rollouts % _EVERY < 2
+        closely, moved = self._rollouts <= _FIRST or self._rollouts % _EVERY < 2, False
         if closely:
+            moved = yield from self._weights.incidents(it)
             yield from self._updates.incidents(it)
         yield from learning_rate(it)
         if it.tensors.advantages is None:

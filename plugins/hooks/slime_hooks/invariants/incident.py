@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 FILE = "incidents.jsonl"
@@ -33,3 +36,13 @@ def foreign_tokens(count: int) -> Incident:
         "tokens are trained that the policy did not sample: the mask is shifted, or tool output is in it",
         f"{count} tokens",
     )
+
+
+def moments(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
+    """Return the unbiased standard deviations of two columns and their covariance; 0 for one row."""
+    if len(first) < 2:
+        return 0.0, 0.0, 0.0
+    means = sum(first) / len(first), sum(second) / len(second)
+    one, other = ([value - mean for value in column] for column, mean in zip((first, second), means))
+    squares, others, products = (sum(map(operator.mul, *pair)) for pair in ((one, one), (other, other), (one, other)))
+    return math.sqrt(squares / (len(first) - 1)), math.sqrt(others / (len(first) - 1)), products / (len(first) - 1)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from slime_core.ops import deviation
-from slime_hooks.invariants.incident import CENTRED, Incident
+from slime_hooks.invariants.incident import CENTRED, Incident, moments
 from slime_hooks.invariants.trained import Trained
 
 _SCALED = ("grpo", "gspo", "cispo")
@@ -18,16 +17,20 @@ _PATIENCE = 3
 
 
 def normalised(it: Trained) -> Iterator[Incident]:
-    """Check that a group's shaped rewards add up to 0 if the estimator centres, and deviate by 1 if it scales."""
+    """Check that a group's shaped rewards add up to 0 if the estimator centres, and deviate by 1 if it scales.
+
+    Several adapters are compared within a group each by itself, and not looked at here.
+    """
     args, batch = it.args, it.batch
     by_others = args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path
-    if args.advantage_estimator not in CENTRED or not args.rewards_normalization or by_others:
+    if args.advantage_estimator not in CENTRED or not args.rewards_normalization or by_others or args.lora_adapters:
         return
     against = compared = 0
     for group, positions in it.groups.items():
         if len({batch.rollout_ids[p] for p in positions}) < 2:
             continue
-        shaped = [batch.rewards[p] for p in positions]
+        shaped, raw = [batch.rewards[p] for p in positions], [batch.raw_rewards[p] for p in positions]
+        spread, own, together = moments(shaped, raw)
         total = math.fsum(batch.rewards[p] / batch.sibling_counts[p] for p in positions)
         if abs(total) > 1e-3 * len(shaped) * max(1.0, *map(abs, shaped)) and not it.withholds:
             yield Incident(
@@ -38,20 +41,16 @@ def normalised(it: Trained) -> Iterator[Incident]:
                 f"group {group}: {len(shaped)} rewards that add up to {total:.4g}",
             )
         plain = all(batch.sibling_counts[p] == 1 for p in positions) and not it.withholds
-        if args.advantage_estimator in _SCALED and args.grpo_std_normalization and plain:
-            spread, own = deviation(shaped), deviation([batch.raw_rewards[p] for p in positions])
-            if spread > 0.02 and abs(spread - 1.0) > 0.02 and abs(spread - own / (own + _EPSILON)) > 0.02:
-                yield Incident(
-                    "advantages_deviate_by_one",
-                    "a group's rewards are not divided by their own standard deviation: it is taken over the batch or"
-                    " over the wrong axis, or biased",
-                    f"group {group}: normalised rewards deviate by {spread:.4g}, not by 1",
-                )
-        raw = [batch.raw_rewards[p] for p in positions]
-        mean = math.fsum(raw) / len(raw)
-        towards = math.fsum((r - mean) * s for r, s in zip(raw, shaped))
-        compared += abs(towards) > 1e-6
-        against += towards < -1e-6
+        scaled = args.advantage_estimator in _SCALED and args.grpo_std_normalization and plain and spread > 0.02
+        if scaled and abs(spread - 1.0) > 0.02 and abs(spread - own / (own + _EPSILON)) > 0.02:
+            yield Incident(
+                "advantages_deviate_by_one",
+                "a group's rewards are not divided by their own standard deviation: it is taken over the batch or"
+                " over the wrong axis, or biased",
+                f"group {group}: normalised rewards deviate by {spread:.4g}, not by 1",
+            )
+        compared += abs(together) > 1e-6
+        against += together < -1e-6
     if compared and against > 0.8 * compared:
         yield Incident(
             "better_is_better",
@@ -66,9 +65,9 @@ def advantages_of_rewards(it: Trained) -> Iterator[Incident]:
     added = args.kl_coef or args.use_opd or args.normalize_advantages or args.rollout_data_postprocess_path
     if args.advantage_estimator not in _SCALED or added or args.custom_advantage_function_path:
         return
-    masks = it.tensors.loss_masks
-    positions = torch.repeat_interleave(torch.arange(len(masks)), torch.tensor([len(mask) for mask in masks]))
-    advantages, mask = torch.cat(it.tensors.advantages), torch.cat(masks)
+    lengths = torch.tensor(it.local.response_lengths)
+    positions = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    advantages, mask = it.advantages, it.mask
     shaped = [it.batch.rewards[at] for at in it.indices]
     rewards = torch.tensor(shaped, dtype=advantages.dtype)[positions].to(advantages.device)
     off = (advantages - rewards).abs() * mask

@@ -79,12 +79,13 @@ def loss_of_the_batch(it: Trained) -> Iterator[Incident]:
     masks = [it.tensors.loss_masks[p] for p in first.log_probs]
     if not masks:
         return
+    lengths = [local.response_lengths[p] for p in first.log_probs]
     mask, advantages = torch.cat(masks), torch.cat([it.tensors.advantages[p] for p in first.log_probs])
     by_token = args.calculate_per_token_loss
     shares = [1.0 if by_token else 1.0 / max(local.rollout_mask_sums[p], 1) for p in first.log_probs]
     count = int(mask.sum()) if by_token else len({local.rollout_ids[p] for p in first.log_probs})
     expected, size = (
-        math.fsum(s * share for s, share in zip(sums(values * mask, masks), shares)) / max(count, 1)
+        math.fsum(s * share for s, share in zip(sums(values * mask, lengths), shares)) / max(count, 1)
         for values in (-advantages, advantages.abs())
     )
     if abs(first.metrics["pg_loss"] - expected) > 1e-4 + 0.01 * size:
@@ -193,7 +194,8 @@ def _handed_out(it: Trained, named: Mapping[str, torch.nn.Parameter]) -> Iterato
 class Weights:
     """The tensors that had a gradient, or moved, over the rollouts; for trainers whose model is a torch module.
 
-    Tensors that FSDP2 shards are not looked at: their norms are collective calls, and a rank may hold none of them.
+    Tensors that FSDP2 shards are not looked at: their norms are collective calls, and a rank may hold none of them. Nor
+    are several adapters: a rollout may have no sample of one.
     """
 
     def __init__(self) -> None:
@@ -205,7 +207,7 @@ class Weights:
         """Yield tensors without gradient or movement; return whether any tensor moved since the last rollout."""
         model = getattr(it.trainer, "model", None)
         stepped = [s for s in it.steps if not s.metrics.get("skipped_steps") and s.metrics.get("lr")]
-        if not isinstance(model, torch.nn.Module) or not stepped:
+        if not isinstance(model, torch.nn.Module) or not stepped or it.args.lora_adapters:
             return False
         whole = ((name, p) for name, p in model.named_parameters() if not hasattr(p, "full_tensor"))
         named = {name: p for name, p in whole if p.requires_grad and p.grad is not None}
@@ -231,7 +233,7 @@ class Weights:
         if not now or [(name, len(part)) for name, part in before.items()] != list(zip(now, lengths)):
             return {name for name, part in now.items() if name in before and torch.equal(part, before[name])}
         changed = torch.cat([*now.values()]) != torch.cat([*before.values()])
-        return {name for name, count in zip(now, sums(changed, [*now.values()])) if not count}
+        return {name for name, count in zip(now, sums(changed, lengths)) if not count}
 
     def _found(self, it: Trained, *, some: bool, all_still: bool) -> Iterator[Incident]:
         carrying = it.tensors.advantages is not None and it.carries

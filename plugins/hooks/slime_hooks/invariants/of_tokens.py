@@ -87,7 +87,8 @@ class Gaps:
             return
         own, masks = [it.known[p] for p in positions], [it.tensors.loss_masks[p] for p in positions]
         served, mask = torch.cat([it.tensors.rollout_log_probs[p] for p in positions]), torch.cat(masks)
-        gaps, counts = sums((torch.cat(own) - served).abs() * mask, masks), sums(mask, masks)
+        lengths = [it.local.response_lengths[p] for p in positions]
+        gaps, counts = sums((torch.cat(own) - served).abs() * mask, lengths), sums(mask, lengths)
         by_group: dict[int, float] = {}
         for position, gap, count in zip(positions, gaps, counts):
             if count:
@@ -150,10 +151,10 @@ class References:
     def incidents(self, it: Trained, *, moved: bool) -> Iterator[Incident]:
         """Yield incidents of a reference that differs or changes."""
         reference, args = it.tensors.ref_log_probs, it.args
-        known = [p for p, own in it.known.items() if reference is not None and len(own) == len(reference[p])]
         if reference is None or args.ref_update_interval:
             return
         yield from self._drifted(it)
+        known = [p for p, own in it.known.items() if own.shape == reference[p].shape]
         if not known:
             return
         own = torch.cat([it.known[p] for p in known])

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime_core import Args, Sample, SampleStatus, TrainBatch
-from slime_core.ops import deviation
-from slime_hooks.invariants.incident import CENTRED, Incident, foreign_tokens
+from slime_hooks.invariants.incident import CENTRED, Incident, foreign_tokens, moments
 
 _FEW = 2
 _DECODED, _LONGEST = 8, 256
@@ -50,13 +49,15 @@ def kept(args: Args, samples: Sequence[Sample]) -> Kept:
     """Return the values that `trained_as_sampled` compares a batch with."""
     found = Kept(Counter(), {}, {}, {})
     parts = Counter(sample.index for sample in samples)
+    replaced = bool(args.custom_reward_post_process_path)
     for sample in samples:
-        found.tokens[sample.index] += 0 if sample.is_removed else sample.effective_response_length
-        found.groups[sample.index] = sample.group_index
-        reward = None if sample.is_removed or parts[sample.index] > 1 else sample.finite_reward(args)
-        if reward is not None and not args.custom_reward_post_process_path:
-            found.rewards[sample.index] = reward
-            found.reported[sample.index] = float(sample.metadata.get("raw_reward", reward))
+        index, removed = sample.index, sample.is_removed
+        found.tokens[index] += 0 if removed else sample.effective_response_length
+        found.groups[index] = sample.group_index
+        reward = None if removed or replaced or parts[index] > 1 else sample.finite_reward(args)
+        if reward is not None:
+            found.rewards[index] = reward
+            found.reported[index] = float(sample.metadata.get("raw_reward", reward))
     return found
 
 
@@ -110,12 +111,10 @@ def _rewards_kept(args: Args, known: Kept, batch: TrainBatch) -> Iterator[Incide
         groups[batch.group_indices[at]].append((known.rewards[index], batch.rewards[at]))
     for group, pairs in groups.items() if args.advantage_estimator in CENTRED else ():
         scored_by, shaped = map(list, zip(*pairs))
-        spreads = (deviation(scored_by), deviation(shaped)) if len(pairs) > 1 else (0.0, 0.0)
-        if spreads[0] <= 1e-4 * max(1.0, *map(abs, scored_by)):
+        spread, own, together = moments(scored_by, shaped)
+        if spread <= 1e-4 * max(1.0, *map(abs, scored_by)):
             continue
-        means = math.fsum(scored_by) / len(pairs), math.fsum(shaped) / len(pairs)
-        together = math.fsum((r - means[0]) * (s - means[1]) for r, s in pairs) / (len(pairs) - 1)
-        if spreads[1] == 0.0 or 0 < together < 0.999 * spreads[0] * spreads[1]:
+        if own == 0.0 or 0 < together < 0.999 * spread * own:
             numbers = f"group {group}: scored {scored_by[:4]}, trained on {[round(s, 4) for s in shaped[:4]]}"
             yield Incident("rewards_as_scored", cause, numbers)
             return
@@ -158,14 +157,14 @@ def _doubled_start(samples: Sequence[Sample]) -> Iterator[Incident]:
 
 
 def _answers(groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
-    """Check that equal tokens have equal texts and, after the same prompt, equal rewards."""
+    """Check that equal tokens have equal texts and, after the same prompt and by the same role, equal rewards."""
     texts = rewards = 0
     for members in groups.values():
-        first: dict[tuple[int, ...], Sample] = {}
+        first: dict[tuple[object, ...], Sample] = {}
         for sample in members:
             if not sample.response_length or sample.is_removed:
                 continue
-            same = first.setdefault(tuple(sample.tokens), sample)
+            same = first.setdefault((sample.metadata.get("role"), *sample.tokens), sample)
             texts += same.response != sample.response
             rewards += same.response == sample.response and _differ(same.reward, sample.reward)
     if texts >= _FEW:
@@ -214,14 +213,14 @@ def _same_answers(args: Args, groups: dict[int | None, list[Sample]]) -> Iterato
 
 def _decoded(args: Args, samples: Sequence[Sample]) -> Iterator[Incident]:
     """Check that the scored text is the text of the tokens, by the run's own tokenizer."""
-    file = Path(args.hf_checkpoint or "", "tokenizer.json")
-    if args.custom_generate_function_path or args.rollout_function_path or not file.is_file():
+    tokenizer = _tokenizer(str(Path(args.hf_checkpoint or "", "tokenizer.json")))
+    if args.custom_generate_function_path or args.rollout_function_path or tokenizer is None:
         return
     answered = [s for s in samples if s.response and s.response_length and not s.is_removed]
     chosen = answered[:: max(1, len(answered) // _DECODED)][:_DECODED]
-    wrong = [sample for sample in chosen if not _is_text_of(_tokenizer(str(file)), sample)]
+    wrong = [sample for sample in chosen if not _is_text_of(tokenizer, sample)]
     if len(wrong) >= _FEW:
-        own = _tokenizer(str(file)).decode(wrong[0].tokens[-wrong[0].response_length :])
+        own = tokenizer.decode(wrong[0].tokens[-wrong[0].response_length :])
         yield Incident(
             "text_of_the_tokens",
             "the text that is scored is not that of the tokens that are trained on: another tokenizer decodes, or texts"
@@ -233,10 +232,10 @@ def _decoded(args: Args, samples: Sequence[Sample]) -> Iterator[Incident]:
 
 @functools.cache
 def _tokenizer(file: str) -> Any:
-    """Read a separate tokenizer, so that changes to the run's tokenizer do not affect it."""
+    """Read a separate tokenizer, so that changes to the run's tokenizer do not affect it; None without the file."""
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(file)
+    return Tokenizer.from_file(file) if Path(file).is_file() else None
 
 
 def _is_text_of(tokenizer: Any, sample: Sample) -> bool:

@@ -75,14 +75,23 @@ class Trained:
         versions = self.local.token_weight_versions
         return versions is None or set(versions[position]) <= {NOT_SAMPLED, self.local.weight_version}
 
-    @property
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        """Loss masks of the local samples, [T]."""
+        return torch.cat(self.tensors.loss_masks)
+
+    @cached_property
+    def advantages(self) -> torch.Tensor:
+        """Advantages of the local samples, [T]."""
+        return torch.cat(self.tensors.advantages)
+
+    @cached_property
     def carries(self) -> bool:
         """Whether any trained token has a nonzero advantage."""
-        tensors = self.tensors
-        return bool(((torch.cat(tensors.advantages) != 0) & (torch.cat(tensors.loss_masks) > 0)).any())
+        return bool(((self.advantages != 0) & (self.mask > 0)).any())
 
 
-def sums(values: torch.Tensor, rows: Sequence[torch.Tensor]) -> list[float]:
-    """Return the sum over each row of `values`, which has the rows concatenated."""
-    found: list[float] = segment_sums(values.double(), [len(row) for row in rows]).tolist()
+def sums(values: torch.Tensor, lengths: Sequence[int]) -> list[float]:
+    """Return the sum over each row of `values`, which has rows of these lengths concatenated."""
+    found: list[float] = segment_sums(values.double(), lengths).tolist()
     return found

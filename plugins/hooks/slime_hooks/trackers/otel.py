@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_runs.timeline import FILE
+
 from slime_core.errors import ConfigError
-from slime_core.observability.timeline import FILE
 from slime_hooks.trackers.numbers import Rollout, Traced, Tracked
 from slime_hooks.trackers.tail import Tail
 

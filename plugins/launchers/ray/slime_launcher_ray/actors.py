@@ -22,9 +22,9 @@ import ray
 from slime_runs.board import remove_board
 from slime_runs.processes import runs
 
+from slime_core.checkpoint.run_dir import run_dir_of
 from slime_core.errors import EngineError, RolloutError, SlimeError, TrainError
 from slime_core.launch.prepare import Prepared
-from slime_core.observability.run_dir import run_dir_of
 from slime_core.protocols import EngineTraits, traits_of
 from slime_launcher_ray.carried import Carried
 from slime_launcher_ray.engine_actor import EngineActor

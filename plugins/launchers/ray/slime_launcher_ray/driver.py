@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slime_core.checkpoint.run_dir import run_dir_of
 from slime_core.launch.drive import RunParts, begin_run_dir, drive
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.resume import commit_to_resume, first_rollout
-from slime_core.observability.run_dir import run_dir_of
 from slime_launcher_ray.actors import Actors
 from slime_launcher_ray.carried import Carried
 from slime_launcher_ray.placing import plan, reserve

@@ -106,6 +106,7 @@ class EngineProxy:
         rid: str | None = None,
         session_id: str | None = None,
         image_data: Sequence[str] = (),
+        adapter: str | None = None,
     ) -> GenerationOutput:
         """Generate as `RolloutEngine.generate` does. Raises EngineError."""
         number = next(self._numbers)
@@ -114,6 +115,8 @@ class EngineProxy:
         named: dict[str, Any] = {"rid": name, "session_id": session_id}
         if image_data:
             named["image_data"] = list(image_data)
+        if adapter is not None:
+            named["adapter"] = adapter
         if self.may_step is None:
             output: GenerationOutput = await self._abortable(self._surely("generate", ids, params, named), name)
             return output

@@ -21,11 +21,11 @@ from typing import Any
 
 from slime_runs.events import EventLog
 
+from slime_core.checkpoint.run_dir import cut_after
 from slime_core.checkpoint.store import CheckpointStore, read_state, verify
 from slime_core.errors import TrainError
 from slime_core.launch.journal import Journal
 from slime_core.launch.resume import unfinished_evaluations
-from slime_core.observability.jsonl import cut_after
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
+from slime_engine_http.ports import PortBlock, reserve
 
 from slime_core.errors import ConfigError, SlimeError
-from slime_core.ports import PortBlock, reserve
 from slime_core.secrets import Masked, learn, learn_environment
 from slime_core.text import plain
 from slime_core.waits import published

@@ -12,8 +12,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
+from slime_core.plugins.commands import Parser
 from slime_core.protocols import Command
 from slime_launcher_ray.plugin import RayLauncher
 
@@ -94,8 +94,9 @@ def _checked(command: str, rest: list[str], *, check: bool) -> Settings:
     if args.launcher == "auto":
         settings.derive("launcher", "ray", "slime submit")
     if check:
+        from slime_commands.check.preflight import starting
+
         from slime_core.launch.prepare import prepare, run_preflight
-        from slime_core.launch.resume import starting
 
         prepared = prepare(settings, make=False)
         for finding in starting(prepared):

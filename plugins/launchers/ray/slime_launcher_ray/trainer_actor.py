@@ -17,7 +17,7 @@ from slime_launcher_ray.shell import Shell, travels
 from slime_launcher_ray.wait import Member
 
 if TYPE_CHECKING:
-    from slime_core.trainers.roles import Trainers
+    from slime_core.launch.roles import Trainers
 
 
 class TrainerActor(Shell):

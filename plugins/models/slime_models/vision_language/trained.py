@@ -21,7 +21,7 @@ from torch import nn
 
 from slime_core.errors import TrainError
 from slime_core.models.config import ModelConfig
-from slime_core.sample.multimodal import TrainInputs
+from slime_core.multimodal import TrainInputs
 
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
 """Inputs with the type of every prompt token, [1, prompt]; response tokens are text, type 0."""

@@ -33,7 +33,7 @@ from slime_core.plugins.signatures import is_async, signature_of, unbound
 if TYPE_CHECKING:
     from slime_core.data.dataset import Rows
     from slime_core.launch.prepare import Prepared
-    from slime_core.protocols.finding import Finding
+    from slime_core.protocols.command import Finding
 
 __all__ = ["Form", "adapt", "form_of", "slime_preflight"]
 
@@ -440,7 +440,7 @@ def _special_tokens(checkpoint: str) -> re.Pattern[str] | None:
 def slime_preflight(run: Prepared) -> list[Finding]:
     """Say which rewards are of another project, and what differs there."""
     from slime_core.plugins.resolve import resolve
-    from slime_core.protocols.finding import Finding, Level
+    from slime_core.protocols.command import Finding, Level
 
     caller = run.parts.reward
     if caller is None:

@@ -16,7 +16,7 @@ from slime_core.text import plain
 if TYPE_CHECKING:
     from slime_core.config import Settings
     from slime_core.plugins.adapters import RewardCaller
-    from slime_core.protocols.finding import Finding
+    from slime_core.protocols.command import Finding
     from slime_core.sample import Sample
     from slime_runs.inspect.attack_answers import Case
     from slime_runs.inspect.reward_attack import Report, Score
@@ -117,7 +117,7 @@ def slime_check(settings: Settings) -> list[Finding]:
 
     from slime_core.plugins.resolve import resolve
     from slime_core.plugins.signatures import is_async
-    from slime_core.protocols.finding import Finding, Level
+    from slime_core.protocols.command import Finding, Level
 
     args = settings.args
     spec = args.custom_rm_path or args.rm_type

@@ -13,7 +13,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from slime_core.cli.parser import Parser
+from slime_core.plugins.commands import Parser
 from slime_core.protocols import Command
 from slime_core.text import json_text, plain
 

@@ -16,8 +16,8 @@ from slime_commands.sft.sampled_rows import reward_of
 
 from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.sample.admission import problem
-from slime_core.sample.fan_out import executions, mean
 from slime_core.sample.provenance import Source
+from slime_core.sample.types import executions, mean
 
 
 @dataclass(frozen=True)

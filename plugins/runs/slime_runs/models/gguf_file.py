@@ -14,10 +14,10 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from slime_embedded.models.rope import rope_frequencies
 
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig
-from slime_core.models.rope import rope_frequencies
 from slime_runs.models.commit import Commit
 
 FAMILIES = ("llama", "qwen2", "qwen3")

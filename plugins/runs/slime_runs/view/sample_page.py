@@ -13,7 +13,7 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.store import rollout_of
-from slime_core.sample.multimodal import image_url, images_of
+from slime_core.multimodal import image_url, images_of
 from slime_core.text import plain
 from slime_runs.index import Filter
 from slime_runs.reading import tokenizer_of

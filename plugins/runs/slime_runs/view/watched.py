@@ -18,12 +18,12 @@ import orjson
 
 from slime_core.data.ledger_files import open_regular
 from slime_core.errors import SlimeError
-from slime_core.observability.timeline import FILE as TIMELINE
 from slime_runs import Run
 from slime_runs.files import FOLDER, Row, parsed_lines, shadow_name, whole_lines
 from slime_runs.index import Filter, Index, Key
 from slime_runs.ledger import LedgerIndex
 from slime_runs.run import RunError, by_step
+from slime_runs.timeline import FILE as TIMELINE
 from slime_runs.trace import TraceIndex
 
 logger = logging.getLogger(__name__)

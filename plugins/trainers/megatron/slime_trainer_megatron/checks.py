@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from slime_embedded.trainer.shared_settings import Role
 
 from slime_core.config.role_settings import ROLES
 from slime_core.errors import ConfigError
+from slime_core.launch.roles import role_args
 from slime_core.models.config import read_hf_config
 from slime_core.protocols import Args
-from slime_core.trainers.roles import role_args
-from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.architecture import COMPARED, check_architecture
 from slime_trainer_megatron.arguments.config import PRECISION_AWARE, padded_vocab_size
 from slime_trainer_megatron.arguments.flags import shown

@@ -64,7 +64,8 @@ def run(argv: list[str]) -> int:
             f"slime convert {action}: these parallel sizes need {needed} processes, and there are {num_processes()};"
             f" type torchrun --nproc-per-node {needed} -m slime_core convert {action} ..."
         )
-    from slime_core.trainers.settings import DTYPES
+    from slime_embedded.trainer.shared_settings import DTYPES
+
     from slime_trainer_megatron.checkpoints import convert
 
     if action == "hf-to-megatron":

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from slime_embedded.trainer.torchrun import join_peers, pick_device
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.torchrun import env_int, join_peers, pick_device
+from slime_core.launch.ranks import env_int
 from slime_trainer_megatron.cpu_mode import on_device
 from slime_trainer_megatron.installed import check_version
 

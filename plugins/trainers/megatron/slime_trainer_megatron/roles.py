@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from slime_embedded.trainer.shared_settings import Role
 
 from slime_core.errors import ConfigError, TrainError
 from slime_core.protocols import Args
-from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.chosen import trained_names
 from slime_trainer_megatron.families.family import Architecture, MegatronModel, load_megatron_model

@@ -1,6 +1,6 @@
 """`args` -> the Megatron trainer's own settings, checked.
 
-Called by `trainer.py` and `config.py`. `trainers.settings` has the settings common to all trainers; `config.py` fills
+Called by `trainer.py` and `config.py`. `shared_settings` has the settings common to all trainers; `config.py` fills
 the fields of Megatron's configurations.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_embedded.trainer.shared_settings import CommonSettings, Role, common_values
+
 from slime_core.models.config import read_hf_config
 from slime_core.protocols import Args
-from slime_core.trainers.settings import CommonSettings, Role, common_values
 from slime_trainer_megatron.layout import Layout
 
 

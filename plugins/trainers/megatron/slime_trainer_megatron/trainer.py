@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from slime_embedded.trainer.schedule import LearningRateSchedule
+from slime_embedded.trainer.shared_settings import Role
 
 from slime_core.errors import TrainError, rollout_name
 from slime_core.models.config import read_hf_config
@@ -24,7 +25,6 @@ from slime_core.plugins.kinds import hook_flags
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.sample import TrainBatch
-from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config
 from slime_trainer_megatron.checkpoints import checkpoint
@@ -39,7 +39,7 @@ from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.roles import Models
 from slime_trainer_megatron.settings import MegatronSettings
 from slime_trainer_megatron.step.balancing import expert_biases
-from slime_trainer_megatron.step.heads import Head
+from slime_trainer_megatron.step.heads import Head, ReadLogits
 from slime_trainer_megatron.step.optimizer import MegatronAdam, wrap_for_training
 from slime_trainer_megatron.step.packed import PackedBatch
 from slime_trainer_megatron.step.routing import RoutingReplay
@@ -193,6 +193,16 @@ class MegatronTrainer:
         log_probs, entropies = self._pass(batch, micro_batches, run, 2, "actor")
         return log_probs, entropies
 
+    def over_logits(
+        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], read: ReadLogits, *, role: str = "actor"
+    ) -> list[list[torch.Tensor]]:
+        """Return the results of `read` per sample; see `protocols.Trainer`. Raises as `log_probs`."""
+
+        def run(head: Head, hidden: torch.Tensor, micro: PackedBatch) -> tuple[torch.Tensor, ...]:
+            return head.over_logits(hidden, micro, read)
+
+        return self._pass(batch, micro_batches, run, None, role)
+
     def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Return float32 values [response_length] per sample of the batch, without gradient.
 
@@ -209,7 +219,7 @@ class MegatronTrainer:
             return self._schedule.results(batch, micro_batches, run, 1)[0]
 
     def _pass(
-        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], run: Any, columns: int, role: str
+        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], run: Any, columns: int | None, role: str
     ) -> list[list[torch.Tensor]]:
         with self._on_device():
             self.optimizer.sync_parameters()

@@ -17,8 +17,7 @@ from slime_core.launch.checks import check_component_settings
 from slime_core.launch.components import Components, Resolver, named_transport
 from slime_core.models.hf_io import read_weights
 from slime_core.plugins.presets import load_settings
-from slime_core.weights.checksum import tensor_checksum
-from slime_core.weights.sync import WeightSync
+from slime_core.weights.sync import WeightSync, tensor_checksum
 
 
 class Trainer:

@@ -14,7 +14,7 @@ from slime_commands.plan.roofline import seconds
 from slime_commands.plan.run_plan import sharding_of
 
 from slime_core.config import Args
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape
 from slime_core.protocols import TrainerTraits
 from tests.conftest import TinyRun
 

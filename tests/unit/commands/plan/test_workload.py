@@ -13,10 +13,10 @@ import pytest
 from slime_commands.plan.predict import changed, predictions
 from slime_commands.plan.simulate import Plan
 from slime_commands.plan.workload import read_workload
+from slime_runs.timeline import FILE, Timeline
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError
-from slime_core.observability.timeline import FILE, Timeline
 
 STEP, SHARE, REWARD, TRAIN, PUSH = 0.02, 0.001, 0.3, 6.0, 0.5
 """Seconds: of a decode step, of each sample in it, of a reward, of training, of a push."""

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_http.ports import reserve
 from slime_engine_http.service import Place
 from slime_engine_sglang.programs import RouterProcess
 
 from slime_core.errors import EngineError
-from slime_core.ports import reserve
 
 
 @pytest.fixture

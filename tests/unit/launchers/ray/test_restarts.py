@@ -11,10 +11,10 @@ from slime_launcher_ray.restarts import Restart, Restarts, rewind
 from slime_runs.events import EventLog
 from slime_runs.files import read_lines
 
+from slime_core.checkpoint.run_dir import JsonlTracker
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import CheckpointError, TrainError
 from slime_core.launch.journal import Journal
-from slime_core.observability.jsonl import JsonlTracker
 
 DEATH = TrainError("rank 1 of 2 (process 7) was killed by SIGKILL")
 

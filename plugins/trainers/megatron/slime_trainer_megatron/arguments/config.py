@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from slime_embedded.trainer.shared_settings import Role
 
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
-from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.architecture import COMPARED
 from slime_trainer_megatron.arguments.fields import known_fields
 from slime_trainer_megatron.arguments.owned import FOR_RL, NO_EFFECT, NOT_ON_CPU

@@ -36,7 +36,7 @@ def check_named_family(args: Args, given: Mapping[str, Entry]) -> None:
 
 def _named_families(args: Args, given: Mapping[str, Entry]) -> Iterator[tuple[str, list[str]]]:
     """Yield the statement of a model, as messages cite it, and the families that the statement fits."""
-    from slime_core.config.named_models import named_models
+    from slime_core.config.load import named_models
     from slime_trainer_megatron.arguments.flag_names import SPEC_FAMILIES, TAKEN_SPECS
     from slime_trainer_megatron.arguments.flags import flag_list, shown
 

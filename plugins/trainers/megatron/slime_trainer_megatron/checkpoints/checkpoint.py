@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_embedded.trainer.critic import critic_hf
+from slime_embedded.trainer.state_files import restored_states, write_json
 
 from slime_core.checkpoint.sources import MODEL, TRAINER
 from slime_core.errors import CheckpointError
 from slime_core.models.config import read_hf_config
 from slime_core.models.hf_io import read_json
-from slime_core.trainers.state_files import restored_states, write_json
 from slime_trainer_megatron.checkpoints import dist_checkpoint
 from slime_trainer_megatron.checkpoints.lora_checkpoint import (
     load_adapters,

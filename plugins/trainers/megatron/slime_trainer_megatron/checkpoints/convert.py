@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from slime_embedded.trainer.shared_settings import DTYPES
 
 from slime_core.checkpoint.sources import MEGATRON, MODEL, Source, required_source
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import read_hf_config
 from slime_core.models.hf_io import copy_assets, write_config
 from slime_core.protocols import Args
-from slime_core.trainers.settings import DTYPES
 from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.checkpoints import dist_checkpoint
 from slime_trainer_megatron.cpu_mode import on_device

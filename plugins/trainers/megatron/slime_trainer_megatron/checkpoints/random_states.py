@@ -10,8 +10,7 @@ import base64
 from typing import Any
 
 import torch
-
-from slime_core.trainers.state_files import capture_rng, restore_rng
+from slime_embedded.trainer.state_files import capture_rng, restore_rng
 
 _MEGATRON = "megatron"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_core.models.family import RoutedLayers
-from slime_core.ops.flops import DecoderShape
+from slime_core.models.family import DecoderShape, RoutedLayers
 from slime_trainer_megatron.families.family import Architecture, load_megatron_model
 
 

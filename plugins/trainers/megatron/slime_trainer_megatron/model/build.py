@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from slime_embedded.models.rope import llama3_frequencies
+from slime_embedded.trainer.shared_settings import Role
 
 from slime_core.errors import ConfigError
-from slime_core.models.rope import llama3_frequencies
 from slime_core.protocols import Args
-from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.config import padded_vocab_size
 from slime_trainer_megatron.cpu_mode import on_device
 from slime_trainer_megatron.families.family import Architecture, MegatronModel

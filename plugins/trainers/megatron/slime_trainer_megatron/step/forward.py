@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from slime_embedded.trainer.sample_rows import left_out
 
 from slime_core.protocols import LossFn, MicroBatchOutput
 from slime_core.sample import TrainBatch
-from slime_core.trainers.sample_rows import left_out
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.step.balancing import router_losses
 from slime_trainer_megatron.step.heads import Head, has_router_losses, hidden_states
@@ -68,10 +68,12 @@ class Schedule:
         batch: TrainBatch,
         micro_batches: Sequence[Sequence[int]],
         run: Results,
-        columns: int,
+        columns: int | None,
         replay: RoutingReplay | None = None,
     ) -> list[list[torch.Tensor]]:
         """Return the results of `run` for all samples, without gradient: one list of [response_length] per column.
+
+        `columns` is None if only `run` knows how many it returns.
 
         With a replay the pass uses the experts that the batch names. For tokens without named experts, it records the
         experts that it used in the batch.
@@ -93,8 +95,9 @@ class Schedule:
             self._run(packed, after, forward_only=True)
         if replay is not None:
             replay.keep(batch, packed)
-        joined = {str(i): torch.cat([part[i] for part in found]) for i in range(columns)} if found else {}
+        joined = {str(i): torch.cat(parts) for i, parts in enumerate(zip(*found, strict=True))}
         joined = self._over_pipeline(joined)
+        columns = len(joined) if columns is None else columns
         order = [position for micro in packed for position in micro.positions]
         lengths = [batch.response_lengths[position] for position in order]
         if not order:

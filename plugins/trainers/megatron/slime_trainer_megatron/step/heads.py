@@ -8,7 +8,7 @@ float32, and the model itself would send every row through the output layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,11 @@ from slime_core.protocols import MicroBatchOutput
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.step.context_parallel import gather_places
 from slime_trainer_megatron.step.packed import PackedBatch
-from slime_trainer_megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
+from slime_trainer_megatron.step.vocab_parallel import VocabularyPart, default_rows, vocab_parallel_log_probs
 from slime_trainer_megatron.weights.parameters import unwrapped
+
+ReadLogits = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+"""Function of logits [rows, vocabulary], divided by the temperature, and the rows' tokens; see `protocols.Trainer`."""
 
 
 def hidden_states(chunk: Any, micro: PackedBatch) -> torch.Tensor:
@@ -88,6 +91,19 @@ class Head:
         """Return [R] float32 log-probs of response tokens under the temperature-scaled distribution, and entropies."""
         logits = self._output_layer(self._whole(hidden).index_select(0, micro.rows))
         return self._from_logits(logits, micro, with_entropy, overwrite=True)
+
+    def over_logits(self, hidden: torch.Tensor, micro: PackedBatch, read: ReadLogits) -> tuple[torch.Tensor, ...]:
+        """Return the tensors [R, ...] of `read`, which sees the logits of a few rows at a time, gathered whole."""
+        from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+        logits = self._output_layer(self._whole(hidden).index_select(0, micro.rows))
+        rows = self.chunk_size if self.chunk_size > 0 else default_rows(logits)
+        found = []
+        for part, targets in zip(torch.split(logits, rows), torch.split(micro.targets, rows)):
+            whole: torch.Tensor = gather_from_tensor_model_parallel_region(part)
+            found.append(read(whole[:, : self.vocab_size].float() / self.temperature, targets))
+        columns = (torch.cat(column) for column in zip(*found, strict=True))
+        return tuple(gather_places(t, micro.places, micro.num_responses, self.groups.context_group) for t in columns)
 
     def values(self, hidden: torch.Tensor, micro: PackedBatch) -> torch.Tensor:
         """Return [R] float32 values of the states before the response tokens."""

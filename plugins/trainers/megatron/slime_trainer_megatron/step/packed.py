@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from slime_embedded.models.logprobs import SamplingMask
+from slime_embedded.trainer.sample_rows import SampleRows, read_samples
 
-from slime_core.ops import SamplingMask
 from slime_core.sample import TrainBatch
-from slime_core.trainers.sample_rows import SampleRows, read_samples
 
 PAD_TOKEN = 0
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 from slime_core.models.hf_io import read_weights
-from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.sync import tensor_checksum
 from tests.unit.engines.sglang.api.servers import Reaction, Server, well
 
 ALLOWED = {

@@ -1,0 +1,66 @@
+"""`disk`: a directory in Hugging Face's layout for each weight version, which the engines load."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from slime_core.errors import WeightSyncError
+from slime_core.models.hf_io import copy_assets, write_weights
+from slime_core.protocols import Args, TransportTraits
+from slime_core.protocols.weights import WeightEngines
+
+
+class DiskTransport:
+    """A weight transport that writes a directory per version and keeps the served one if an engine may need it."""
+
+    traits = TransportTraits(writes_files=True)
+
+    def __init__(self, args: Args) -> None:
+        self._args = args
+        self._root = Path(args.update_weight_disk_dir or Path(args.run_dir or "") / "weights")
+        self._keeps = bool(args.use_fault_tolerance or args.rollout_external_engine_addrs or args.sglang_router_ip)
+        self._kept: Path | None = None
+        """Directory of the served version, for an engine that needs to be updated."""
+        self._is_first = True
+
+    def _remove_own(self, directory: Path) -> None:
+        """Delete a version that this run has written. Raises WeightSyncError if another run may have written it."""
+        below = Path(self._args.run_dir or "").resolve() in directory.resolve().parents
+        if self._is_first and not (below or self._args.load):
+            raise WeightSyncError(
+                f"{directory} is there already, and not by this run; choose another --update-weight-disk-dir"
+            )
+        shutil.rmtree(directory)
+
+    def send(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, engines: WeightEngines
+    ) -> Mapping[str, float]:
+        """Write the version, have the engines load it, and remove the version that is no longer needed."""
+        directory = self._root / f"weight_v{version:06d}"
+        if directory.exists():
+            self._remove_own(directory)
+        self._is_first = False
+        try:
+            copy_assets(self._args.hf_checkpoint, directory)
+            write_weights(directory, weights, shard_bytes=int(self._args.save_shard_size * 1e9))
+        except (OSError, SafetensorError) as error:  # the latter also when the disk is full
+            shutil.rmtree(directory, ignore_errors=True)
+            raise WeightSyncError(
+                f"weight version {version} could not be written, so {version - 1} goes on being served:"
+                f" {error}. Free space in {directory.parent}, or choose another --update-weight-disk-dir"
+            ) from error
+        engines.written(directory)
+        written = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+        measured = engines.take(directory)
+        if not self._args.update_weight_disk_keep_files:
+            # A recovered engine, or an external engine that was restarted, loads the served version again. So that
+            # version stays until the next one is served.
+            done, self._kept = (self._kept, directory) if self._keeps else (directory, None)
+            if done is not None:
+                shutil.rmtree(done)
+        return {"perf/update_weights_wire_bytes": float(written), **measured}
