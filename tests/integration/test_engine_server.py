@@ -69,6 +69,24 @@ def scores(model: Any, ids: list[int]) -> torch.Tensor:
     return out
 
 
+async def test_a_request_names_its_adapter(model: tuple[Path, Any]) -> None:
+    engine = EmbeddedEngine(Args(hf_checkpoint=str(model[0]), num_threads=1, lora_rank=4, lora_adapters=["planner"]))
+    await engine.start()
+    weights = dict(model[1].state_dict())
+    changed = {f"adapters.planner.{name}": -tensor for name, tensor in weights.items() if "proj" in name}
+    await engine.update_weights_from_tensor([*weights.items(), *changed.items()], 1)
+    host, port = await engine.address()
+    body = {"input_ids": [[5, 6]] * 3, "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
+    body["logprob_start_len"] = 0
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30, trust_env=False) as client:
+        answers = await post(client, "/generate", body | {"lora_path": ["planner", None, None]})
+        wrong = await post(client, "/generate", body | {"lora_path": "judge"}, status=400)
+    planner, shared, plain = (answer["meta_info"]["input_token_logprobs"] for answer in answers)
+    assert shared == plain != planner
+    assert "'judge' is not served; --lora-adapters has planner" in json.dumps(wrong)
+    await engine.stop()
+
+
 async def test_generate_answers_as_sglang(client: httpx.AsyncClient, model: tuple[Path, Any]) -> None:
     prompt = list(range(20, 40))
     params = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}

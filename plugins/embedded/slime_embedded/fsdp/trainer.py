@@ -8,6 +8,7 @@ in one process. Gradients are summed, not averaged, because the loss is normalis
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from slime_core.protocols import Args, TrainerTraits
 from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import state
+from slime_embedded.trainer.model_files import left_out
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
 from slime_embedded.trainer.schedule import LearningRateSchedule
@@ -115,9 +117,13 @@ class FsdpTrainer(EmbeddedTrainer):
         weights = self.named_weights()
         if self.rank == 0:
             state.write_model(
-                directory, weights, self.config, settings.hf_checkpoint, settings.save_dtype,
+                directory,
+                chain(weights, left_out(self.model, settings)),
+                self.config,
+                settings.hf_checkpoint,
+                settings.save_dtype,
                 shard_bytes=settings.save_shard_bytes,
-            )  # fmt: skip
+            )
         else:
             assert not list(weights)
         from torch.distributed.checkpoint.state_dict_saver import save

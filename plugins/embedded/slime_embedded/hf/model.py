@@ -9,17 +9,20 @@ two passes over a sample must agree.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import ModelConfig
-from slime_embedded.hf.places import places
+from slime_core.models.hf_io import weight_files
+from slime_embedded.hf.places import Places, places
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.logprobs import CHUNK_ELEMENTS, log_probs_from_logits, token_log_probs
 from slime_embedded.models.packed import GROUP_RATIO, PackedLayout
@@ -41,7 +44,8 @@ class _Unregistered:
     """Modules and functions that `nn.Module` must not register a second time."""
 
     def __init__(self, loaded: Any) -> None:
-        self.model, self.base, self.head = loaded, loaded.base_model, loaded.get_output_embeddings()
+        self.model, self.head = loaded, loaded.get_output_embeddings()
+        self.base = loaded.model if loaded.base_model is loaded else loaded.base_model
 
 
 class _States:
@@ -96,7 +100,11 @@ class TransformersModel(Decoder):
         for name, child in loaded.named_children():
             self.add_module(name, child)
         self.inner = _Unregistered(loaded)
-        self.places = places(loaded, [name for name, _ in self.named_parameters()])
+        if loaded.config.get_text_config() is not loaded.config:  # parts for images have no gradient
+            self.requires_grad_(False)
+            for part in (loaded.get_decoder(), self.inner.head):
+                part.requires_grad_(True)
+        self.places: Places = places(loaded, [name for name, _ in self.named_parameters()])
         self.exact = {ALONE}
         """Layouts that give each sequence the hidden states that it has alone."""
         self.scale: float | None = None
@@ -118,13 +126,16 @@ class TransformersModel(Decoder):
 
     def recompute_layers(self) -> None:
         """Keep only each layer's input for the backward pass. Raises ConfigError if the class cannot."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
         model = self.inner.model
         if not model.supports_gradient_checkpointing:
             raise ConfigError(
                 f"--recompute-granularity full: {type(model).__name__} of transformers recomputes no layers; remove it"
             )
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()  # a layer is recomputed in training mode only
+        for layer in (module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)):
+            layer.train()  # recomputed in training mode only
 
     @property
     def description(self) -> str:
@@ -138,6 +149,16 @@ class TransformersModel(Decoder):
         how = next(text for layout, text in shared.items() if layout in self.exact)
         kind = model.config._attn_implementation
         return f"{type(model).__name__} of transformers, {kind} attention: samples go {how}"
+
+    def left_out(self, directory: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of a directory that transformers does not load, such as layers for images or prediction."""
+        patterns = self.inner.model._keys_to_ignore_on_load_unexpected or ()
+        held = {place.name for found in self.places.values() for place in found}
+        for path in weight_files(directory) if patterns else ():
+            with safe_open(path, framework="pt") as file:
+                for name in sorted(set(file.keys()) - held):
+                    if any(re.search(pattern, name) for pattern in patterns):
+                        yield name, file.get_tensor(name)
 
     # -- hidden states -------------------------------------------------------------------------------
 
