@@ -70,7 +70,7 @@ browser:
 screenshots: export SLIME_TEST_BROWSER := required
 screenshots: install view-assets browser
 	mkdir -p outputs/screenshots
-	SLIME_TEST_VIEW_RUN=$(abspath $(or $(RUN),outputs/demo)) SLIME_TEST_SCREENSHOTS=$(CURDIR)/outputs/screenshots $(PYTEST) -k every_page tests/browser $(ARGS)
+	SLIME_TEST_VIEW_RUN=$(or $(RUN),outputs/demo) SLIME_TEST_SCREENSHOTS=$(CURDIR)/outputs/screenshots $(PYTEST) -k every_page tests/browser $(ARGS)
 
 demo: demo.yaml
 demo-tools: tools.yaml

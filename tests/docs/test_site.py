@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from scripts import generate_docs
 from tests.docs.test_pages import ROOT
@@ -105,6 +106,14 @@ def test_it_is_deployed_to_a_branch(tmp_path: Path) -> None:
         "Deploy the site of 0.1", "Deploy the site of dev",
     ]  # fmt: skip
     assert git("worktree", "list").count("\n") == 1
+
+
+def test_the_workflow_runs_what_there_is() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/site.yml").read_text(encoding="utf-8"))
+    ran = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert ran == ["make site", '.github/deploy_site "$GITHUB_REF"']
+    assert os.access(ROOT / ".github/deploy_site", os.X_OK)
+    assert re.search(r"^site: ", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
 def test_the_references_of_the_skill_are_those_of_the_code() -> None:

@@ -161,9 +161,8 @@ def test_a_self_that_sees_the_answer_teaches_it(tiny: TinyRun, copier: Path, tmp
     )
     flags = {
         "hf_checkpoint": copier / "checkpoints" / "rollout_0000059", "prompt_data": tmp_path / "letters.jsonl",
-        "lr": "2e-3", "rollout_batch_size": 10, "n_samples_per_prompt": 4, "num_rollout": 12,
-        "rollout_max_response_len": 2,
-        "opd_type": "local", "opd_teacher_load": copier, "loss_type": "distillation",
+        "lr": "3e-3", "rollout_batch_size": 10, "n_samples_per_prompt": 4, "num_rollout": 24,
+        "rollout_max_response_len": 2, "opd_type": "local", "opd_teacher_load": copier, "loss_type": "distillation",
         "rm_type": "on_policy_distillation", "custom_reward_post_process_path": tmp_path / "none.py",
     }  # fmt: skip
     options = (

@@ -214,6 +214,8 @@ def test_a_directory_of_runs(made: tuple[Path, View]) -> None:
     found = view.ask("runs")
     assert {run["run"] for run in found["runs"]} == {"a", "deeper/b"}
     assert found["settings"].keys() == {"num_rollout", "seed"}
+    for run in found["runs"]:
+        assert run["changed"] - run["began"] == pytest.approx(10 * run["done"] - 0.9)
     compared = view.ask("compare", run=["a", "deeper/b"])
     assert compared["curves"]["reward"] in compared["metric_names"]
     curves = view.ask("metrics", run="a", name=["rollout/raw_reward", "train/loss"], since=0, times="true")

@@ -112,8 +112,9 @@ class Distillation(PolicyLoss):
         ids, top_q, top_p, targets = self._of_top(batch, output, p)
         known = (ids >= 0) & trained[:, None]
         among = ((ids == targets[:, None]) & known).any(-1) | ~trained
-        how = {"divergence": chosen.divergence, "beta": chosen.beta, "tail": chosen.tail}
-        values = estimate(top_p, top_q, p, q, b, known, among, **how)
+        values = estimate(
+            top_p, top_q, p, q, b, known, among, divergence=chosen.divergence, beta=chosen.beta, tail=chosen.tail
+        )
         if not chosen.top_k:
             return values, {}
         mass = torch.where(known, top_q.exp(), torch.zeros_like(top_q)).sum(-1)

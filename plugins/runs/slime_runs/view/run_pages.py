@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from slime_core.checkpoint.run_dir import CONFIG
 from slime_core.text import plain
 from slime_runs import profile, shadows
 from slime_runs.compare import compare
@@ -16,6 +17,8 @@ from slime_runs.index import Entry, Filter, Index, Key, Order, Total
 from slime_runs.overview import CURVES, PARTS, evaluations, names_of
 from slime_runs.reading import question, tokenizer_of
 from slime_runs.run import PROFILE, differences
+from slime_runs.timeline import FILE as TIMELINE
+from slime_runs.trace import bounds
 from slime_runs.view.samples_page import columns
 from slime_runs.view.watched import UnreadableError, WatchedRun, readable, stamp
 
@@ -49,14 +52,16 @@ _NOTHING: dict[str, Any] = {
 
 def _facts(run: WatchedRun) -> dict[str, Any]:
     metrics, settings = run.metrics(), run.settings()
+    # A copied run keeps the times of its trace; the times of its files may be those of the copy.
+    began, changed = bounds(run.path / TIMELINE) or (_changed(run.path / CONFIG), _changed(run.path / "metrics.jsonl"))
     rewards = [(line["step"], line["rollout/raw_reward"]) for line in metrics if "rollout/raw_reward" in line]
     # The index is not used, since it holds a run's samples in memory and the list may contain many runs.
     kept = (parse_name(name) or (0, True) for name in reversed(file_names(run.path / FOLDER)))
     return {
         "path": str(run.path),
         "state": run.state(),
-        "began": _changed(run.path / "config.yaml"),
-        "changed": _changed(run.path / "metrics.jsonl"),
+        "began": began,
+        "changed": changed,
         "done": max((line["step"] for line in metrics), default=0),
         "of": None if run.is_evaluation() else settings.get("num_rollout", (None, ""))[0],
         "model": settings.get("hf_checkpoint", (None, ""))[0],
@@ -286,8 +291,8 @@ def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:
     ]
     newest = Filter(rollout=columns[-1] if columns else None, data_set=data_set)
     places = {entry.sample_index: _place(entry) for entry in run.index().find(newest, limit=_MOST_SCORES)}
-    for item in items:
-        item["at"] = places.get(item["samples"][-1])
+    for row in items:
+        row["at"] = places.get(row["samples"][-1])
     return {"data_set": data_set, "rollouts": columns, "items": items, "stamp": seen}
 
 

@@ -51,12 +51,15 @@ function summary(line, count) {
   return count > 1 ? `${line.name} ${range}` : range;
 }
 
-// Values under the cursor, or the last ones; beside a smoothed value is the raw one.
+// Values under the cursor, or the last ones; beside a smoothed value is the raw one. Between two points of a line its
+// value is that of the first.
 function words(it, xs, lines, at) {
   const shown = lines.map((line) => {
-    const i = at ?? line.raw.findLastIndex((value) => value !== null);
-    const [value, raw, error] = [line.values[i], line.raw[i], line.errors[i]];
-    const more = [!error ? "" : ` ± ${number(1.96 * error, 2)}`, it.smoothing && raw !== null ? ` (raw ${number(raw, 3)})` : ""];
+    const last = line.raw.findLastIndex((value) => value !== null);
+    const before = line.raw.findLastIndex((value, i) => value !== null && i <= (at ?? last));
+    const i = at !== null && at > last ? -1 : before;
+    const [value, raw, error] = [line.values[i], line.raw[i], line.errors[i]]; // none at -1
+    const more = [!error ? "" : ` ± ${number(1.96 * error, 2)}`, it.smoothing && lines.length === 1 && i >= 0 ? ` (raw ${number(raw, 3)})` : ""];
     return h(lines.length > 1 ? `b.k${line.colour % COLOURS}` : "b", value === undefined || value === null ? "-" : `${number(value, lines.length > 1 ? 3 : 4)}${more.join("")}`);
   });
   return [at === null ? "" : h("span.dim", `${it.unit} ${number(xs[at], 4)} `), ...shown.flatMap((one) => [one, " "])];

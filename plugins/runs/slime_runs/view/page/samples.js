@@ -47,7 +47,7 @@ export function chooser(run, withRollout, extra = []) {
       row.says,
       h("td.num.opt", `${row.prompt_tokens} in, ${row.response_tokens} out${trained}`),
       h("td.opt-more", weights(row)),
-      h("td.opt", h(`span.badge.${row.fate}`, row.fate), row.status === "completed" ? "" : [" ", h(`span.badge.${row.status}`, row.status)]),
+      h("td.opt.short", h(`span.badge.${row.fate}`, row.fate), row.status === "completed" ? "" : [" ", h(`span.badge.${row.status}`, row.status)]),
       h("td.opt", row.failure ?? row.reason ?? ""),
     ];
   }
