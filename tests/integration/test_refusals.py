@@ -36,6 +36,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"custom_rm_path": None, "rm_type": "boxed_mth"}, ["math"]),
     ({"lora_rank": 4, "lora_target_modules": ["qproj"]}, ["--lora-target-modules qproj"]),
     ({"lora_rank": 4, "train_backend": "{folder}/other.py:Other"}, ["--lora-rank 4 (flag) has no effect with"]),
+    ({"lora_rank": 4, "lora_unmerged": True}, ["--lora-unmerged", "takes merged weights only"]),
     (EXACT | {"partial_rollout": True}, ["--true-on-policy-mode", "--partial-rollout"]),
     (EXACT | {"use_tis": True}, ["--true-on-policy-mode", "--use-tis"]),
     (EXACT | {"dtype": "bfloat16"}, ["--true-on-policy-mode", "float32"]),
