@@ -5,7 +5,8 @@
 1,000 groups of 8 one-token answers, sides in turns, medians. Part 1, in processor time, workers included: an
 instant in-memory engine, rewards on the loop, on threads, in processes and async, against `asyncio.gather` over
 coroutines that ask the same engine. Part 2, in wall time as part 3: an instant HTTP worker behind `--rollout-engine
-http`, against as many bare requests of the same client library. Part 3: rewards of which 1% hang and 5% take 50 ms,
+http`, against as many bare requests of the same client library; then the clients of SGLang's and vLLM's servers alone,
+in processor time, over a connection that has the answer already. Part 3: rewards of which 1% hang and 5% take 50 ms,
 under a short --rm-timeout; the bound is not CPU time but waiting: hanging calls hold a worker for --rm-timeout each, so
 the line below the table says the least that any scheduler with as many places could take.
 """
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +28,12 @@ from typing import Any
 import aiohttp
 from _harness import Parser, cpu_seconds, in_turns, ratio, spread, table
 from overhead import GROUP_SIZE, PROMPT, baseline_seconds, run_stage
+from slime_engine_http.api.answers import Wire
+from slime_engine_http.api.client import Client
 from slime_engine_http.api.engine import HttpEngine
+from slime_engine_http.api.transport import Answer, Http
+from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_vllm.wire import VllmWire
 
 from slime_core import Sample
 from slime_core.config import load_settings
@@ -106,15 +113,23 @@ def stage_seconds(
 
 # -- an instant HTTP worker ------------------------------------------------------------------------------
 
+SGLANG = (
+    b'{"text": "7", "output_ids": [7], "meta_info": {"id": "x", "finish_reason": {"type": "stop", "matched": 2},'
+    b' "prompt_tokens": 3, "completion_tokens": 1, "cached_tokens": 0, "weight_version": "0",'
+    b' "output_token_logprobs": [[-0.5, 7, null]]}, "model_path": "m", "weight_version": "0", "status": "ok"}'
+)
+VLLM = (
+    b'{"request_id": "generate-tokens-x", "choices": [{"index": 0, "finish_reason": "stop", "stop_reason": 2,'
+    b' "token_ids": [7], "logprobs": {"content": [{"token_id": 7, "logprob": -0.5, "rank": 1, "top_logprobs":'
+    b' [{"token_id": 7, "logprob": -0.5, "rank": 1}]}]}, "weight_versions": [{"version": "0", "start": 0, "end":'
+    b' 1}], "routed_experts": null, "sampling_mask": null}], "usage": {"prompt_tokens": 3, "completion_tokens": 1,'
+    b' "total_tokens": 4}, "prompt_logprobs": null}'
+)
+
 
 def serve(port: Any) -> None:
     """Answer every request in the shape of SGLang's /generate at once, with as little as asyncio allows."""
-    body = (
-        b'{"text": "7", "output_ids": [7], "meta_info": {"id": "x", "finish_reason": {"type": "stop", "matched": 2},'
-        b' "prompt_tokens": 3, "completion_tokens": 1, "cached_tokens": 0, "weight_version": "0",'
-        b' "output_token_logprobs": [[-0.5, 7, null]]}, "model_path": "m", "weight_version": "0", "status": "ok"}'
-    )
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(SGLANG)
 
     class Answer(asyncio.Protocol):
         def __init__(self) -> None:
@@ -132,7 +147,7 @@ def serve(port: Any) -> None:
                 if len(self.data) < head_end + size:
                     return
                 self.data = self.data[head_end + size :]
-                self.transport.write(head + body)
+                self.transport.write(head + SGLANG)
 
     async def run() -> None:
         server = await asyncio.get_running_loop().create_server(Answer, "127.0.0.1", 0, backlog=4096)
@@ -159,6 +174,34 @@ def bare_requests_seconds(num_samples: int, url: str, concurrency: int) -> float
     started = time.perf_counter()
     asyncio.run(everything())
     return time.perf_counter() - started
+
+
+class Answered(Http):
+    """A connection that has the answer already."""
+
+    answer = b""
+
+    async def once(self, method: str, url: str, data: bytes | None, headers: object, accept: object = ()) -> Answer:
+        """Return the answer; the request is encoded by then."""
+        del method, data, headers, accept
+        return Answer(url, 200, self.answer, {})
+
+
+def client_seconds(num_samples: int, concurrency: int, answer: bytes, wire: Wire, software: str) -> float:
+    """Return the processor seconds of as many requests through the client of servers with this wire and version."""
+    args = load_settings(["--hf-checkpoint", "unused", "--sglang-server-concurrency", str(concurrency)], command="show")
+    params = {"temperature": 1.0, "max_new_tokens": 4, "skip_special_tokens": False}
+
+    async def everything() -> None:
+        pool, http = WorkerPool([Worker("http://h:1", state=WorkerState.READY, software=software)]), Answered()
+        pool.version_wanted, http.answer = 0, answer
+        client = Client(http, pool, None, args.args, wire=wire)
+        await asyncio.gather(*(client.generate(PROMPT, params, None, str(i)) for i in range(num_samples)))
+        client.close()
+
+    started = time.process_time()
+    asyncio.run(everything())
+    return time.process_time() - started
 
 
 # -- the three parts -------------------------------------------------------------------------------------
@@ -210,6 +253,17 @@ def over_http(num_samples: int, repeats: int, directory: Path, concurrency: int)
         sides: dict[str, Any] = {base: lambda: bare_requests_seconds(num_samples, f"{url}/generate", concurrency)}
         sides["stage, inline reward"] = lambda: stage_seconds(num_samples, path, *flags, engine=HttpEngine)
         show(f"instant HTTP worker, {concurrency} at once", num_samples, in_turns(sides, repeats), base)
+        clients = {"SGLang": (SGLANG, Wire(), "0.5.23"), "vLLM": (VLLM, VllmWire(lambda ids, params: ""), "0.32.0")}
+        sides = {
+            f"client of {name}": partial(client_seconds, num_samples, concurrency, *own)
+            for name, own in clients.items()
+        }
+        found = in_turns(sides, repeats)
+        rows = [
+            [name, f"{1e6 * statistics.median(times) / num_samples:.0f}", spread(times)]
+            for name, times in found.items()
+        ]
+        print(table(["client alone, aim 60 us", "us a request", "spread"], rows), end="\n\n")
     finally:
         worker.kill()
         worker.join()

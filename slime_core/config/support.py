@@ -80,7 +80,7 @@ _OF_TRAINERS = (
     (
         "custom_megatron_before_log_prob_hook_path custom_megatron_before_train_step_hook_path"
         " custom_megatron_init_path custom_model_provider_path keep_old_actor lora_alpha lora_dropout lora_rank"
-        " lora_target_modules padded_vocab_size",
+        " lora_target_modules lora_unmerged padded_vocab_size",
         Lack.REFUSED,
     ),
     ("data_pad_size_multiplier offload_train", Lack.HINT),

@@ -56,6 +56,7 @@ _NEEDS = (
     ("multimodal_keys", "train_backend", "takes_images", "trains on text only", "type --train-backend embedded"),
     ("lora_adapters", "rollout_engine", "takes_adapters", _ADAPTERS, "type --rollout-engine embedded"),
     ("lora_adapters", "train_backend", "takes_adapters", _ADAPTERS, "type --train-backend embedded"),
+    ("lora_unmerged", "rollout_engine", "adds_adapters", "takes merged weights only", "remove --lora-unmerged"),
 )  # fmt: skip
 """(setting, setting that names a component, trait that the component needs, error text, what to do)."""
 _OF_TRAINING = ("true_on_policy_mode", "use_sampling_mask")

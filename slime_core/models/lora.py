@@ -38,14 +38,9 @@ class LoraSettings:
 
     @classmethod
     def from_args(cls, args: Args) -> LoraSettings | None:
-        """None without `--lora-rank`. Raises ConfigError for dropout, whose passes would not agree with each other."""
+        """Return the settings; None without `--lora-rank`."""
         if args.lora_rank is None:
             return None
-        if args.lora_dropout:
-            raise ConfigError(
-                f"--lora-dropout {args.lora_dropout}: the log-probs of two passes over one sample must be equal;"
-                " allowed: 0"
-            )
         alpha = args.lora_rank if args.lora_alpha is None else args.lora_alpha
         return cls(args.lora_rank, float(alpha), tuple(args.lora_target_modules))
 

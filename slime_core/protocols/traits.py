@@ -43,6 +43,9 @@ class EngineTraits(Traits):
     """Whether `generate` has the keyword `image_data`; if not, a run with `--multimodal-keys` is refused."""
     takes_adapters: bool = False
     """Whether `generate` has the keyword `adapter`; if not, a run with `--lora-adapters` is refused."""
+    adds_adapters: bool = False
+    """Whether an update may have `MODULE.lora_A` [rank, in] and `MODULE.lora_B` [out, rank], scaled, in place of the
+    weights; if not, a run with `--lora-unmerged` is refused."""
     pause_modes: tuple[str, ...] = ("in_place", "abort")
     """Modes that `pause` accepts."""
     runs_elsewhere: bool = False

@@ -46,9 +46,17 @@ async def test_streamed_chats_are_trained_as_they_were_sampled(
 ) -> None:
     directory, model = sglang_model
     args = Args(rollout_external_engine_addrs=sglang_pair.urls, hf_checkpoint=str(directory), rollout_timeout=120.0)
-    tokenizer, engine = load_tokenizer(directory), HttpEngine(args)
+    engine = HttpEngine(args)
     await engine.start()
-    server = AgentServer(engine, tokenizer)
+    try:
+        await check_streamed_chats(engine, directory, model, caches=True)
+    finally:
+        await engine.stop()
+
+
+async def check_streamed_chats(engine: HttpEngine, directory: Path, model: Any, *, caches: bool) -> None:
+    """Check samples of agents' chats against the model. `caches`: the servers tell how much of a prompt they had."""
+    server = AgentServer(engine, load_tokenizer(directory))
     await server.start()
 
     async def run(number: int) -> Sample:
@@ -61,7 +69,7 @@ async def test_streamed_chats_are_trained_as_they_were_sampled(
             messages += [{"role": "assistant", "content": "".join(pieces)}, {"role": "user", "content": "so?"}]
             _, second = await ask(api, messages)
         cached = second.prompt_tokens_details.cached_tokens
-        assert cached >= first.prompt_tokens, "the conversation was not in the cache"
+        assert cached >= first.prompt_tokens or not caches, "the conversation was not in the cache"
         (made,) = await server.finish_session(session.key, 1.0)
         return made
 
@@ -69,7 +77,6 @@ async def test_streamed_chats_are_trained_as_they_were_sampled(
         samples = await asyncio.gather(*map(run, range(RUNS)))
     finally:
         await server.stop()
-        await engine.stop()
     for sample in samples:
         sample.validate()
         assert sample.metadata["agent"]["turns_trained"] == 2

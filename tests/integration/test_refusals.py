@@ -55,6 +55,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"lora_rank": 4, "lora_adapters": ["critic", "judge"], "custom_generate_function_path": "multi_agent"},
         ["--lora-adapters judge: no role of multi_agent has this name"],
     ),
+    ({"lora_rank": 4, "lora_unmerged": True}, ["--lora-unmerged", "takes merged weights only"]),
     (EXACT | {"partial_rollout": True}, ["--true-on-policy-mode", "--partial-rollout"]),
     (EXACT | {"use_tis": True}, ["--true-on-policy-mode", "--use-tis"]),
     (EXACT | {"dtype": "bfloat16"}, ["--true-on-policy-mode", "float32"]),

@@ -50,6 +50,7 @@ class VllmEngine(HttpEngine):
         returns_routed_experts=False,
         returns_sampling_mask=False,
         takes_images=False,
+        adds_adapters=True,
         uses=(HttpEngine.traits.uses - {"update_weight_puller_addrs"})
         | {
             "actor_num_nodes",
@@ -65,8 +66,11 @@ class VllmEngine(HttpEngine):
     def __init__(self, args: Args) -> None:
         super().__init__(args)
         self._text = Text(args.hf_checkpoint)
-        self.wire = VllmWire(self._text.decode)
+        self.wire = VllmWire(self._text.decode, self._has_adapter)
         self._front: Served | None = None
+
+    def _has_adapter(self) -> bool:
+        return bool(self._args.lora_unmerged) and self.pool.version_wanted is not None
 
     @classmethod
     def missing(cls, args: Args) -> str:
@@ -76,6 +80,11 @@ class VllmEngine(HttpEngine):
     @classmethod
     def check_settings(cls, settings: Settings) -> list[str]:
         """Return the plan's warnings. Raises ConfigError if the plan cannot work or vLLM's environment is missing."""
+        if settings.args.lora_unmerged and settings.args.check_weight_update_equal:
+            raise ConfigError(
+                f"{settings.cite('check_weight_update_equal')}: vLLM has no checksums of adapters; remove it, or"
+                f" {settings.cite('lora_unmerged')}."
+            )
         warnings = [] if is_planned_later(settings) else list(check_plan(settings).warnings)
         if not settings.args.rollout_external_engine_addrs:
             python = VLLM.engine_python(settings.args)

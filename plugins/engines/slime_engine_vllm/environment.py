@@ -33,8 +33,11 @@ def untested(software: str, pip: str = "pip") -> str:
     )
 
 
-def server_environment(device: str) -> dict[str, str]:
-    """Return the variables to add to `os.environ` for a server; on CPU the user's own values come first."""
+def server_environment(device: str, *, adapters: bool = False) -> dict[str, str]:
+    """Return the variables to add to `os.environ` for a server; on CPU the user's own values come first.
+
+    `adapters`: the server takes adapters.
+    """
     paths = [str(SERVER_SIDE / "plugin")]
     paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in paths]
     found = {
@@ -43,6 +46,8 @@ def server_environment(device: str) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    if adapters:
+        found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if device == "cpu":
         defaults: Mapping[str, str] = {**_ON_CPU, "VLLM_TARGET_DEVICE": "cpu"}
         found |= {name: value for name, value in defaults.items() if name not in os.environ}

@@ -22,6 +22,7 @@ from slime_engine_vllm.flags import given_flags
 
 _GRACE_S = 8.0
 """Seconds from TERM to KILL: vLLM takes 2 to 3 to end its processes and to free their shared memory."""
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _ON_CPU: Mapping[str, Any] = {"dtype": "float32", "enforce_eager": True}
 
 
@@ -64,7 +65,7 @@ def make_plan(args: Args, *, num_gpus: int | None = None, origins: Mapping[str, 
                 worker_type="regular",
                 arguments=server_arguments(args, device, size, number, given),
                 gpus=part.gpus,
-                environment=server_environment(device),
+                environment=server_environment(device, adapters=args.lora_unmerged),
             )
         )
     model = ModelPlan("default", args.hf_checkpoint, True, tuple(servers), None)
@@ -91,7 +92,17 @@ def server_arguments(args: Args, device: str, gpus: int, number: int, given: Map
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": {"backend": "slime"},
     }
+    if args.lora_unmerged:
+        ours |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(args)}
     return {**(_ON_CPU if device == "cpu" else {}), **given, **ours}
+
+
+def _lora_rank(args: Args) -> int:
+    """Return the smallest `--max-lora-rank` of vLLM that holds the run's. Raises ConfigError if none does."""
+    rank = args.lora_rank or 1
+    if rank > _LORA_RANKS[-1]:
+        raise ConfigError(f"--lora-rank {rank}: vLLM adds adapters of rank {_LORA_RANKS[-1]} at most.")
+    return next(most for most in _LORA_RANKS if most >= rank)
 
 
 def to_argv(arguments: Mapping[str, Any]) -> list[str]:

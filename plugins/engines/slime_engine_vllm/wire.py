@@ -16,21 +16,23 @@ from slime_engine_http.api.transport import engine_error, expecting
 from slime_core.errors import EngineError
 from slime_core.sample import GenerationOutput
 
+ADAPTER = "slime-adapter"
+"""Name of the adapter of the last update, in `server_side`'s `adapters` too."""
 PREFIX = "generate-tokens-"
 """vLLM puts it before the id of a request; an abort needs the whole id."""
-_SAME = frozenset({
-    "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "ignore_eos",
-    "stop", "stop_token_ids", "logit_bias", "skip_special_tokens", "spaces_between_special_tokens", "n",
-})  # fmt: skip
-_RENAMED = {
+_SAME = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "ignore_eos", "stop", "stop_token_ids", "logit_bias", "skip_special_tokens", "spaces_between_special_tokens", "n",
+)  # fmt: skip
+_NAMES = {name: name for name in _SAME} | {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
-    "top_k": "top_k",
 }
 _STRUCTURED = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 _OURS = frozenset({"no_stop_trim"})
 """Parameters that concern the text only, which is made here."""
+_KNOWN = frozenset({*_NAMES, *_STRUCTURED, *_OURS})
 Decode = Callable[[Sequence[int], Mapping[str, Any]], str]
 """(token ids, sampling parameters) -> text."""
 
@@ -40,17 +42,18 @@ class VllmWire(Wire):
 
     path = "/inference/v1/generate"
 
-    def __init__(self, decode: Decode) -> None:
-        """Set the function that makes text of token ids."""
-        self._decode = decode
+    def __init__(self, decode: Decode, has_adapter: Callable[[], bool] = lambda: False) -> None:
+        """Set the function that makes text of token ids, and one that tells whether requests need the adapter."""
+        self._decode, self._has_adapter = decode, has_adapter
 
     def check(self, params: Mapping[str, Any]) -> None:
         """Raise EngineError if a parameter is SGLang's alone."""
-        known = {*_SAME, *_RENAMED, *_STRUCTURED, *_OURS}
-        if odd := sorted(name for name, value in params.items() if value is not None and name not in known):
+        if params.keys() <= _KNOWN:
+            return
+        if odd := sorted(name for name in params.keys() - _KNOWN if params[name] is not None):
             raise EngineError(
                 f"sampling_params: vLLM has no {', '.join(map(repr, odd))}, which SGLang has. Known:"
-                f" {', '.join(sorted(known))}."
+                f" {', '.join(sorted(_KNOWN))}."
             )
 
     def request(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,6 +68,8 @@ class VllmWire(Wire):
         }
         if salt := body.get("extra_key"):
             sent["cache_salt"] = salt
+        if self._has_adapter():
+            sent["model"] = ADAPTER
         return sent
 
     def reader(self, url: str, body: Mapping[str, Any]) -> VllmReader:
@@ -74,16 +79,22 @@ class VllmWire(Wire):
 
 def sampling_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return vLLM's parameters for SGLang's."""
-    given = {name: value for name, value in params.items() if value is not None}
-    sent = {name: value for name, value in given.items() if name in _SAME}
-    sent |= {_RENAMED[name]: value for name, value in given.items() if name in _RENAMED}
+    sent: dict[str, Any] = {"logprobs": 0, "detokenize": bool(params.get("stop"))}  # a stop string needs the text
+    structured: dict[str, Any] = {}
+    for name, value in params.items():
+        if value is None:
+            continue
+        if name in _NAMES:
+            sent[_NAMES[name]] = value
+        elif name in _STRUCTURED:
+            structured[_STRUCTURED[name]] = value
     if sent.get("top_k") == -1:
         sent["top_k"] = 0
     if sent.get("max_tokens") == 0:
         sent["max_tokens"] = 1  # vLLM refuses 0; the reader leaves the token out
-    if structured := {_STRUCTURED[name]: value for name, value in given.items() if name in _STRUCTURED}:
+    if structured:
         sent["structured_outputs"] = structured
-    return sent | {"logprobs": 0, "detokenize": bool(given.get("stop"))}  # a stop string needs the text
+    return sent
 
 
 class VllmReader:
@@ -124,7 +135,9 @@ class VllmReader:
             "cached_tokens": int(cached or 0),
         }
         if spans := choice.get("weight_versions"):
-            meta |= {"weight_version": str(spans[-1]["version"]), "weight_versions": spans}
+            meta["weight_version"] = str(spans[-1]["version"])
+            if len(spans) > 1:
+                meta["weight_versions"] = spans
             meta["token_weight_versions"] = token_weight_versions(meta, count)
         return meta
 

@@ -27,6 +27,16 @@ def test_servers_share_the_gpus() -> None:
         assert "enforce_eager" not in server.arguments
 
 
+def test_a_server_takes_adapters_of_the_runs_rank() -> None:
+    (server,) = make_plan(settings("--lora-rank 12 --lora-unmerged --device cpu")).servers
+    assert (server.arguments["enable_lora"], server.arguments["max_lora_rank"]) == (True, 16)
+    assert server.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    with pytest.raises(ConfigError, match="--lora-rank 513: vLLM adds adapters of rank 512 at most"):
+        make_plan(settings("--lora-rank 513 --lora-unmerged --device cpu"))
+    (server,) = make_plan(settings("--lora-rank 12 --device cpu")).servers
+    assert "enable_lora" not in server.arguments
+
+
 def test_a_server_on_cpu_computes_from_its_parameters() -> None:
     (server,) = make_plan(settings("--device cpu --no-vllm-enable-prefix-caching")).servers
     words = to_argv(server.arguments)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slime_engine_vllm.environment import SERVER_SIDE
 from slime_engine_vllm.wire import VllmWire
 
 from slime_core.errors import EngineError
@@ -41,6 +42,15 @@ def test_parameters_get_vllms_names(params: dict[str, Any], sent: dict[str, Any]
     body = wire().request({**BODY, "sampling_params": params, "extra_key": "v3"})
     assert body["sampling_params"] == {"logprobs": 0, "detokenize": False, **sent}
     assert (body["request_id"], body["token_ids"], body["cache_salt"]) == ("r~", [3, 4], "v3")
+
+
+def test_requests_name_the_adapter_once_there_is_one() -> None:
+    held = [False, True]
+    wire = VllmWire(lambda ids, params: "", held.pop)
+    assert wire.request(BODY)["model"] == "slime-adapter"
+    assert "model" not in wire.request(BODY)
+    told = (SERVER_SIDE / "plugin/slime_vllm_plugin/adapters.py").read_text()
+    assert 'ADAPTER = "slime-adapter"' in told, "the server's side imports nothing of slime"
 
 
 @pytest.mark.parametrize("name", ["stop_regex", "custom_params", "beam_width", "stream_interval"])

@@ -76,6 +76,8 @@ class LoraArgs(Section):
     """Modules with adapters, by the last part of their HF name (q_proj v_proj); all-linear: all but routed experts."""
     lora_adapters: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]] = []
     """Names of further adapters, each generated and trained with samples whose train_metadata names it."""
+    lora_unmerged: bool = False
+    """Send engines the adapters alone, which they add to the model of --hf-checkpoint, instead of merged weights."""
 
 
 class TrainArgs(Section):
@@ -206,16 +208,10 @@ class CheckpointArgs(Section):
 
 
 def _adapters(s: Settings) -> None:
-    """LoRA is asked for by its rank."""
-    a = s.args
-    changed = {
-        "lora_alpha": a.lora_alpha is not None,
-        "lora_dropout": a.lora_dropout,
-        "lora_target_modules": a.lora_target_modules != ["all-linear"],
-        "lora_adapters": a.lora_adapters,
-    }
-    cited = [s.cite(name) for name, differs in changed.items() if differs]
-    if cited and a.lora_rank is None:
+    """Raise ConfigError for a setting of adapters without their rank."""
+    fields = LoraArgs.model_fields.items()
+    cited = [s.cite(name) for name, field in fields if getattr(s.args, name) != field.default]
+    if cited and s.args.lora_rank is None:
         raise ConfigError(f"{', '.join(cited)}: without --lora-rank N there are no adapters.")
 
 

@@ -31,7 +31,7 @@ def test_the_installed_vllm_has_every_flag(vllm_python: Path) -> None:
         [str(vllm_python), "-c", ASK], capture_output=True, text=True, timeout=600, env=environment, check=True
     )
     known = json.loads(done.stdout.strip().splitlines()[-1])
-    set_by_slime = server_arguments(Args(), "cpu", 1, 0, {})
+    set_by_slime = server_arguments(Args(lora_rank=4, lora_unmerged=True), "cpu", 1, 0, {})
     for name in [*FLAGS, *set_by_slime]:
         assert f"--{name.replace('_', '-')}" in known, name
     for name, (kind, _) in FLAGS.items():

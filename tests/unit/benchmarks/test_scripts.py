@@ -24,7 +24,7 @@ TINY = {
     "overhead.py --sizes 80 --calls 200 --repeats 1": ["hook, 4 listener(s)", "sync,", "full,"],
     "rollout_overhead.py --groups 20 --repeats 1 --rm-timeout 0.5 --rm-workers 2 --concurrency 16": [
         *(f"stage, {kind}" for kind in ("async", "inline", "thread", "process")),
-        "least possible, by waiting alone: async 0.50 s",
+        "least possible, by waiting alone: async 0.50 s", "client of vLLM",
     ],
     "agents.py --samples 16 --repeats 1": [
         f"{kind}, {side}" for kind in ("single_turn", "tool_use", "multi_turn", "agent") for side in ("bare", "slime")

@@ -260,7 +260,7 @@ REFUSED = [
     ("--use-opd --opd-type self --opd-teacher-load /t", r"is for --opd-type local; .* with self it is the actor"),
     ("--opd-teacher-load /t", r"--opd-teacher-load '/t' .* needs --use-opd"),
     ("--lora-alpha 8", r"--lora-alpha 8.0 \(flag\): without --lora-rank N there are no adapters"),
-    ("--lora-target-modules q_proj", "--lora-target-modules 'q_proj'"),
+    ("--lora-target-modules q_proj --lora-unmerged", "--lora-target-modules 'q_proj' .*, --lora-unmerged .*without"),
     ("--lora-rank 8 --lora-dropout 0.1", r"--lora-dropout 0.1 \(flag\): .*only 0"),
     ("--lora-rank 0", "--lora-rank '0'"),
     ("--lora-rank 8 --lora-alpha 0", "--lora-alpha '0'"),

@@ -127,6 +127,14 @@ def adapted_weights(model: nn.Module) -> Iterator[tuple[str, Callable[[], torch.
     return ((f"{name}.weight", m.merged_weight) for name, m in model.named_modules() if isinstance(m, LoraLinear))
 
 
+def served_adapters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield `MODULE.lora_A` and `MODULE.lora_B` without gradient, B times the scale, for engines that add them."""
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            yield f"{name}.{DOWN}", module.lora_A.detach()
+            yield f"{name}.{UP}", module.lora_B.detach() * module.scale
+
+
 def base_weights(model: nn.Module, *, adapters: bool = False) -> dict[str, torch.Tensor]:
     """Return live tensors by HF name: the weights without adapters, or only `MODULE.lora_A` and `.lora_B`."""
     found = ((name, parameter.detach()) for name, parameter in model.named_parameters())

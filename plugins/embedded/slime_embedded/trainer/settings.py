@@ -25,6 +25,8 @@ class TrainerSettings(CommonSettings):
     model_impl: str
     """`--model-impl`: "auto", "slime" or "transformers"."""
     recompute: bool
+    lora_unmerged: bool
+    """`--lora-unmerged`: engines get the adapters instead of merged weights."""
     batch_invariant: bool
     """`--true-on-policy-mode`: log-probs equal the embedded engine's bit for bit."""
     adapters: tuple[str, ...] = ()
@@ -43,6 +45,7 @@ class TrainerSettings(CommonSettings):
         return cls(
             **common_values(args, role),
             model_impl=args.model_impl,
+            lora_unmerged=args.lora_unmerged,
             recompute=granularity == "full" or args.recompute_activations,
             batch_invariant=args.true_on_policy_mode,
             adapters=tuple(args.lora_adapters) if role == "actor" else (),

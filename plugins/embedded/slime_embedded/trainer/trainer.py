@@ -47,7 +47,7 @@ _MOST_TOKENS = 32768
 _MISMATCH = "routing_mismatch"
 _USES = (
     "actor_num_gpus_per_node actor_num_nodes keep_old_actor kernels lora_alpha lora_dropout lora_rank"
-    " lora_target_modules model_impl offload_train"
+    " lora_target_modules lora_unmerged model_impl offload_train"
 )
 
 
@@ -502,8 +502,14 @@ class EmbeddedTrainer:
         """Yield HF names and float32 tensors of the model, with adapters merged; skip a tied output layer, like HF.
 
         Without adapters the tensors are the live parameters: copy them if they must outlast the next step. The merged
-        weights of each of `--lora-adapters` follow, as `adapters.NAME.<HF name>`.
+        weights of each of `--lora-adapters` follow, as `adapters.NAME.<HF name>`. With `--lora-unmerged` yield the
+        adapters alone.
         """
+        if self.settings.lora_unmerged:
+            from slime_embedded.models.lora_linear import served_adapters
+
+            yield from served_adapters(self.model)
+            return
         yield from published_weights(self.model, self.settings)
         for name in self.settings.adapters:
             from slime_embedded.models.lora_linear import ADAPTERS, adapted_weights

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from slime_embedded.models.lora_linear import adapter_weights, base_weights
+from slime_embedded.models.lora_linear import adapter_weights, base_weights, merged_weights
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_testing_contracts.tiny import tiny_moe_model
 from transformers import AutoModelForCausalLM
@@ -61,6 +62,13 @@ def test_it_starts_as_the_base_and_trains_the_adapters_alone(
     changed = {name for name, tensor in trainer.named_weights() if not torch.equal(tensor, stored[name])}
     assert changed == {name for name in stored if "proj" in name}
     assert list(weights(trainer)) == list(weights(plain)), "engines get HF names, without adapters"
+    trainer.settings = replace(trainer.settings, lora_unmerged=True)
+    sent = weights(trainer)
+    assert set(sent) == set(adapter_weights(trainer.model))
+    for name, tensor in merged_weights(trainer.model):
+        if (down := f"{name.removesuffix('.weight')}.lora_A") in sent:
+            added = sent[down.replace("lora_A", "lora_B")] @ sent[down]
+            torch.testing.assert_close(stored[name] + added, tensor, rtol=1e-6, atol=1e-7)
 
 
 def test_three_steps_equal_peft(make_args: MakeArgs, make_batch: MakeBatch, model_dir: Path) -> None:

@@ -87,7 +87,7 @@ class Commit:
             weights = ((name, p.data) for name, p in decoder.named_parameters())
             load_model(self.path, dict(in_files(weights, decoder.places)))
             return decoder.requires_grad_(False)
-        lora = LoraSettings.from_args(SimpleNamespace(lora_dropout=0.0, **_lora(self.settings)))  # type: ignore[arg-type]
+        lora = LoraSettings.from_args(SimpleNamespace(**_lora(self.settings)))  # type: ignore[arg-type]
         assert lora is not None
         add_adapters(decoder, lora, 0)
         read_adapter(self.adapter, lora, adapter_weights(decoder))

@@ -164,7 +164,6 @@ def test_what_does_not_fit_is_refused(make: Make, tmp_path: Path) -> None:
         ({"lora_target_modules": ["qproj"]}, "--lora-target-modules qproj: no such module in this model"),
         ({"lora_target_modules": ["gate_proj"], "model": "experts"}, "routed experts of that name, which get none"),
         ({"lora_rank": 33}, "--lora-rank 33: .* of no larger rank"),
-        ({"lora_dropout": 0.1}, "--lora-dropout 0.1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Make, change: dict[str, Any], message: str) -> None:

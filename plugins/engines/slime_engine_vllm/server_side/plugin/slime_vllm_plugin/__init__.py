@@ -1,4 +1,7 @@
-"""slime's part of a vLLM server: a weight transfer backend. vLLM calls `register` in each process of the server."""
+"""slime's part of a vLLM server: a weight transfer backend, and adapters without files.
+
+vLLM calls `register` in each process of the server.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,10 @@ def register() -> None:
 
     if "slime" not in WeightTransferEngineFactory._registry:  # vLLM may load plugins more than once
         WeightTransferEngineFactory.register_engine("slime", "slime_vllm_plugin.transfer", "SlimeTransfer")
+        if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1":
+            from slime_vllm_plugin import adapters
+
+            adapters.register()
     if os.environ.get(_PLAIN_LINEAR) == "1":
         # oneDNN computes from a packed copy and empties the parameter, so that no checksum tells what is served.
         from vllm import _custom_ops

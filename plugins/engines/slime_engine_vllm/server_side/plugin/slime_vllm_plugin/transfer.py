@@ -2,7 +2,8 @@
 
 All take HF names and shapes; the model's own `load_weights` fuses and shards them. Written for vLLM 0.32.0. vLLM's
 layerwise reload replaces a layer when all of its parts have come, and finishes a layer that got only some of them with
-uninitialised memory. So an update must have every tensor of the checkpoint that the server was started with.
+uninitialised memory. So an update must have every tensor of the checkpoint that the server was started with, or
+adapters alone (`adapters`), which leave the layers as they are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from slime_vllm_plugin import adapters
 
 _TIMEOUT = timedelta(minutes=30)
 """Longest wait in a broadcast; the trainer's own deadline is shorter."""
@@ -76,6 +79,8 @@ class SlimeTransfer(WeightTransferEngine):
         self._groups: dict[str, tuple[Any, str]] = {}
         """Process groups by name, each with the device of its buffers."""
         self._received: set[str] = set()
+        self._adapters: dict[str, torch.Tensor] = {}
+        adapters.serve()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Join or leave a process group, under the store names that slime's side uses."""
@@ -118,6 +123,9 @@ class SlimeTransfer(WeightTransferEngine):
         """Load a part."""
         if update_info.model_path:
             shapes = _shapes(Path(update_info.model_path))
+            if adapters.are_adapters(shapes):
+                self._load(dict(_from_directory(Path(update_info.model_path))))
+                return
             self._check(shapes)
             if missing := self._wanted.keys() - shapes.keys():
                 raise ValueError(_missing(missing))
@@ -129,13 +137,16 @@ class SlimeTransfer(WeightTransferEngine):
 
     def finish_weight_update(self) -> None:
         """Put the new weights into use. Raises ValueError if a tensor is missing."""
-        received = self._received
+        received, fresh = self._received, self._adapters
         self._finalize()
         if received and (missing := self._wanted.keys() - received):
             raise ValueError(_missing(missing))
+        adapters.check_whole(fresh)
+        if fresh:
+            adapters.replace(fresh)
 
     def _finalize(self) -> None:
-        self._received = set()
+        self._received, self._adapters = set(), {}
         finalize_layerwise_reload(self.model, self.model_config)
         # On CPU a linear layer computes from a packed copy that its own loading makes. A head that is tied to the
         # embedding has the same parameter but is never loaded, so its copy would keep the old weights.
@@ -157,8 +168,13 @@ class SlimeTransfer(WeightTransferEngine):
                 raise ValueError(f"{name} is no tensor of the model")
 
     def _load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._check({name: tuple(tensor.shape) for name, tensor in weights.items()})
-        self._load_checked(weights.items())
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        if adapters.are_adapters(shapes):
+            adapters.check(shapes, self._wanted, self.model)
+            self._adapters |= weights
+        else:
+            self._check(shapes)
+            self._load_checked(weights.items())
 
     def _load_checked(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         def counted() -> Iterator[tuple[str, torch.Tensor]]:
