@@ -1,10 +1,10 @@
-"""Compare all advantage estimators on the demo task: held-out accuracy before and after, wall time, ratios to grpo.
+"""Compare all algorithms on the demo task: held-out accuracy before and after, wall time, ratios to grpo.
 
     python benchmarks/algorithms.py [--estimators grpo rloo ...] [--seeds 0 1 2] [--jobs 1] [--flags "--num-rollout 20"]
 
-All estimators use the same model, problems, rollouts and optimizer (`slime init demo`); they differ only in their own
-defaults and the settings of their papers (`PAPER` below). Prints a Markdown table. Exits with 1 if an estimator's mean
-accuracy did not rise by at least 0.2.
+Algorithms are the installed estimators, and the losses of `PAPER` on top of grpo. All use the same model, problems,
+rollouts and optimizer (`slime init demo`); they differ only in their own defaults and the settings of their papers.
+Prints a Markdown table. Exits with 1 if an algorithm's mean accuracy did not rise by at least 0.2.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ LEAST_GAIN = 0.2
 
 PAPER = {
     "cispo": ["--eps-clip", "1.0", "--eps-clip-high", "4.0"],
+    "clip_cov": ["--loss-type", "clip_cov", "--set", "plugins.clip_cov.share=2e-3"],
     "dr_grpo": ["--no-calculate-per-token-loss", "--no-use-kl-loss", "--kl-loss-coef", "0"],
     "gdpo": ["--custom-rm-path", "weighted_sum", "--set", 'plugins.weighted_sum.terms=[{"reward": "exact"}]'],
     "gmpo": ["--eps-clip", "0.32968", "--eps-clip-high", "0.491825", "--no-calculate-per-token-loss"],
     "gspo": ["--eps-clip", "3e-4", "--eps-clip-high", "4e-4"],
+    "kl_cov": ["--loss-type", "kl_cov", "--set", "plugins.kl_cov.share=2e-3"],
     "sapo": ["--no-calculate-per-token-loss"],
     "vapo": ["--critic-lr", "1e-3", "--set", "plugins.vapo.length_alpha=1"],
 }
-"""Estimator -> settings of its paper that differ from the template `demo`, fitted to answers of some 15 tokens."""
+"""Algorithm -> settings of its paper that differ from the template `demo`, fitted to answers of some 15 tokens."""
 
 
 @dataclass
@@ -77,15 +79,10 @@ def make_inputs(inputs: Path, seed: int) -> None:
 def train(root: Path, estimator: str, seed: int, further: list[str]) -> Run | None:
     """Run a training on the seed's inputs; on failure return None and print slime's message on standard error."""
     save = root / f"{estimator}-{seed}"
-    argv = [
-        SLIME,
-        "train",
-        "--config",
-        DEMO,
-        "--advantage-estimator",
-        estimator,
-    ]
-    argv += [*inputs_flags(root / f"seed-{seed}", seed), "--save", str(save), *PAPER.get(estimator, []), *further]
+    own = PAPER.get(estimator, [])
+    argv = [SLIME, "train", "--config", DEMO, *own]
+    argv += [] if "--loss-type" in own else ["--advantage-estimator", estimator]
+    argv += [*inputs_flags(root / f"seed-{seed}", seed), "--save", str(save), *further]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(f"{estimator} seed {seed} failed: {done.stderr.strip()[-2000:]}", file=sys.stderr, flush=True)
@@ -130,11 +127,11 @@ def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(values)
 
 
-def installed_estimators() -> list[str]:
-    """Return all estimators of `slime plugins list`, the reference first."""
+def installed_algorithms() -> list[str]:
+    """Return all estimators of `slime plugins list` and the losses of `PAPER`, the reference first."""
     from slime_core.plugins.manager import current_registry
 
-    names = current_registry().names("estimators")
+    names = {*current_registry().names("estimators"), *PAPER}
     return sorted(names, key=lambda name: (name != REFERENCE, name))
 
 
@@ -145,7 +142,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; wall times are comparable with 1")
     parser.add_argument("--flags", default="", help="further flags of slime train, as one string")
     options = parser.parse_args()
-    names, further = options.estimators or installed_estimators(), shlex.split(options.flags)
+    names, further = options.estimators or installed_algorithms(), shlex.split(options.flags)
     runs: list[Run] = []
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
         root = Path(directory)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from slime_core.learning.corrector import CorrectionOutputs as CorrectionOutputs
     from slime_core.plugins.adapters import GenerateCaller as GenerateCaller
     from slime_core.plugins.adapters import RewardCaller as RewardCaller
-    from slime_core.plugins.answers import answer_extractor as answer_extractor
-    from slime_core.plugins.answers import answer_of as answer_of
     from slime_core.plugins.answers import last_boxed as last_boxed
     from slime_core.plugins.answers import right_answers as right_answers
     from slime_core.plugins.answers import same_number as same_number
@@ -69,7 +67,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_EXPORTS = Exports(__name__, __file__, provided=("Trainer", "tool_parser", "turn_delta"))
+_EXPORTS = Exports(
+    __name__, __file__, provided=("Trainer", "answer_extractor", "answer_of", "tool_parser", "turn_delta")
+)
 __all__ = ["__version__", *_EXPORTS.places]
 
 _OF_PLUGINS = {

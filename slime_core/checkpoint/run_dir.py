@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from slime_core.config.sections.run import CHECKPOINTS, CONFIG, HEADER, OUTPUT, RUN_FILES, SUMMARY
+from slime_core.config.run_files import CHECKPOINTS, CONFIG, HEADER, OUTPUT, RUN_FILES, SUMMARY
 from slime_core.distributions import BUNDLE, CORE, installed
 from slime_core.errors import CheckpointError, ConfigError, RecordError
 from slime_core.plugins.hookspecs import hookimpl

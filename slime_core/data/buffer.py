@@ -15,10 +15,11 @@ import inspect
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from slime_core.distributions import provided
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
@@ -27,9 +28,6 @@ from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.sample.admission import Held
 from slime_core.sample.types import executions
 from slime_core.workers.call import user_code
-
-if TYPE_CHECKING:
-    from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +149,9 @@ class SampleBuffer:
         self._group_size = group_size
         label = f"--buffer-filter-path {self._name!r}"
         self._held = Held(label, edits=traits_of(plugin, EditTraits, label).edits_samples)
-        whole: Any = plugin if hasattr(plugin, "take") else FilteredList(args, plugin, self._name)
+        whole: Any = plugin
+        if not hasattr(plugin, "take"):
+            whole = provided("slime.data", "buffer_functions").FilteredList(args, plugin, self._name)
         self._plugin: GroupBuffer = whole
 
     def __len__(self) -> int:
@@ -277,68 +277,6 @@ class SampleBuffer:
 
     def _calling(self) -> AbstractContextManager[None]:
         return _blamed(self._name)
-
-
-class FilteredList(BufferBase):
-    """A list of groups and THUDM/slime's function that takes groups out of it.
-
-    The function may change the list in any way, so its changes are checked: by the number of groups and the ids of the
-    held groups. The time depends on the groups taken, not on the groups waiting.
-    """
-
-    drops = True
-
-    def __init__(self, args: Args, function: Callable[..., Any], name: str) -> None:
-        super().__init__(args)
-        self._function = function
-        self._name = name
-        self._groups: list[Group] = []
-        self._held: set[int] = set()
-        self.num_dropped = 0
-        self._dropped_before = 0
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def add(self, groups: list[Group]) -> None:
-        """Append to the list."""
-        self._groups.extend(groups)
-        self._held.update(map(id, groups))
-
-    def take(self, num_groups: int) -> list[Group]:
-        """Return the groups that the function takes out. Raises RolloutError if they are still in the buffer."""
-        if not self._groups:
-            return []
-        before = len(self._groups)
-        taken = self._function(self.args, self.rollout_id, self._groups, num_groups)
-        if not isinstance(taken, list):
-            raise RolloutError(f"buffer {self._name!r} returned {type(taken).__name__}; expected a list of groups")
-        ids = {id(group) for group in taken}
-        if len(ids) != len(taken) or not ids <= self._held:
-            raise RolloutError(f"buffer {self._name!r} returned a group twice, or one that was not in the buffer")
-        dropped = before - len(self._groups) - len(taken)
-        self._held -= ids
-        if dropped > 0:
-            self._held = {id(group) for group in self._groups}
-        if dropped < 0 or (dropped > 0 and ids & self._held):
-            raise RolloutError(f"buffer {self._name!r} returned a group without removing it from the buffer")
-        self.num_dropped += dropped
-        return taken
-
-    def take_metrics(self) -> dict[str, float]:
-        """Return the number of groups removed and not returned since the last call."""
-        dropped, self._dropped_before = self.num_dropped - self._dropped_before, self.num_dropped
-        return {"rollout/buffer/dropped_groups": float(dropped)} if dropped else {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return groups and counter."""
-        return {"groups": self.pack(self._groups), "num_dropped": self.num_dropped}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`."""
-        self._groups = self.unpack(state["groups"])
-        self._held = {id(group) for group in self._groups}
-        self.num_dropped = self._dropped_before = int(state["num_dropped"])
 
 
 def _name(args: Args) -> str:

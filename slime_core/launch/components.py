@@ -393,9 +393,7 @@ def _resolve_dataset(dataset: EvalDataset, generator: GenerateCaller, r: Resolve
     r.each("tools", "tools_path", dataset)
     if dataset.answer_path:
         dataset.answer_path = absolute_spec(dataset.answer_path)
-        from slime_core.plugins.answers import named_extractor
-
-        named_extractor(dataset.answer_path, f"{origin}: answer_path")
+        provided("slime.data", "answers").named_extractor(dataset.answer_path, f"{origin}: answer_path")
     own = dataset_args(r.args, dataset)
     run_tools(own)
     generator.check(own, training=False)

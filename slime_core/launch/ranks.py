@@ -21,7 +21,6 @@ import gc
 import json
 import os
 import random
-import select
 import signal
 import sys
 import tempfile
@@ -45,7 +44,7 @@ from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args
 from slime_core.text import plain
 from slime_core.waits import waiting
-from slime_core.workers.process import Guarded, python, signal_of
+from slime_core.workers.process import Guarded, python, readable, signal_of
 
 if TYPE_CHECKING:
     from slime_core.launch.prepare import Prepared
@@ -247,7 +246,7 @@ def _wait(ranks: Sequence[Guarded]) -> None:
     running = {os.pidfd_open(rank.pid): rank for rank in ranks if rank.pid is not None}
     try:
         while running:
-            for ended in select.select(list(running), [], [])[0]:
+            for ended in readable(running):
                 os.close(ended)
                 if running.pop(ended).wait():
                     return

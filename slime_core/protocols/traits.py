@@ -143,7 +143,7 @@ class RewardTraits(Traits):
     scores_groups: bool = False
     """Whether its list of samples must be the whole group, because scores depend on each other."""
     extract_answer: Callable[[Sample], str | None] | None = None
-    """Function from a sample to the answer in its response, for votes (`plugins.answers`)."""
+    """Function from a sample to the answer in its response, for votes (`slime_data.answers`)."""
     check: Callable[..., None] | None = None
     """Check of the settings, as in `GenerateTraits.check`."""
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.prompts import eval_samples
+from slime_core.distributions import offered
 from slime_core.errors import RolloutError
 from slime_core.protocols import Args, DataSource
 from slime_core.rollout.deadlines import all_done, group_runner
@@ -176,14 +177,9 @@ def eval_columns(args: Args, samples: list[Sample]) -> dict[str, Any]:
 def _votes(args: Args, dataset: EvalDataset, samples: list[Sample]) -> dict[str, Any]:
     """Return `ks` if the data set names them, and `answers` if every sample's answer can be extracted."""
     votes: dict[str, Any] = {} if dataset.ks is None else {"ks": dataset.ks}
-    if int(dataset.n_samples_per_eval_prompt) == 1:
-        return votes
-    from slime_core.plugins.answers import answer_extractor, answer_of
-
-    origin = f"evaluation data set {dataset.name!r}: answer_path"
-    extractors = [answer_extractor(args, sample, dataset.answer_path, origin) for sample in samples]
-    if all(extract is not None for extract in extractors):
-        votes["answers"] = [answer_of(s, extract) for s, extract in zip(samples, extractors) if extract is not None]
+    read = offered("slime.data", "answers") if int(dataset.n_samples_per_eval_prompt) > 1 else None
+    if read is not None and (answers := read.votes(args, dataset, samples)) is not None:
+        votes["answers"] = answers
     return votes
 
 

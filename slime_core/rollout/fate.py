@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -273,10 +274,10 @@ class FilterStage:
                     " expected a bool or a decision with .keep and .reason"
                 )
             answer = FilterDecision(keep=answer)
-        keep = bool(answer.keep)
-        reason = getattr(answer, "reason", None)
+        if isinstance(answer, FilterDecision):
+            return replace(answer, keep=bool(answer.keep))
         insufficient = bool(getattr(answer, "keep_when_insufficient", False))
-        return FilterDecision(keep, reason, insufficient, getattr(answer, "spread", None))
+        return FilterDecision(bool(answer.keep), getattr(answer, "reason", None), insufficient)
 
     def count(self, reason: str) -> None:
         """Count one dropped group."""

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,6 +40,17 @@ _CLOSED_S = 2.0
 _BOOT = "import sys; sys.path[:] = {path!r}; from {module} import main; main({descriptor})"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables set to 1 unless the user set them, because several processes share the cores."""
+
+
+def readable(descriptors: Iterable[int], seconds: float | None = None) -> list[int]:
+    """Wait until some of the descriptors can be read, or for so many seconds, and return these.
+
+    Other than `select.select` it takes descriptors beyond 1,023.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [ready for ready, _ in poll.poll(None if seconds is None else seconds * 1000)]
 
 
 def python() -> list[str]:
@@ -363,8 +374,8 @@ class Worker:
     def _receive(self, size: int, until: float | None) -> bytes:
         while len(self._received) < size:
             rest = _POLL if until is None else min(_POLL, until - time.monotonic())
-            if not select.select([self.sock], [], [], max(rest, 0.0))[0]:
-                if rest <= 0:  # checked after select: the answer may have arrived while this process stood still
+            if not readable([self.sock.fileno()], max(rest, 0.0)):
+                if rest <= 0:  # checked after the wait: the answer may have arrived while this process stood still
                     raise TimeoutError
                 continue
             part = self.sock.recv(1 << 20)

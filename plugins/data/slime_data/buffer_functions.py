@@ -1,4 +1,6 @@
-"""Buffers made of functions (args, buffer, num_samples) -> samples to train on again.
+"""Buffers made of functions: THUDM/slime's, which takes groups out of a list, and one that chooses samples to reuse.
+
+`FilteredList` (entry-point group `slime.data`) wraps a function (args, rollout_id, buffer, num_samples) -> groups.
 
 `plugins.resolve` offers every buffer to `adapt` (entry-point group `slime.signatures`). A function of three arguments,
 and the method `buffer_filter` of a data source, trains on finished samples again. It chooses samples and whole groups
@@ -102,6 +104,69 @@ def _shape(answer: Any) -> str:
     if isinstance(answer, list) and answer:
         return f"a list with a {type(answer[0]).__name__} that is not in it"
     return type(answer).__name__
+
+
+class FilteredList(BufferBase):
+    """A list of groups and THUDM/slime's function that takes groups out of it.
+
+    The function may change the list in any way, so its changes are checked: by the number of groups and the ids of the
+    held groups. The time depends on the groups taken, not on the groups waiting.
+    """
+
+    drops = True
+    stored_as = "slime_core.data.buffer.FilteredList"
+
+    def __init__(self, args: Args, function: Callable[..., Any], name: str) -> None:
+        super().__init__(args)
+        self._function = function
+        self._name = name
+        self._groups: list[Group] = []
+        self._held: set[int] = set()
+        self.num_dropped = 0
+        self._dropped_before = 0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, groups: list[Group]) -> None:
+        """Append to the list."""
+        self._groups.extend(groups)
+        self._held.update(map(id, groups))
+
+    def take(self, num_groups: int) -> list[Group]:
+        """Return the groups that the function takes out. Raises RolloutError if they are still in the buffer."""
+        if not self._groups:
+            return []
+        before = len(self._groups)
+        taken = self._function(self.args, self.rollout_id, self._groups, num_groups)
+        if not isinstance(taken, list):
+            raise RolloutError(f"buffer {self._name!r} returned {type(taken).__name__}; expected a list of groups")
+        ids = {id(group) for group in taken}
+        if len(ids) != len(taken) or not ids <= self._held:
+            raise RolloutError(f"buffer {self._name!r} returned a group twice, or one that was not in the buffer")
+        dropped = before - len(self._groups) - len(taken)
+        self._held -= ids
+        if dropped > 0:
+            self._held = {id(group) for group in self._groups}
+        if dropped < 0 or (dropped > 0 and ids & self._held):
+            raise RolloutError(f"buffer {self._name!r} returned a group without removing it from the buffer")
+        self.num_dropped += dropped
+        return taken
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the number of groups removed and not returned since the last call."""
+        dropped, self._dropped_before = self.num_dropped - self._dropped_before, self.num_dropped
+        return {"rollout/buffer/dropped_groups": float(dropped)} if dropped else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return groups and counter."""
+        return {"groups": self.pack(self._groups), "num_dropped": self.num_dropped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of `state_dict`."""
+        self._groups = self.unpack(state["groups"])
+        self._held = {id(group) for group in self._groups}
+        self.num_dropped = self._dropped_before = int(state["num_dropped"])
 
 
 def adapt(found: Any) -> type[Reuse] | None:

@@ -101,6 +101,29 @@ def test_clip_cov_leaves_out_random_tokens_inside_the_bounds() -> None:
     assert not any(everything[place] for place in cov)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_any_numbers_give_finite_losses(name: str) -> None:
+    batch = make_batch(4)
+    log_prob = st.one_of(st.floats(-1e4, 0.0), st.sampled_from([0.0, -1e-8, -1e4]))
+    token = st.tuples(st.floats(-1e15, 1e15), log_prob, log_prob, st.booleans())
+    total = sum(batch.response_lengths)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(token, min_size=total, max_size=total).filter(lambda tokens: any(mask for *_, mask in tokens)))
+    def check(tokens: list[tuple[float, float, float, bool]]) -> None:
+        flat = torch.tensor(tokens, dtype=torch.float32)
+        advantages, old, new, masks = ([*torch.split(column, batch.response_lengths)] for column in flat.T)
+        batch.loss_masks = [[int(m) for m in mask] for mask in masks]
+        loss_fn, _ = bound(name, TrainTensors(masks, old_log_probs=old, advantages=advantages, returns=old), batch)
+        log_probs = torch.cat(new).requires_grad_()
+        loss, metrics = loss_fn(MicroBatchOutput(list(range(len(batch))), log_probs))
+        (gradient,) = torch.autograd.grad(loss, log_probs)
+        assert torch.isfinite(gradient).all()
+        assert all(torch.isfinite(value).all() for value in (loss, *metrics.values()))
+
+    check()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.booleans()), max_size=40), st.integers(1, 45))
 def test_the_largest_are_those_of_a_sort(rows: list[tuple[float, bool]], number: int) -> None:

@@ -1,4 +1,4 @@
-"""Whole runs on the embedded trainer: turns of an environment, parts of a reward, partial rollouts, and a resume."""
+"""Whole runs on the embedded trainer: turns, parts of a reward, fan-out, partial rollouts, and a resume."""
 
 from __future__ import annotations
 
@@ -9,39 +9,17 @@ import pytest
 from slime_testing_contracts.loop import LoopRun, run_loop
 from slime_testing_contracts.tiny import write_rows
 
+from tests.turn_worlds import FAN_OUT, WORLD
+
 pytestmark = pytest.mark.slow
-WORLD = '''
-from slime_core import Step
-
-class Environment:
-    """Three turns, or one where the first action has no digit; every turn is paid, in two parts."""
-
-    def __init__(self, args):
-        self.steps = 0
-
-    def reset(self, sample):
-        self.steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        digits, short = sum(c.isdigit() for c in action) / 2, float(len(action) < 3)
-        done = self.steps == 3 or (self.steps == 1 and not digits)
-        parts = {"digits": digits, "short": short}
-        return Step(f"{self.steps}+1=", reward=digits + short, done=done, components=parts)
-
-    def snapshot(self):
-        return self.steps
-
-    def restore(self, sample, state):
-        self.steps = state
-
-    def close(self):
-        pass
-'''
 NAMES: dict[str, dict[str, Any]] = {
     **{name: {"advantage_estimator": name} for name in (
         "sapo", "gmpo", "dppo", "opo", "gdpo", "gigpo", "mt_grpo", "turn_credit"
     )},
+    "ppo": {
+        "advantage_estimator": "ppo", "critic_lr": 1e-2,
+        "plugins": {"ppo": {"critic_lambd": 1.0, "length_alpha": 0.5}},
+    },
     "vapo": {"advantage_estimator": "vapo", "critic_lr": 1e-2, "num_critic_only_steps": 1},
     "clip_cov": {"loss_type": "clip_cov", "plugins": {"clip_cov": {"share": 0.2, "low": 0.0}}},
     "kl_cov": {"loss_type": "kl_cov", "plugins": {"kl_cov": {"share": 0.2}}},
@@ -51,11 +29,12 @@ NAMES: dict[str, dict[str, Any]] = {
 def run(folder: Path, steps: int, name: str, **more: Any) -> LoopRun:
     folder.mkdir(exist_ok=True)
     (folder / "world.py").write_text(WORLD)
+    (folder / "fan_out.py").write_text(FAN_OUT)
     chosen = dict(NAMES[name])
     plugins = {"multi_turn": {"max_turn_tokens": 3, "reward": "sum"}, **chosen.pop("plugins", {})}
     flags: dict[str, Any] = {
         "prompt_data": write_rows(folder / "rows.jsonl", 64), "apply_chat_template": False, "label_key": None,
-        "custom_generate_function_path": "multi_turn", "environment_path": folder / "world.py",
+        "custom_generate_function_path": folder / "fan_out.py", "environment_path": folder / "world.py",
         "plugins": plugins, "custom_rm_path": None, "rollout_max_response_len": 40, "num_steps_per_rollout": 2,
         "over_sampling_batch_size": 6, "partial_rollout": True, "save_interval": 1, "seed": 5, **chosen, **more,
     }  # fmt: skip
@@ -75,6 +54,7 @@ def test_a_resumed_run_is_the_run(tmp_path: Path, name: str) -> None:
     assert parts.weight_checksums == whole.weight_checksums
     turns = {len(sample.known_turns()) for samples in whole.samples for sample in samples}
     assert {1, 3} <= turns
+    assert any(len({s.rollout_id for s in samples}) < len(samples) for samples in whole.samples), "no fan-out"
     trained = [step for step in whole.steps if "train/grad_norm" in step]
     assert len(trained) == 4 - NAMES[name].get("num_critic_only_steps", 0)
     assert all(step["train/grad_norm"] > 0 for step in trained)

@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_data.answers import answer_extractor, answer_of
 
 from slime_core import (
     Args,
@@ -21,8 +22,6 @@ from slime_core import (
     PluginOptions,
     Sample,
     SampleStatus,
-    answer_extractor,
-    answer_of,
     declares,
     options,
 )

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
+from slime_data.buffer_functions import FilteredList
 
-from slime_core.data.buffer import FilteredList
 from slime_core.plugins.signatures import construct
 from slime_core.sample import Group, Sample, SampleStatus
 from slime_testing_contracts.base import Contract

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.distributions import is_own
+from slime_core.estimator import estimator_class
 from slime_core.launch.prepare import Prepared
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec
@@ -35,6 +36,12 @@ CALL_DEADLINE = 2.0
 _BOOT = "import sys; sys.path[:] = {path!r}; from slime_testing_probes.probes import main; main({descriptor})"
 
 
+def _needs_parts(resolved: Resolved) -> bool:
+    """Return whether it is an estimator that needs the parts of a reward."""
+    kind, label = resolved.kind, resolved.ref.label
+    return kind == "estimators" and estimator_class(resolved.obj, label).needs_components
+
+
 class FreshProcess:
     """Loads and calls the run's components elsewhere; started again without a component that hangs or kills it."""
 
@@ -43,10 +50,9 @@ class FreshProcess:
         first = {(a.kind, a.spec): a for a in reversed(run.resolver.used)}
         # Of slime's own plugins only those that depend on the data are called: the rest loads as it did here.
         self._asked: list[Resolved] = [
-            a
-            for a in reversed(first.values())
-            if a.kind in ON_ROWS or getattr(a.obj, "needs_components", False) or not is_own(a.ref.distribution)
-        ]
+            a for a in reversed(first.values())
+            if a.kind in ON_ROWS or _needs_parts(a) or not is_own(a.ref.distribution)
+        ]  # fmt: skip
         self._skip: set[int] = set()
         self._rows: list[tuple[str, str | None, Sample]] = []
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # no name, so that a kill leaves nothing behind

@@ -8,22 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import PositiveInt
 
+from slime_core.config.run_files import RUN_FILES
 from slime_core.config.sections.base import Exclusive, File, Flag, Refused, Rule, Section, Seed, Spec
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
-
-
-CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
-OUTPUT = ("actors", "engines", "stalls")
-"""Folders of the processes' own output, which is there before any record."""
-RUN_FILES = (
-    CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts", "eval",
-    "eval.json", "failures", "samples", "events.jsonl", "incidents.jsonl", "trace.jsonl", "profile", *OUTPUT,
-)  # fmt: skip
-"""Files and folders of a run in its directory."""
-HEADER = "# name: value  # origin"
-"""First line of the text, by which a run's `config.yaml` is known."""
 
 
 class RunArgs(Section):

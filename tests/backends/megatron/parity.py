@@ -60,6 +60,8 @@ CASES = {
     "gigpo": "--advantage-estimator gigpo",
     "mt_grpo": "--advantage-estimator mt_grpo",
     "turn_credit": "--advantage-estimator turn_credit --gamma 0.9",
+    "lambdas": "--advantage-estimator ppo --critic-lr 5e-3 --set plugins.ppo.critic_lambd=1"
+    " --set plugins.ppo.length_alpha=0.5",
     "vapo": "--advantage-estimator vapo --critic-lr 5e-3 --set plugins.vapo.length_alpha=0.5",
     "clip_cov": f"{GRPO} --loss-type clip_cov --set plugins.clip_cov.share=0.3 --set plugins.clip_cov.low=-0.2",
     "kl_cov": f"{GRPO} --loss-type kl_cov --set plugins.kl_cov.share=0.3",
@@ -74,6 +76,10 @@ CASES = {
     "a user's correction": f"{GRPO} --use-tis --custom-tis-function-path {CORRECTION}:correction",
     "old actor": f"{GRPO} --keep-old-actor",
     "teacher": f"{GRPO} --use-opd --opd-type megatron --opd-teacher-load {{other}} --use-rollout-entropy",
+    "distillation": f"{GRPO} --use-opd --opd-type megatron --opd-teacher-load {{other}} --loss-type distillation"
+    " --set plugins.distillation.top_k=5 --set plugins.distillation.turn_weights=[1,0.5]",
+    "own teacher": f"{GRPO} --use-opd --opd-type self --loss-type distillation --set plugins.distillation.top_k=7"
+    " --set plugins.distillation.divergence=jsd --set plugins.distillation.tail=bucket",
     "logits": f"{GRPO} --loss-type custom_loss --custom-loss-function-path {HERE}.loss_of_logits",
     "reducer": f"{GRPO} --custom-pg-loss-reducer-function-path constant",
     "static packing": f"{GRPO} --micro-batch-size 3",

@@ -110,7 +110,7 @@ def test_requests_in_flight_tell_the_version_of_each_token(started: Started, tmp
         assert exact < 5e-5 if mode != "in_place" else exact > 1e-3
 
 
-@pytest.mark.parametrize("push", [by_tensor, by_disk])
+@pytest.mark.parametrize("push", [by_tensor, by_broadcast, by_disk])
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from slime_core.plugins.manager import current_registry
 from tests.scripts import load_script
 
 
@@ -33,7 +34,7 @@ def test_what_did_not_learn_is_named(script: ModuleType) -> None:
     assert script.unlearned(runs) == ["rloo"]
 
 
-def test_every_installed_estimator_takes_part(script: ModuleType) -> None:
-    names = script.installed_estimators()
+def test_every_installed_estimator_takes_part_and_so_do_losses(script: ModuleType) -> None:
+    names = script.installed_algorithms()
     assert names[0] == "grpo"
-    assert set(script.PAPER) < set(names)
+    assert set(current_registry().names("estimators")) == set(names) - {"clip_cov", "kl_cov"}

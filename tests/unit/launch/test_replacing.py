@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_commands.eval.own_directory import own_directory
+from slime_commands.eval.generation import own_directory
 
 from slime_core.checkpoint.store import CheckpointStore
-from slime_core.config.sections.run import HEADER
+from slime_core.config.run_files import HEADER
 from slime_core.errors import ConfigError, RecordError
 from slime_core.launch.journal import Journal
 from slime_core.launch.lock import finish_replacing, open_run_dir, settle_replaced, sole_writer

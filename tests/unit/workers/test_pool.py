@@ -243,7 +243,11 @@ async def test_what_goes_wrong_is_the_calls_alone(
 
 
 async def test_a_reward_that_cannot_be_sent_back(file: Path) -> None:
-    """What shapes rewards may take anything, so that nothing but the way back refuses it."""
+    """What shapes rewards may take anything, so that nothing but the way back refuses it.
+
+    This process has more files open than `select.select` takes.
+    """
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
     pool = WorkerPool(ARGS.model_copy(update={"custom_reward_post_process_path": "shape.py"}), 1)
     try:
         with pytest.raises(Exception, match="pickle"):
@@ -251,6 +255,8 @@ async def test_a_reward_that_cannot_be_sent_back(file: Path) -> None:
         assert await caller(pool, file).score([say("add 1")]) == [1.5]
     finally:
         pool.close()
+        for descriptor in held:
+            os.close(descriptor)
 
 
 async def test_a_call_that_overruns_is_killed_with_its_children(

@@ -136,9 +136,10 @@ def trainer_items(
         gpu: The device is one, so `--offload-train` moves the moments off it; gradients are freed everywhere.
     """
     own = sharding.share(parameters)
-    trained = (
-        own if args.lora_rank is None else lora_parameters(shape, args.lora_rank) / (sharding.tensor * sharding.fully)
-    )
+    trained = own
+    if args.lora_rank is not None:
+        adapters = (1 + len(args.lora_adapters)) * lora_parameters(shape, args.lora_rank)
+        trained = adapters / (sharding.tensor * sharding.fully)
     copies = 1 + critic
     held = own * sharding.weight_bytes + (trained * sharding.weight_bytes if args.lora_rank is not None else 0)
     spread = sharding.data if sharding.spread_optimizer else 1
@@ -218,6 +219,7 @@ def engine_items(
     longest: int,
     limit: int | None = None,
     share: float | None = None,
+    models: int = 1,
 ) -> list[Item]:
     """Return the memory of a device of an engine.
 
@@ -230,19 +232,20 @@ def engine_items(
         longest: Tokens of the longest sample, prompt included.
         limit: Largest number of tokens in the cache.
         share: Bytes of a device that the engine takes at most; samples that its cache has no room for wait.
+        models: Number of models that it serves: one with each adapter.
     """
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype_bytes
     tokens = min(running * longest, limit) if limit else running * longest
     how = "at most"
     if share is not None:
-        room = max(0, int((share * size - parameters.total * dtype_bytes) / per_token))
+        room = max(0, int((share * size - models * parameters.total * dtype_bytes) / per_token))
         if room < tokens:
             tokens, how = room, f"for {room // longest} of {running} samples at full length; the rest waits"
     return [
         kept(
             ENGINE_WEIGHTS,
-            parameters.total * dtype_bytes / size,
-            f"{parameters.total:,} x {dtype_bytes} B / {size}",
+            models * parameters.total * dtype_bytes / size,
+            f"{parameters.total:,} x {dtype_bytes} B / {size}" + (f" x {models} (adapters)" if models > 1 else ""),
             offloaded=0.0,
         ),
         kept(

@@ -27,8 +27,7 @@ from slime_commands.plan.memory import (
     total,
     trainer_items,
 )
-from slime_commands.plan.numbers import model_numbers
-from slime_commands.plan.roofline import Seconds, seconds
+from slime_commands.plan.roofline import Seconds, model_numbers, seconds
 from slime_core.config import Settings
 from slime_core.data.dataset import open_rows
 from slime_core.errors import SlimeError
@@ -301,7 +300,7 @@ def _memory(model: _Model, placement: Placement, sharding: Sharding, gpu_bytes: 
         generating = engine_items(
             parameters, shape, size=len(first.bundles), dtype_bytes=sharding.compute_bytes,
             running=model.running(len(placement.engines)), longest=longest, limit=args.engine_max_tokens,
-            share=share,
+            share=share, models=1 + len(args.lora_adapters),
         )  # fmt: skip
         found.append(DeviceMemory(f"engine, each device of {len(placement.engines)}", generating, limit=share))
         if training and (placement.shared or placement.device == "cpu"):

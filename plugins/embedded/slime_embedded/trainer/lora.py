@@ -85,10 +85,11 @@ def step_adapters(optimizers: Mapping[str, FlatAdamW], trained: Sequence[float])
         whose step was skipped; and `grad_norm/NAME` of each adapter.
     """
     found = {name: optimizer.step() for (name, optimizer), count in zip(optimizers.items(), trained) if count}
+    first = next(iter(optimizers.values()))
     norms = {name: found[name]["grad_norm"] if name in found else 0.0 for name in optimizers}
     return {
         "grad_norm": math.hypot(*norms.values()),
-        "lr": max((each["lr"] for each in found.values()), default=0.0),
+        "lr": max(each["lr"] for each in found.values()) if found else first.schedule.at(first.steps),
         "skipped_steps": sum(each["skipped_steps"] for each in found.values()),
         **{f"grad_norm/{name or SHARED}": norm for name, norm in norms.items()},
     }

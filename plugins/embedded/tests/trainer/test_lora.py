@@ -336,7 +336,11 @@ def test_each_adapter_gets_the_gradient_of_its_samples(
         optimizer = trainer._policies[name].optimizer
         for key, parameter in parameters.items():
             torch.testing.assert_close(
-                optimizer._view(optimizer.grads, key).double(), parameter.grad, rtol=1e-3, atol=1e-5, msg=f"{name} {key}"
+                optimizer._view(optimizer.grads, key).double(),
+                parameter.grad,
+                rtol=1e-3,
+                atol=1e-5,
+                msg=f"{name} {key}",
             )
         norms[name] = torch.cat([p.grad.flatten() for p in parameters.values()]).norm().item()
     metrics = result.metrics
@@ -401,11 +405,8 @@ def test_two_plus_two_steps_of_several_adapters_equal_four(
 ) -> None:
     def steps(trainer: EmbeddedTrainer, numbers: range) -> list[dict[str, float]]:
         names = ["planner", "solver", None, "planner"]
-        found = [
-            trainer.train_step(named(make_batch(4, seed=s, rollout_id=s), *names[s % 3 :], *names[: s % 3]), MICRO, noisy_loss)
-            for s in numbers
-        ]  # fmt: skip
-        return [result.metrics for result in found]
+        batches = [named(make_batch(4, seed=s, rollout_id=s), *names[s % 3 :], *names[: s % 3]) for s in numbers]
+        return [trainer.train_step(batch, MICRO, noisy_loss).metrics for batch in batches]
 
     random.seed(7)
     torch.manual_seed(7)

@@ -14,6 +14,7 @@ from collections import defaultdict
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_data.answers import answer_extractor, answer_of
 
 from slime_core import (
     Args,
@@ -22,8 +23,6 @@ from slime_core import (
     PluginOptions,
     Sample,
     SampleStatus,
-    answer_extractor,
-    answer_of,
     declares,
     options,
 )

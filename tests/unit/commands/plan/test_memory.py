@@ -64,6 +64,14 @@ def test_adapters_critic_and_frozen_models() -> None:
     assert trained == 2 * 8 * ((64 + 64) * 2 + (64 + 32) * 2 + (64 + 160) * 3)
     assert adapted["gradients"] == 4 * trained
     assert "frozen models" not in adapted
+    several = run_args(lora_rank=8, lora_adapters=["planner", "solver"])
+    assert (
+        sizes(trainer_items(several, PARAMETERS, SHAPE, Sharding(), longest=1))["optimizer"] == 3 * adapted["optimizer"]
+    )
+    one, three = (
+        sizes(engine_items(PARAMETERS, SHAPE, size=1, dtype_bytes=2, running=1, longest=1, models=n)) for n in (1, 3)
+    )
+    assert three["engine weights"] == 3 * one["engine weights"]
     both = sizes(trainer_items(run_args(), PARAMETERS, SHAPE, Sharding(), longest=1, frozen=2, critic=True))
     assert (both["weights"], both["frozen models"]) == (8e6, 8e6)
 
