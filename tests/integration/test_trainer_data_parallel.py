@@ -102,6 +102,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
         ("embedded", {}),
         ("embedded", {"lora_rank": 2, "lora_adapters": ["a"]}),
         ("fsdp", {}),
+        ("fsdp", {"lora_rank": 4, "kl_coef": 0.1}),
         ("fsdp", {"model_impl": "transformers", "recompute_granularity": "full", "save_dtype": "bfloat16"}),
     ],
 )
@@ -110,7 +111,7 @@ def test_two_processes_train_as_one_and_resume(
 ) -> None:
     """Compare with the embedded trainer in one process."""
     one, two, halves = tmp_path / "one", tmp_path / "two", tmp_path / "halves"
-    job["args"] |= {name: value for name, value in more.items() if name.startswith(("lora", "model"))}
+    job["args"] |= {name: value for name, value in more.items() if name.startswith(("lora", "model", "kl"))}
     run(job, one, 1)
     job["trainer"] = trainer
     run(job, two, 2)

@@ -69,6 +69,8 @@ class Sharding:
     expert: int = 1
     expert_tensor: int = 1
     data: int = 1
+    fully: int = 1
+    """Ranks over which every parameter, gradient and moment is divided (FSDP); layers are gathered for a pass."""
     sequence_parallel: bool = False
     weight_bytes: int = 4
     """Bytes of a parameter in the forward pass."""
@@ -86,7 +88,7 @@ class Sharding:
         """Return the number of parameters of the fullest rank."""
         inner = parameters.total - parameters.embeddings - parameters.experts
         own = inner / (self.tensor * self.pipeline) + parameters.embeddings / self.tensor
-        return own + parameters.experts / (self.expert * self.expert_tensor * self.pipeline)
+        return (own + parameters.experts / (self.expert * self.expert_tensor * self.pipeline)) / self.fully
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ def trainer_items(
     own = sharding.share(parameters)
     trained = own
     if args.lora_rank is not None:
-        trained = (1 + len(args.lora_adapters)) * lora_parameters(shape, args.lora_rank) / sharding.tensor
+        adapters = (1 + len(args.lora_adapters)) * lora_parameters(shape, args.lora_rank)
+        trained = adapters / (sharding.tensor * sharding.fully)
     copies = 1 + critic
     held = own * sharding.weight_bytes + (trained * sharding.weight_bytes if args.lora_rank is not None else 0)
     spread = sharding.data if sharding.spread_optimizer else 1
@@ -162,12 +165,23 @@ def trainer_items(
         items.append(kept("frozen models", frozen * own * sharding.weight_bytes, f"{frozen} x weights"))
     tokens = micro_batch_tokens(args, longest, sharding.context)
     working = activation_items(args, shape, sharding, tokens, chunk_elements)
+    if sharding.fully > 1:
+        working = [*working, gathered_item(args, parameters, shape, sharding)]
     update = trained * _UPDATE_BYTES / spread
     if update > sum(item.bytes for item in working):
         working = [
             Item("optimizer's update", update, f"{trained:,.0f} x {_UPDATE_BYTES} B{over}, more than a backward")
         ]
     return items + working
+
+
+def gathered_item(args: Args, parameters: Parameters, shape: DecoderShape, sharding: Sharding) -> Item:
+    """Return the memory of the parts that a rank gathers for a pass: embeddings, a layer and the next one."""
+    layer = (parameters.total - parameters.embeddings) / shape.num_layers
+    gradients = 0.0 if args.lora_rank is not None else parameters.embeddings + layer
+    elements = parameters.embeddings + 2 * layer + gradients
+    how = f"{elements:,.0f} x {sharding.weight_bytes} B: embeddings, two layers, gradients of one"
+    return Item("gathered layers", elements * sharding.weight_bytes, how)
 
 
 def activation_items(

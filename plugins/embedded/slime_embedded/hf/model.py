@@ -2,26 +2,25 @@
 
 `from_directory` loads the model and probes it: which layouts of a batch give each sequence the hidden states that it
 has alone, and how hidden states become logits. Some families mix packed samples without an error, and a release of
-transformers can change any, so there is no list of families. Dropout and the jitter of routers are turned off, since
-two passes over a sample must agree.
+transformers can change any, so there is no list of families. Dropout is turned off and routers run in evaluation mode,
+since two passes over a sample must agree.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import ModelConfig
-from slime_core.models.hf_io import weight_files
+from slime_embedded.hf.files import WeightFiles
 from slime_embedded.hf.places import Places, places
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.logprobs import CHUNK_ELEMENTS, log_probs_from_logits, token_log_probs
@@ -36,8 +35,10 @@ _EXACT = 1e-4
 """Difference of hidden states, relative to the largest, below which it is rounding; mixed samples differ by 0.1."""
 _LARGE = 200.0
 """Logits of the probe, large enough to show a soft cap."""
-_OFF = ("dropout", "_pdrop", "_jitter_noise")
+_OFF = ("dropout", "_pdrop")
 _OWN = {"local_files_only": True, "trust_remote_code": False}
+_CANNOT = (OSError, ValueError, ImportError, RuntimeError, AttributeError, KeyError, TypeError)
+"""Errors of transformers for models that it cannot build or load."""
 
 
 class _Unregistered:
@@ -61,6 +62,17 @@ class _States:
         return self.last_hidden_state if index == 0 else ()
 
 
+def quiet_config(directory: str) -> Any:
+    """Return the configuration that transformers reads, without dropout. Raises as AutoConfig does."""
+    from transformers import AutoConfig
+
+    config: Any = AutoConfig.from_pretrained(directory, **_OWN)
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name in [name for name in vars(part) if name.endswith(_OFF) and isinstance(getattr(part, name), float)]:
+            setattr(part, name, 0.0)
+    return config
+
+
 def load_transformers(auto: str, directory: str, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Any:
     """Load a model of an HF-layout directory by the class `auto` of transformers, in evaluation mode.
 
@@ -71,13 +83,10 @@ def load_transformers(auto: str, directory: str, device: torch.device | str, dty
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, **_OWN)
-        for part in {id(part): part for part in (config, config.get_text_config())}.values():
-            for name in [name for name in vars(part) if name.endswith(_OFF) and isinstance(getattr(part, name), float)]:
-                setattr(part, name, 0.0)
         load: Any = getattr(transformers, auto).from_pretrained
+        config = quiet_config(directory)
         loaded, info = load(directory, config=config, dtype=dtype, output_loading_info=True, **_OWN)
-    except (OSError, ValueError, ImportError, RuntimeError, AttributeError, KeyError, TypeError) as error:
+    except _CANNOT as error:
         raise ConfigError(f"{directory}: transformers cannot load its model: {error}") from error
     problems = [f"missing {name}" for name in sorted(info["missing_keys"])]
     problems += [f"unknown {name}" for name in sorted(info["unexpected_keys"])]
@@ -124,6 +133,32 @@ class TransformersModel(Decoder):
         found.probe()
         return found
 
+    @classmethod
+    def without_weights(cls, config: ModelConfig, directory: str) -> TransformersModel:
+        """Build the model of a directory with undefined weights; it must be probed when it has its own."""
+        from transformers import AutoModelForCausalLM
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        try:
+            built: Any = AutoModelForCausalLM.from_config(quiet_config(directory), dtype=torch.float32)
+        except _CANNOT as error:
+            raise ConfigError(f"{directory}: transformers cannot build its model: {error}") from error
+        found = cls(config, loaded=built.eval())
+        if not found.held <= WeightFiles(directory).shapes.keys():
+            # Without a loaded file, transformers does not know the prefix that a language model has among other parts.
+            built._weight_conversions = get_model_conversion_mapping(built, add_legacy=False)
+            found.take_places(built)
+        return found
+
+    def take_places(self, loaded: Any) -> None:
+        """Take the names of files that transformers gives the parameters of a model that it has loaded."""
+        self.places = places(loaded, [name for name, _ in self.named_parameters()])
+
+    @property
+    def held(self) -> set[str]:
+        """Return the names of the files' tensors that the parameters hold."""
+        return {place.name for found in self.places.values() for place in found}
+
     def recompute_layers(self) -> None:
         """Keep only each layer's input for the backward pass. Raises ConfigError if the class cannot."""
         from transformers.modeling_layers import GradientCheckpointingLayer
@@ -135,7 +170,7 @@ class TransformersModel(Decoder):
             )
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in (module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)):
-            layer.train()  # recomputed in training mode only
+            layer.training = True  # recomputed in training mode only; its parts stay in evaluation mode
 
     @property
     def description(self) -> str:
@@ -150,15 +185,15 @@ class TransformersModel(Decoder):
         kind = model.config._attn_implementation
         return f"{type(model).__name__} of transformers, {kind} attention: samples go {how}"
 
-    def left_out(self, directory: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of a directory that transformers does not load, such as layers for images or prediction."""
+    def ignored(self, names: Iterable[str]) -> set[str]:
+        """Return the names of the files' tensors that transformers does not load, such as layers for prediction."""
         patterns = self.inner.model._keys_to_ignore_on_load_unexpected or ()
-        held = {place.name for found in self.places.values() for place in found}
-        for path in weight_files(directory) if patterns else ():
-            with safe_open(path, framework="pt") as file:
-                for name in sorted(set(file.keys()) - held):
-                    if any(re.search(pattern, name) for pattern in patterns):
-                        yield name, file.get_tensor(name)
+        return {name for name in set(names) - self.held if any(re.search(pattern, name) for pattern in patterns)}
+
+    def left_out(self, directory: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of a directory that the model does not hold, such as a vision tower's."""
+        files = WeightFiles(directory)
+        yield from ((name, files.read(name)) for name in sorted(self.ignored(files.shapes)))
 
     # -- hidden states -------------------------------------------------------------------------------
 

@@ -93,16 +93,14 @@ class EmbeddedTrainer:
         self.device = self._parallel.device
         self.compute_dtype = settings.compute_dtype(self.device)
         self.config = config
-        self.model: Decoder = (
-            load_model(settings.hf_checkpoint, settings, self.device) if role == "actor" else self._load_critic()
-        )
-        if isinstance(self.model, TransformersModel) and self.rank == 0:
-            print(f"slime: {self.model.description}", file=sys.stderr, flush=True)
+        self.model: Decoder = self._load(settings.hf_checkpoint) if role == "actor" else self._load_critic()
         if settings.lora is not None:
             from slime_embedded.models.lora_linear import add_adapters
 
             add_adapters(self.model, settings.lora, args.seed, merge=settings.batch_invariant)
         self.optimizer = self._new_optimizer(self.model, adam, schedule)
+        if isinstance(self.model, TransformersModel) and self.rank == 0:
+            print(f"slime: {self.model.description}", file=sys.stderr, flush=True)
         self._policies = {"": Policy(self.model, self.optimizer)}
         """Adapters by name; "" is the shared one, and the only one without `--lora-adapters`."""
         for name in settings.adapters:
@@ -203,6 +201,9 @@ class EmbeddedTrainer:
             from slime_embedded.trainer.lora import base_of
 
             return base_of(self.model)
+        return self._load(directory)
+
+    def _load(self, directory: str) -> Decoder:
         return load_model(directory, self.settings, self.device)
 
     def _load_critic(self) -> Decoder:

@@ -45,6 +45,19 @@ def test_full_precision_and_mixed() -> None:
     assert (found["weights"], found["gradients"], found["optimizer"]) == (2e6, 4e6, 12e6 / 4)
 
 
+def test_fully_sharded() -> None:
+    fully = Sharding(data=4, fully=4, gradient_bytes=8, master_bytes=4)
+    found = sizes(trainer_items(run_args(), PARAMETERS, SHAPE, fully, longest=10_000, frozen=1))
+    assert {name: found[name] for name in ("weights", "gradients", "optimizer", "frozen models")} == {
+        "weights": 1e6, "gradients": 2e6, "optimizer": 3e6, "frozen models": 1e6
+    }  # fmt: skip
+    layer = 800_000 / 2
+    assert found["gathered layers"] == 4 * (200_000 + 2 * layer + 200_000 + layer)
+    adapted = sizes(trainer_items(run_args(lora_rank=8), PARAMETERS, SHAPE, fully, longest=10_000))
+    assert adapted["gradients"] == 8 * lora_parameters(SHAPE, 8) / 4
+    assert adapted["gathered layers"] == 4 * (200_000 + 2 * layer)
+
+
 def test_adapters_critic_and_frozen_models() -> None:
     adapted = sizes(trainer_items(run_args(lora_rank=8), PARAMETERS, SHAPE, Sharding(), longest=1, frozen=1))
     trained = lora_parameters(SHAPE, 8)
