@@ -22,7 +22,7 @@ NEEDS_VLLM := $(if $(VLLM_TEST_PYTHON),,vllm)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 ENGINE_PYTHON += VLLM_TEST_PYTHON=$(or $(VLLM_TEST_PYTHON),$(CURDIR)/$(VLLM_BIN)/python)
 
-.PHONY: install constraints sglang vllm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs oracle benchmarks clean
+.PHONY: install constraints sglang vllm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
 install: .venv/.installed
 sglang vllm: %: .venv-%/.installed
 view-assets: $(PAGE)/built/main.js
@@ -47,6 +47,10 @@ view-assets: $(PAGE)/built/main.js
 
 $(READERS)/.installed: .venv/.installed
 	$(BIN)/python $(PIP) --no-deps --upgrade --target $(READERS) --group readers
+	touch $@
+
+.venv/.site: .venv/.installed
+	$(BIN)/python $(PIP) $(CONSTRAINTS:%=-c %) --group docs
 	touch $@
 
 constraints:
@@ -108,6 +112,8 @@ docs: install
 	$(BIN)/python scripts/generate_docs.py
 	$(BIN)/python scripts/generate_models.py --check
 	$(PYTEST) -q tests/docs/test_pages.py tests/docs/test_promised_forms.py tests/unit/plugins/test_docs.py
+site: .venv/.site
+	$(BIN)/python scripts/build_site.py $(ARGS)
 oracle: install
 	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 benchmarks: export BENCH_TABLE := benchmarks/table$(if $(DEVICE),-$(DEVICE)).md
@@ -115,4 +121,4 @@ benchmarks: install
 	rm -f $(BENCH_TABLE)
 	set -e; while read -r words; do echo "== $$words"; $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < $(BENCH_TABLE:benchmarks/table%.md=benchmarks/summary%.txt)
 clean:
-	rm -rf .venv .venv-sglang .venv-vllm $(READERS) outputs docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-sglang .venv-vllm $(READERS) outputs build docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -291,8 +291,8 @@ def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:
     ]
     newest = Filter(rollout=columns[-1] if columns else None, data_set=data_set)
     places = {entry.sample_index: _place(entry) for entry in run.index().find(newest, limit=_MOST_SCORES)}
-    for item in items:
-        item["at"] = places.get(item["samples"][-1])
+    for row in items:
+        row["at"] = places.get(row["samples"][-1])
     return {"data_set": data_set, "rollouts": columns, "items": items, "stamp": seen}
 
 
