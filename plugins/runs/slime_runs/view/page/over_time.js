@@ -83,7 +83,7 @@ export async function timelinePage(asked) {
   const times = (row) => (row.counted ? `${row.spans.length} samples` : row.ranks > 1 ? `${row.ranks} ranks` : "");
   const total = (row) => row.spans.reduce((sum, [from, to]) => sum + to - from, 0);
   const facts = rows.map((row) => [
-    h("td.short", h(`span.swatch.g-${row.kind.replace("stage of-", "of-")}`, { "aria-hidden": "true" }), ` ${row.name}`), times(row),
+    h("td.short", h(`span.swatch.g-${row.kind.replace("stage of-", "of-")}`, { "aria-hidden": "true" }), ` ${row.name}`), h("td.opt", times(row)),
     ...[total(row), times(row) ? total(row) / row.spans.length : null, Math.max(...row.spans.map(([from, to]) => to - from))].map((value) => h("td.num", value === null ? "" : seconds(value))),
   ]);
   const holder = h("div.scroll");
@@ -98,7 +98,7 @@ export async function timelinePage(asked) {
     samples.some((one) => one.outside) ? h("p.dim", "The trace has how long a sample's tools took, not when: they are drawn behind its engine.") : null,
     holder,
     h("h2", "Time"),
-    table(["stage", "", "in all", "each", "longest"], facts.map((row) => h("tr", row.map((one) => (one instanceof HTMLTableCellElement ? one : h("td", one)))))),
+    table(["stage", h("td.opt"), "in all", "each", "longest"], facts.map((row) => h("tr", row.map((one) => (one instanceof HTMLTableCellElement ? one : h("td", one)))))),
   );
   return { title, crumbs, view, turn };
 }
