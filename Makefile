@@ -22,7 +22,7 @@ NEEDS_VLLM := $(if $(VLLM_TEST_PYTHON),,vllm)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 ENGINE_PYTHON += VLLM_TEST_PYTHON=$(or $(VLLM_TEST_PYTHON),$(CURDIR)/$(VLLM_BIN)/python)
 
-.PHONY: install constraints sglang vllm view-assets browser demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
+.PHONY: install constraints sglang vllm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
 install: .venv/.installed
 sglang vllm: %: .venv-%/.installed
 view-assets: $(PAGE)/built/main.js
@@ -65,6 +65,12 @@ $(PAGE)/built/main.js: plugins/runs/package-lock.json $(wildcard $(PAGE)/page/*)
 
 browser:
 	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+
+# Every page of a run at 390 and 1280 px, in light and dark, with the findings of axe-core.
+screenshots: export SLIME_TEST_BROWSER := required
+screenshots: install view-assets browser
+	mkdir -p outputs/screenshots
+	SLIME_TEST_VIEW_RUN=$(or $(RUN),outputs/demo) SLIME_TEST_SCREENSHOTS=$(CURDIR)/outputs/screenshots $(PYTEST) -k every_page tests/browser $(ARGS)
 
 demo: demo.yaml
 demo-tools: tools.yaml

@@ -28,7 +28,7 @@ from slime_core.config.settings import Entry, Origin, Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
-from slime_core.distributions import BUNDLE, AllowList, entry_points, installed
+from slime_core.distributions import BUNDLE, AllowList, entry_points, installed, provided
 from slime_core.errors import ConfigError, did_you_mean
 from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 
@@ -161,9 +161,7 @@ def _settle(settings: Settings, given: Mapping[str, Entry], foreign: Sequence[Fo
         _fetch(settings, checked=True)
     settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
     if args.megatron_config_path and not settings.is_absent("megatron_config_path"):
-        from slime_core.config.role_settings import settle_role_settings
-
-        settings.warnings += settle_role_settings(args, foreign)
+        settings.warnings += provided("slime.api", "settle_role_settings")(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
 

@@ -27,8 +27,7 @@ from slime_commands.plan.memory import (
     total,
     trainer_items,
 )
-from slime_commands.plan.numbers import model_numbers
-from slime_commands.plan.roofline import Seconds, seconds
+from slime_commands.plan.roofline import Seconds, model_numbers, seconds
 from slime_core.config import Settings
 from slime_core.data.dataset import open_rows
 from slime_core.errors import SlimeError

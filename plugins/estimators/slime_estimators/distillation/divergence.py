@@ -78,8 +78,7 @@ def estimate(
     log_p, log_q = torch.where(known, log_p, nowhere), torch.where(known, log_q, nowhere)
     total = torch.where(known, terms(log_p, log_q, divergence, beta), torch.zeros_like(log_q)).sum(-1)
     if tail == "bucket":
-        rest = (_log_rest(column, known) for column in (log_p, log_q))
-        return total + terms(*rest, divergence, beta)
+        return total + terms(_log_rest(log_p, known), _log_rest(log_q, known), divergence, beta)
     if tail == "sampled":
         # A token among the ids counts there: a teacher that agrees with the policy adds a term and a gradient of 0.
         same, log_q_sampled = log_p_sampled.detach(), log_q_sampled.clamp(min=_SMALLEST)

@@ -15,8 +15,7 @@ import torch
 from slime_core import Args, PluginOptions, TrainBatch, options
 from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.corrector import Corrector
-from slime_core.learning.loss import PolicyLoss
-from slime_core.learning.reducers import MakeReducer
+from slime_core.learning.loss import MakeReducer, PolicyLoss
 from slime_core.learning.tensors import Column, Denominators, TrainTensors
 from slime_core.ops import weighted_sum
 from slime_core.protocols import AdvantageEstimator, LossFn, LossInputs, MicroBatchOutput, Trainer
@@ -113,8 +112,9 @@ class Distillation(PolicyLoss):
         ids, top_q, top_p, targets = self._of_top(batch, output, p)
         known = (ids >= 0) & trained[:, None]
         among = ((ids == targets[:, None]) & known).any(-1) | ~trained
-        how = {"divergence": chosen.divergence, "beta": chosen.beta, "tail": chosen.tail}
-        values = estimate(top_p, top_q, p, q, b, known, among, **how)
+        values = estimate(
+            top_p, top_q, p, q, b, known, among, divergence=chosen.divergence, beta=chosen.beta, tail=chosen.tail
+        )
         if not chosen.top_k:
             return values, {}
         mass = torch.where(known, top_q.exp(), torch.zeros_like(top_q)).sum(-1)

@@ -168,8 +168,11 @@ class TeacherLogProbs:
         if self._serves:
             url, adapter = self._teacher_of(args, sample)
             tokens = [*(sample.prompt_tokens if prompt is None else prompt), *sample.response_tokens]
-            form = {"temperature": args.rollout_temperature, "number": self._number, "adapter": adapter}
-            answer = await self._client.post(url, request(url, tokens, sample.response_length, **form))
+            body = request(
+                url, tokens, sample.response_length,
+                temperature=args.rollout_temperature, number=self._number, adapter=adapter,
+            )  # fmt: skip
+            answer = await self._client.post(url, body)
             found = said(answer, sample, self._number)
             sample.teacher_log_probs = found.log_probs
             if self._number:
