@@ -62,7 +62,7 @@ class Walk:
             shutil.copytree(tiny.root / "model", inputs / "model")
             shutil.copy(tiny.root / "train.jsonl", inputs)
             shutil.copy(tiny.root / "eval.jsonl", inputs / "heldout.jsonl")
-        (folder / "examples").symlink_to(ROOT / "examples")
+        shutil.copytree(ROOT / "examples", folder / "examples")  # a link would lead ../outputs out of the folder
 
     def follow(self, text: str) -> None:
         """Run the blocks of a page, which may use run files that an earlier page has made."""
