@@ -161,7 +161,7 @@ def test_a_self_that_sees_the_answer_teaches_it(tiny: TinyRun, copier: Path, tmp
     )
     flags = {
         "hf_checkpoint": copier / "checkpoints" / "rollout_0000059", "prompt_data": tmp_path / "letters.jsonl",
-        "lr": "3e-3", "rollout_batch_size": 10, "n_samples_per_prompt": 4, "num_rollout": 24,
+        "lr": "2e-3", "rollout_batch_size": 10, "n_samples_per_prompt": 4, "num_rollout": 12,
         "rollout_max_response_len": 2, "opd_type": "local", "opd_teacher_load": copier, "loss_type": "distillation",
         "rm_type": "on_policy_distillation", "custom_reward_post_process_path": tmp_path / "none.py",
     }  # fmt: skip
@@ -172,9 +172,10 @@ def test_a_self_that_sees_the_answer_teaches_it(tiny: TinyRun, copier: Path, tmp
     lines = distil(tiny, tmp_path / "run", slime, *options, **flags)
     assert all(line["rollout/advantages"] == 0 for line in lines)
     assert all(line["rollout/teacher_context"] == 1 for line in lines)
-    assert lines[0]["rollout/raw_reward"] < 0.3
-    assert lines[-1]["rollout/raw_reward"] > 0.9
-    assert lines[-1]["train/divergence"] < lines[0]["train/divergence"] / 4
+    right = [line["rollout/raw_reward"] for line in lines]
+    assert sum(right[:3]) / 3 < 0.2, "one of ten digits by chance"
+    assert sum(right[-3:]) / 3 > 0.35
+    assert lines[-1]["train/divergence"] < lines[0]["train/divergence"]
 
 
 @pytest.mark.slow
