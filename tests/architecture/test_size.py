@@ -13,7 +13,7 @@ from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 CEILINGS = {"modules": 157, "tokens": 177_385, "public_names": 1_064, "kinds": 21}
-WORDS_CEILING = 68_500
+WORDS_CEILING = 70_000
 """Words of Markdown written by hand, in the whole repository."""
 DEMO_CEILING = 140
 """Modules of slime_core that a run in one process imports."""
