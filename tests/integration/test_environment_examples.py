@@ -1,4 +1,4 @@
-"""`examples/environments`, `examples/reasoning_gym` and `examples/verifiers` at reduced size: each gets better."""
+"""`examples/turns`, and `examples/environments`, `reasoning_gym` and `verifiers` at reduced size: each gets better."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from slime_commands.init import warmup
 
 from slime_core.config import load_settings
 from slime_core.launch import run
+from slime_core.plugins import presets
 from slime_core.plugins.resolve import resolve
 from tests.scripts import load_script
 
@@ -19,8 +20,52 @@ ROOT = Path(__file__).parents[2]
 
 
 def scores(run_dir: Path, name: str) -> list[float]:
+    return metric(run_dir, f"eval/{name}")
+
+
+def metric(run_dir: Path, name: str) -> list[float]:
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [line[f"eval/{name}"] for line in lines if f"eval/{name}" in line]
+    return [line[name] for line in lines if name in line]
+
+
+SEEDS = (0,)
+
+
+def turns(config: str, estimator: str, seed: int) -> Path:
+    """Run an example of `examples/turns`; return its run directory."""
+    if not Path("examples").exists():
+        Path("examples").symlink_to(ROOT / "examples")
+    save = Path(f"{estimator}-{seed}")
+    argv = ["--config", f"examples/turns/{config}.yaml", "--advantage-estimator", estimator, "--no-preflight"]
+    argv += ["--rollout-seed", str(seed), "--save", str(save)]
+    run(presets.load_settings(argv, command="train", env={}))
+    return save
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_credit_by_turn_makes_fewer_detours(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same number of walks, all of which arrive in the end; only arriving pays."""
+    monkeypatch.chdir(tmp_path)
+    by_turn, by_walk = (turns("walk", name, seed) for name in ("gigpo", "grpo"))
+    moves = {save: metric(save, "rollout/num_turns") for save in (by_turn, by_walk)}
+    assert moves[by_turn][0] == moves[by_walk][0]
+    assert sum(moves[by_turn][-2:]) < sum(moves[by_walk][-2:]) < 1.5 * moves[by_walk][0]
+    assert all(metric(save, "rollout/raw_reward")[-1] > 0.9 for save in moves)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_normalised_apart_both_rise(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Normalised as a sum, the small part collapses."""
+    monkeypatch.chdir(tmp_path)
+    apart, summed = (turns("answers", name, seed) for name in ("gdpo", "grpo"))
+    for part in ("moves", "polite"):
+        first, *_, last = metric(apart, f"rollout/reward/{part}")
+        assert last > 1.2 * first
+    moves, polite = (metric(summed, f"rollout/reward/{part}") for part in ("moves", "polite"))
+    assert moves[-1] > 1.2 * moves[0]
+    assert polite[-1] < 0.5 * polite[0]
 
 
 @pytest.mark.slow
