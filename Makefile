@@ -39,7 +39,7 @@ view-assets: $(PAGE)/built/main.js
 	touch $@
 
 # About 3 GB and a few minutes each.
-.venv-sglang/.installed .venv-vllm/.installed: .venv-%/.installed: plugins/engines/%/pyproject.toml constraints-%.txt
+.venv-sglang/.installed .venv-vllm/.installed: .venv-%/.installed: plugins/engines/pyproject.toml constraints-%.txt
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv --upgrade-deps .venv-$*
 	.venv-$*/bin/python $(PIP) $(if $(CONSTRAINTS),-c constraints-$*.txt) --group plugins/engines/pyproject.toml:$*-cpu
 	.venv-$*/bin/python $(PIP) --no-deps --group plugins/engines/pyproject.toml:$*-cpu-no-deps
