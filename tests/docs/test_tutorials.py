@@ -32,7 +32,7 @@ PAGES = [
 SMALL = {
     "SLIME_NUM_ROLLOUT": "2", "SLIME_ROLLOUT_BATCH_SIZE": "4", "SLIME_N_SAMPLES_PER_PROMPT": "4",
     "SLIME_SAVE_INTERVAL": "1", "SLIME_PREFLIGHT": "false", "SLIME_NUM_THREADS": "1",
-    "SLIME_DYNAMIC_SAMPLING_ON_EXHAUSTED": "keep",
+    "SLIME_DYNAMIC_SAMPLING_ON_EXHAUSTED": "keep", "SLIME_OVERWRITE": "true",
 }  # fmt: skip
 ELSEWHERE = {
     "make demo": (".ci/run", "make demo"),
