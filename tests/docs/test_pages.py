@@ -49,8 +49,8 @@ OWN_FLAGS = {
     "view": {"--host", "--port", "--allowed-hosts"},
     "report": {"--output", "--rollouts", "--samples"},
     "runs": {"--json"},
-    "export": {"--format", "--step", "--dtype", "--limit"},
-    "push": {"--format", "--step", "--private", "--overwrite", "--json"},
+    "export": {"--format", "--step", "--dtype", "--limit", "--adapter"},
+    "push": {"--format", "--step", "--adapter", "--private", "--overwrite", "--json"},
     "resample": {
         *("--rollout", "--eval", "--from-token", "--weights", "--temperature"),
         *("--top-p", "--top-k", "--max-new-tokens"),
