@@ -37,7 +37,7 @@ def parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
@@ -100,7 +100,7 @@ def _reader(model: Decoder, files: WeightFiles, made: Collection[str]) -> Callab
             )
             loaded = load_transformers("AutoModelForCausalLM", str(files.directory), "cpu")
             model.take_places(loaded)
-            return lambda name: loaded.get_parameter(name).detach()  # type: ignore[no-any-return]
+            return lambda name: loaded.get_parameter(name).detach()
     found = {name: shape for name, shape in files.shapes.items() if name not in ignored}
     check_shapes(expected, found, str(files.directory))
 

@@ -253,8 +253,9 @@ class FsdpTrainer(EmbeddedTrainer):
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    assert isinstance(tensor, DTensor)
-    return tensor.detach().full_tensor()
+    sharded: Any = tensor.detach()
+    whole: torch.Tensor = sharded.full_tensor()
+    return whole
 
 
 class Unadapted(Decoder):

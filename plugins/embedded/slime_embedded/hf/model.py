@@ -140,7 +140,8 @@ class TransformersModel(Decoder):
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         try:
-            built: Any = AutoModelForCausalLM.from_config(quiet_config(directory), dtype=torch.float32)
+            build: Any = AutoModelForCausalLM.from_config
+            built = build(quiet_config(directory), dtype=torch.float32)
         except _CANNOT as error:
             raise ConfigError(f"{directory}: transformers cannot build its model: {error}") from error
         found = cls(config, loaded=built.eval())
