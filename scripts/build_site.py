@@ -139,7 +139,7 @@ def api_page() -> str:
         "Names of `slime_core`, then those that read a run (`slime_runs`), from their docstrings.",
     ]
     for name in sorted(set(dir(slime_core)) - {"__version__"}, key=str.lower):
-        module = slime_core._EXPORTS.get(name) or getattr(slime_core, name).__module__
+        module = slime_core._EXPORTS.places.get(name) or getattr(slime_core, name).__module__
         lines += ["", f"::: {module}.{name}"]
     lines += ["", "::: slime_runs.run.Run", "", "::: slime_runs.run.StoredSample", "", "::: slime_runs.index.Filter"]
     return "\n".join(lines) + "\n"
