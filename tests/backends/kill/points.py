@@ -119,8 +119,7 @@ def install() -> None:
     """Wrap every function of `EVENTS` in this process."""
     counter = _Counter()
     if os.environ.get("KILL_HOW") == "engine":  # nobody starts it again, so no run need wait for that
-        for module in ("servers", "supervisor"):
-            importlib.import_module(f"slime_engine_sglang.{module}").COMEBACK_S = 2.0  # type: ignore[attr-defined]
+        importlib.import_module("slime_engine_http.servers").COMEBACK_S = 2.0  # type: ignore[attr-defined]
     for kind, targets in EVENTS.items():
         for target in targets:
             module, path = target.split(":")
