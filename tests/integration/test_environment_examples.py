@@ -28,7 +28,7 @@ def metric(run_dir: Path, name: str) -> list[float]:
     return [line[name] for line in lines if name in line]
 
 
-SEEDS = (0,)
+SEEDS = (0, 1, 2)
 
 
 def turns(config: str, estimator: str, seed: int) -> Path:
