@@ -18,7 +18,6 @@ from slime_core.sample import GenerationOutput
 
 Served = tuple[str, int, Callable[[], Awaitable[None]]]
 """Host, port, and a function that stops serving."""
-_UNSET: Mapping[str, Any] = {"top_logprobs": 0, "return_routed_experts": False}
 
 
 class Front:
@@ -69,7 +68,7 @@ async def serve(engine: HttpEngine, args: Args, tokenizer: Any) -> Served:
 
 def _refuse(length: int, logprob_start: int | None = None, **options: Any) -> None:
     """Raise EngineError for an option without a counterpart. SGLang's `logprob_start` is by default the last token."""
-    odd = [name for name, value in options.items() if value != _UNSET[name]]
+    odd = [name for name, value in options.items() if value]
     if logprob_start is not None and logprob_start < length - 1:
         odd.append("logprob_start")
     if odd:
