@@ -207,8 +207,8 @@ def _append(file: FileIO, line: bytes) -> None:
         raise RecordError(f"{file.name}: no space for a step's metrics. Checkpoints are intact: make space")
     if os.fstat(file.fileno()).st_nlink == 0:
         raise RecordError(
-            f"{file.name} has been removed while the run wrote to it. What is left of its directory can be gone on with"
-            " by --load, if there are commits; else start again"
+            f"{file.name} has been removed while the run wrote to it. If its directory still has commits, resume with"
+            " --load; else start again"
         )
 
 

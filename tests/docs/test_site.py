@@ -77,7 +77,7 @@ def test_versions_are_kept_side_by_side(script: ModuleType, tmp_path: Path) -> N
 
 
 def test_it_is_deployed_to_a_branch(tmp_path: Path) -> None:
-    """As the workflow does it, in a repository that has only what the script needs."""
+    """Deploy as the workflow does, from a repository that has only what the script needs."""
     origin, work = tmp_path / "origin.git", tmp_path / "work"
 
     def git(*words: str | Path) -> str:

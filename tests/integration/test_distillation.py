@@ -129,7 +129,7 @@ def test_a_divergence_falls_and_is_the_same_from_a_server(
 
 
 SECRETS = {letter: str((7 * i + 3) % 10) for i, letter in enumerate("abcdefghij")}
-"""What a policy has to answer to a letter; only a teacher that sees the label knows."""
+"""Right answer to each letter; only a teacher that sees the label knows it."""
 
 
 @pytest.fixture(scope="module")

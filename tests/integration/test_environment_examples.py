@@ -45,7 +45,7 @@ def turns(config: str, estimator: str, seed: int) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_credit_by_turn_makes_fewer_detours(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same number of walks, all of which arrive in the end; only arriving pays."""
+    """Compare as many walks of each, all of which arrive in the end; only arriving pays."""
     monkeypatch.chdir(tmp_path)
     by_turn, by_walk = (turns("walk", name, seed) for name in ("gigpo", "grpo"))
     moves = {save: metric(save, "rollout/num_turns") for save in (by_turn, by_walk)}

@@ -239,7 +239,7 @@ def test_a_teacher_on_a_server_sees_more_too(teacher: Any, checkpoint: str) -> N
 
 
 def built(args: Args) -> plugin.TeacherLogProbs:
-    """As a run does before it starts."""
+    """Check the settings as a run does before it starts."""
     check_plugin_options(args, current_registry(), used=[resolve("rewards", "on_policy_distillation")])
     return plugin.TeacherLogProbs(args)
 

@@ -14,28 +14,22 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from slime_agent_base_url.harness import AgentPlan, run_agent, serving
-    from slime_agent_base_url.server import AgentServer
-    from slime_agent_base_url.sessions import Session, SessionLimits
-    from slime_agent_base_url.trajectory import Trajectory
+from slime_core.lazy import Exports
 
-_EXPORTS = {
-    "AgentPlan": "slime_agent_base_url.harness",
-    "run_agent": "slime_agent_base_url.harness",
-    "serving": "slime_agent_base_url.harness",
-    "AgentServer": "slime_agent_base_url.server",
-    "Session": "slime_agent_base_url.sessions",
-    "SessionLimits": "slime_agent_base_url.sessions",
-    "Trajectory": "slime_agent_base_url.trajectory",
-}
+if TYPE_CHECKING:
+    from slime_agent_base_url.harness import AgentPlan as AgentPlan
+    from slime_agent_base_url.harness import run_agent as run_agent
+    from slime_agent_base_url.harness import serving as serving
+    from slime_agent_base_url.server import AgentServer as AgentServer
+    from slime_agent_base_url.sessions import Session as Session
+    from slime_agent_base_url.sessions import SessionLimits as SessionLimits
+    from slime_agent_base_url.trajectory import Trajectory as Trajectory
+
+_EXPORTS = Exports(__name__, __file__)
 __all__ = ["AgentPlan", "AgentServer", "Session", "SessionLimits", "Trajectory", "run_agent", "serving"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'slime_agent_base_url' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    return _EXPORTS.load(name)

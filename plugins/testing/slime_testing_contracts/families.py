@@ -38,7 +38,7 @@ _WINDOW = {"sliding_window": 4}
 _GEMMA = {**_WINDOW, "query_pre_attn_scalar": 8}
 _GEMMA4 = {**_WINDOW, "global_head_dim": 8, "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0}
 _INDEXED = {**_LATENT, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 8}
-"""With few heads, the scores of many keys are zero, and the choice among equal scores is arbitrary."""
+"""More heads, since with few the scores of many keys are zero, and the choice among equals is arbitrary."""
 _MAMBA = {
     "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8,
 }  # fmt: skip

@@ -243,7 +243,7 @@ async def test_what_goes_wrong_is_the_calls_alone(
 
 
 async def test_a_reward_that_cannot_be_sent_back(file: Path) -> None:
-    """What shapes rewards may take anything, so that nothing but the way back refuses it.
+    """Return what only the way back refuses: a function that shapes rewards takes anything.
 
     This process has more files open than `select.select` takes.
     """

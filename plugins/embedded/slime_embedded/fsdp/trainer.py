@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.lora import LoraSettings, merged
-from slime_core.models.lora_files import FOLDER, read_adapter, write_adapter
+from slime_core.models.lora_files import FOLDER, read_adapter
 from slime_core.ops import l2_norm
 from slime_core.protocols import Args, TrainerTraits
 from slime_embedded.fsdp.loading import empty_model, fill, parameters_on_meta
@@ -34,7 +34,7 @@ from slime_embedded.models.lora_linear import DOWN, UP, LoraLinear, adapter_weig
 from slime_embedded.trainer import state
 from slime_embedded.trainer.critic import Critic, critic_config, new_head
 from slime_embedded.trainer.frozen import REFERENCE
-from slime_embedded.trainer.lora import check_base
+from slime_embedded.trainer.lora import check_base, save_adapter
 from slime_embedded.trainer.model_files import left_out
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
@@ -179,8 +179,7 @@ class FsdpTrainer(EmbeddedTrainer):
         if settings.lora is not None:
             adapters = {name: _whole(shard) for name, shard in adapter_weights(self.model).items()}
             if self.rank == 0:
-                modules = [name for name, _ in self.model.named_modules()]
-                write_adapter(directory / FOLDER, settings.lora, adapters, modules, settings.hf_checkpoint)
+                save_adapter(directory / FOLDER, self.model, settings.lora, settings.hf_checkpoint, adapters)
         from torch.distributed.checkpoint.state_dict_saver import save
 
         save(self._shards(settings.save_optim), checkpoint_id=directory / state.FOLDER / _SHARDS)

@@ -104,10 +104,24 @@ def check_adapters(directory: Path, names: Collection[str]) -> None:
         raise CheckpointError(f"{directory} does not fit this run: --lora-adapters was {then}, is {now}")
 
 
-def save_adapter(directory: Path, model: Decoder, lora: LoraSettings, checkpoint: str) -> None:
-    """Write the adapter into `directory`; `checkpoint` is the checkpoint of the base."""
+def save_adapter(
+    directory: Path,
+    model: Decoder,
+    lora: LoraSettings,
+    checkpoint: str,
+    whole: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Write the adapter into `directory`.
+
+    Args:
+        directory: Created if missing.
+        model: Model with the adapter.
+        lora: Rank and alpha.
+        checkpoint: Checkpoint of the base.
+        whole: The adapter's tensors, for a model that holds shards of them.
+    """
     modules = [name for name, _ in model.named_modules()]
-    write_adapter(directory, lora, adapter_weights(model), modules, checkpoint)
+    write_adapter(directory, lora, adapter_weights(model) if whole is None else whole, modules, checkpoint)
 
 
 def load_adapter(directory: Path, model: Decoder, lora: LoraSettings, checkpoint: str) -> None:
