@@ -47,6 +47,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         ["--lora-adapters 'a' 'b'", "type --rollout-engine embedded"],
     ),
     (TWO | {"keep_old_actor": True}, ["--keep-old-actor", "copies one model"]),
+    ({"lora_rank": 4, "lora_adapters": ["a", "shared"]}, ["--lora-adapters 'a' 'shared'", "rename"]),
     (
         TWO | {"custom_generate_function_path": "multi_agent", "custom_config_path": "{folder}/roles.yaml"},
         ["role 'solver': adapter 'c'; --lora-adapters has a b"],

@@ -123,9 +123,15 @@ class EmbeddedTrainer:
 
     @staticmethod
     def check_settings(settings: Settings) -> list[str]:
-        """Raise ConfigError for a frozen copy of the actor, of which several adapters would need one each."""
+        """Raise ConfigError for what several adapters exclude: a frozen copy of the actor, and the name `shared`."""
+        if not settings.args.lora_adapters:
+            return []
+        from slime_embedded.trainer.lora import SHARED
+
+        if SHARED in settings.args.lora_adapters:
+            raise ConfigError(f"{settings.cite('lora_adapters')}: samples that name no adapter have {SHARED!r}; rename")
         for name in ("ref_update_interval", "keep_old_actor"):
-            if settings.args.lora_adapters and getattr(settings.args, name):
+            if getattr(settings.args, name):
                 raise ConfigError(
                     f"{settings.cite(name)} copies one model, and {settings.cite('lora_adapters')} trains several;"
                     " remove one of the two"
