@@ -149,6 +149,7 @@ def test_keys_walk_from_the_run_to_tokens_and_back(browser: Any, url: str) -> No
         page.keyboard.press("?")
         assert page.locator("dialog[open]").is_visible()
         page.keyboard.press("Escape")
+        page.locator("dialog[open]").wait_for(state="detached")  # keys before that are the dialog's
         for key in ("j", "Enter"):  # the newest rollout
             page.keyboard.press(key)
         shows(page, "rollout")
