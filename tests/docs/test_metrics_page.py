@@ -53,9 +53,9 @@ def buffer_filter(args, rollout_id, buffer, num_samples):
 
 
 def documented() -> list[str]:
-    """The names in the tables, abbreviations written out, placeholders kept as `<...>`."""
+    """Return the names that list entries begin with, abbreviations written out, placeholders kept as `<...>`."""
     names: list[str] = []
-    for row in re.findall(r"^\| (`[^|]*) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+    for row in re.findall(r"^- ((?:`[^`]+`(?:, )?)+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
         first = ""
         for name in re.findall(r"`([^`]+)`", row):
             if name.startswith("/"):
