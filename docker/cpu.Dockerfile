@@ -1,12 +1,11 @@
 # slime on CPU: the wheels in dist/ with the versions of constraints.txt (docs/how-to/containers.md).
 #   make release && docker build -f docker/cpu.Dockerfile -t slime-cpu .
-# BASE: any image with Python 3.11 or newer, its venv, and bash.
+# BASE: any image with Python 3.11 or newer, and its venv.
 ARG BASE=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 FROM ${BASE}
 ARG TORCH=2.13.0
 # An index with torch's CPU build spares 4 GB of CUDA libraries.
 ARG PIP_EXTRA_INDEX_URL
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN --mount=type=bind,source=dist,target=/mnt/dist \
     --mount=type=bind,source=constraints.txt,target=/mnt/constraints.txt \
     python3 -m venv /opt/slime \

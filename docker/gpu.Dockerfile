@@ -5,7 +5,6 @@
 ARG ENGINE=sglang
 ARG BASE=nvidia/cuda:13.0.2-cudnn-devel-ubuntu24.04
 FROM ${BASE} AS base
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 # The release of the base image pins Debian's packages.
 # hadolint ignore=DL3008
 RUN apt-get update \
