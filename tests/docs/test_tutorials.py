@@ -43,7 +43,7 @@ ELSEWHERE = {
     "pip install --find-links": ("tests/integration/test_outside.py", '"install"'),
 }
 """Beginning of a command -> the file that runs it, and words that it has."""
-STATUS = {"--failed": 1, "/failures/": 2, "why": None}
+STATUS = {"--failed": 1, "/failures/": 1, "why": None}
 """Part of a command -> its exit status where that is not 0: no sample failed; a run may be damaged (None: any)."""
 FILES = {
     "load_model": "def load_model(path):\n    return lambda prompts, responses: [float(len(r)) for r in responses]\n"
