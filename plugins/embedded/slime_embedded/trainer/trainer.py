@@ -608,7 +608,7 @@ class EmbeddedTrainer:
         self._frozen.load(directory, self.model)
 
     def _load_adapter(self, name: str, directory: Path) -> None:
-        from slime_core.models.lora_files import read_adapter
+        from slime_embedded.models.lora import read_adapter
         from slime_embedded.models.lora_linear import ADAPTERS, adapter_weights
 
         folder, (model, optimizer), lora = directory / ADAPTERS / name, self._policies[name], self.settings.lora

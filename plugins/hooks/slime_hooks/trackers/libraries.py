@@ -1,4 +1,4 @@
-"""MLflow: at `MLFLOW_TRACKING_URI`, or in `mlruns/` of the run directory."""
+"""MLflow, trackio and Prometheus: each class imports its library when it is built."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from slime_hooks.trackers.numbers import Tracked, settings_of
 
@@ -18,7 +19,7 @@ _OTHERS = re.compile(r"[^\w\-. :/]")
 
 
 class MLflow:
-    """An MLflow run, in the experiment `MLFLOW_EXPERIMENT_NAME` or "slime"."""
+    """An MLflow run, at `MLFLOW_TRACKING_URI` or in `RUN/mlruns`; experiment `MLFLOW_EXPERIMENT_NAME`."""
 
     def __init__(self, run: Tracked) -> None:
         from mlflow.entities import Param
@@ -50,3 +51,48 @@ class MLflow:
     def close(self) -> None:
         """End the run."""
         self._client.set_terminated(self._run)
+
+
+class Prometheus:
+    """`/metrics` on this machine, for as long as the run: the newest value of every metric."""
+
+    def __init__(self, run: Tracked) -> None:
+        from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+        self._registry = CollectorRegistry()
+        self._gauge, self._gauges = Gauge, dict[str, Any]()
+        self._server, _ = start_http_server(run.options.prometheus_port, addr="127.0.0.1", registry=self._registry)
+        if not run.options.prometheus_port:
+            print(f"prometheus: http://127.0.0.1:{self._server.server_port}/metrics", flush=True)
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Set the gauges: `rollout/raw_reward` is `slime_rollout_raw_reward`."""
+        for name, value in {"step": step, **metrics}.items():
+            key = "slime_" + re.sub(r"\W+", "_", name)
+            if key not in self._gauges:
+                self._gauges[key] = self._gauge(key, name, registry=self._registry)
+            self._gauges[key].set(value)
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Trackio:
+    """A run in trackio's project "slime", in a local database (`TRACKIO_DIR`) that `trackio show` shows."""
+
+    def __init__(self, run: Tracked) -> None:
+        import trackio
+
+        self._run = trackio.init(
+            project="slime", name=run.run_dir.resolve().name, config=settings_of(run.args), resume="allow", embed=False
+        )
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.finish()

@@ -1,4 +1,4 @@
-"""Against plain Python loops in float64."""
+"""Corrections against plain Python loops in float64, and against the contract of their kind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,28 @@ import math
 import pytest
 import torch
 from slime_corrections.weights import bounded_weights, importance_at, inside, mean_weight, trust_region, veto
+from slime_testing_contracts import suites
 
 from slime_core.errors import ConfigError
+
+CORRECTIONS = {
+    "mis": {
+        "args": {
+            "tis_level": "sequence",
+            "tis_mode": "mask",
+            "tis_batch_normalize": True,
+            "use_rs": True,
+            "rs_level": "geometric",
+            "rs_veto_threshold": 0.1,
+            "rs_trust_region": "avg",
+            "rs_tr_threshold": 1.0,
+        }
+    },
+}
+
+
+globals().update(suites("corrections", "slime_corrections", CORRECTIONS, globals()))
+
 
 torch.set_num_threads(1)
 
