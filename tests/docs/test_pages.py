@@ -201,6 +201,8 @@ NOT_OURS = {
     "--check",
     "--slime-component",
     "--slime-args",
+    "--torch",
+    "--build-arg",
 } | {
     "--ref-micro-batch-size",
     *NEWER,
