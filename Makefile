@@ -22,7 +22,7 @@ NEEDS_VLLM := $(if $(VLLM_TEST_PYTHON),,vllm)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 ENGINE_PYTHON += VLLM_TEST_PYTHON=$(or $(VLLM_TEST_PYTHON),$(CURDIR)/$(VLLM_BIN)/python)
 
-.PHONY: install constraints sglang vllm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
+.PHONY: install constraints sglang vllm slurm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
 install: .venv/.installed
 sglang vllm: %: .venv-%/.installed
 view-assets: $(PAGE)/built/main.js
@@ -66,6 +66,10 @@ $(PAGE)/built/main.js: plugins/runs/package-lock.json $(wildcard $(PAGE)/page/*)
 browser:
 	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
 
+# Daemons of Slurm, for the tests alone: they start their own.
+slurm:
+	command -v slurmctld || (apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge)
+
 # Every page of a run at 390 and 1280 px, in light and dark, with the findings of axe-core.
 screenshots: export SLIME_TEST_BROWSER := required
 screenshots: install view-assets browser
@@ -93,10 +97,10 @@ test-readers: install $(READERS)/.installed
 # Two workers: each test may start several processes. Files that share a server or a cluster go to one of the two.
 test-smoke: install $(NEEDS_SGLANG)
 	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(ARGS)
-PART_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill vllm)
+PART_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill slurm vllm)
 PART_slow := --ignore=tests/backends
-test-backends: install $(if $(filter vllm,$(PART)),,$(NEEDS_SGLANG)) $(if $(filter-out vllm,$(PART)),,$(NEEDS_VLLM))
-	$(if $(filter-out sglang vllm megatron ray kill slow,$(PART)),$(error PART=$(PART): one of sglang, vllm, megatron, ray, kill, slow))
+test-backends: install $(if $(filter slurm,$(PART)),slurm) $(if $(filter slurm vllm,$(PART)),,$(NEEDS_SGLANG)) $(if $(filter-out vllm,$(PART)),,$(NEEDS_VLLM))
+	$(if $(filter-out sglang vllm megatron ray kill slurm slow,$(PART)),$(error PART=$(PART): one of sglang, vllm, megatron, ray, kill, slurm, slow))
 	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m "backends or slow" $(or $(PART_$(PART)),$(patsubst %,tests/backends/%,$(PART))) $(ARGS)
 
 lint: install
