@@ -172,11 +172,12 @@ def build_twice() -> list[Distribution]:
     os.environ["SOURCE_DATE_EPOCH"] = epoch = run("git", "log", "-1", "--format=%ct").strip()
     shutil.rmtree(BUILD, ignore_errors=True)
     shutil.rmtree(DIST, ignore_errors=True)
-    tree = run("git", "stash", "create").strip()
-    if tree:
+    commit = run("git", "rev-parse", "HEAD").strip()
+    tree = run("git", "stash", "create").strip() or commit
+    if tree != commit:
         print("release: tracked files have changes, which are built too: not to be published", file=sys.stderr)
     for name in ("first", "second"):
-        build(tree or "HEAD", BUILD / name)
+        build(tree, BUILD / name)
     first, second = checksums(BUILD / "first"), checksums(BUILD / "second")
     if differ := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
         raise SystemExit(f"two builds differ: {', '.join(differ)}")
