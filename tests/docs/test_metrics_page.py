@@ -113,6 +113,7 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
             "custom_rm_path": root / "rm.py", "reward_key": "score", "log_correct_samples": True,
             "advantage_estimator": "remax", "async": True,
         },
+        "adapters": {"lora_rank": 2, "lora_adapters": ["a"]},
         "experts": {
             "hf_checkpoint": tiny_moe.root / "model", "use_rollout_routing_replay": True,
             "async": True, "async_mode": "full", "max_staleness": 1,

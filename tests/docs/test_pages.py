@@ -48,7 +48,7 @@ OWN_FLAGS = {
     "show": {"--json"},
     "view": {"--host", "--port", "--allowed-hosts"},
     "report": {"--output", "--rollouts", "--samples"},
-    "runs": {"--json"},
+    "runs": {"--json", "--note"},
     "export": {"--format", "--step", "--dtype", "--limit", "--adapter"},
     "push": {"--format", "--step", "--adapter", "--private", "--overwrite", "--json"},
     "resample": {
@@ -79,7 +79,10 @@ OWN_FLAGS = {
         "--data",
         "--rows",
     },
-    "plugins": {"--kind", "--json", "--check", "--plugin-dir", "--dir", "--no-contract", "--"},
+    "plugins": {
+        *("--kind", "--json", "--check", "--plugin-dir", "--dir", "--no-contract", "--"),
+        *("--index-url", "--no-check", "--yes"),
+    },
     "config": {"--for", "--json", "--changed"},
     "check": {"--for", "--json", "--strict", "--flags-only"},
     "models": {"--json", "--length"},
@@ -198,6 +201,8 @@ NOT_OURS = {
     "--check",
     "--slime-component",
     "--slime-args",
+    "--torch",
+    "--build-arg",
 } | {
     "--ref-micro-batch-size",
     *NEWER,

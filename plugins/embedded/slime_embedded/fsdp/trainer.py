@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from slime_core import PluginOptions
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.ops import l2_norm
 from slime_core.protocols import Args, TrainerTraits
@@ -55,6 +56,7 @@ class FsdpTrainer(EmbeddedTrainer):
     traits = TrainerTraits(
         sampling_mask=True, routing_replay=True, collective_weights=True, uses=frozenset(_USES.split())
     )
+    Options: ClassVar[type[PluginOptions]] = PluginOptions
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
         if args.ref_update_interval:
